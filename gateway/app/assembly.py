@@ -576,7 +576,7 @@ def _worker(
         runs=shared.live,
         extractor=memory.keeper,
         on_finished=memory.indexer.note,
-        recall=TurnRecall(memory.remembrance, vaults),
+        recall=TurnRecall(memory.recall, vaults),
         compact=compaction.consider,
     )
 

@@ -72,6 +72,12 @@ class Endpoint(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name}:{self.port}"
 
+    @property
+    def host(self) -> str:
+        """As a request names it."""
+        host = f"[{self.name}]" if ":" in self.name else self.name
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
 
 @lru_cache(maxsize=256)
 def read_target(url: str) -> tuple[Endpoint, str, str]:
@@ -83,14 +89,9 @@ def read_target(url: str) -> tuple[Endpoint, str, str]:
         name = name.encode("idna").decode()
     if usual is None or parts.username is not None or not _HOST.fullmatch(name):
         raise ValueError("it is no address that can be asked")
-    port = parts.port or usual
-    host = f"[{name}]" if ":" in name else name
+    endpoint = Endpoint(usual == 443, name, parts.port or usual)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return (
-        Endpoint(usual == 443, name, port),
-        host if port == usual else f"{host}:{port}",
-        quote(path, safe=_KEPT_IN_PATHS),
-    )
+    return endpoint, endpoint.host, quote(path, safe=_KEPT_IN_PATHS)
 
 
 @asynccontextmanager

@@ -85,17 +85,21 @@ def read_headers(headers: Headers) -> Headers:
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
         raise Denied(f"the headers are larger than {MAX_HEADER_BYTES} bytes")
     for name, value in headers:
-        shown, known = repr(name[:64]), name.lower()
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise Denied(f"header {shown} has a line break or another character that no header has")
-        if known in _HOST_ONLY or known.startswith("proxy-"):
-            raise Denied(f"header {shown} is set by the host alone; leave it out")
-        if known in _CREDENTIALS and "${secret:" not in value:
-            raise Denied(
-                f"header {shown} is filled in by the host: write ${{secret:NAME}} with a secret"
-                " that is declared for this plugin and this host"
-            )
+        _check_header(name, value)
     return tuple(pair for pair in headers if pair[0].lower() != "accept-encoding")
+
+
+def _check_header(name: str, value: str) -> None:
+    shown, known = repr(name[:64]), name.lower()
+    if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+        raise Denied(f"header {shown} has a line break or another character that no header has")
+    if known in _HOST_ONLY or known.startswith("proxy-"):
+        raise Denied(f"header {shown} is set by the host alone; leave it out")
+    if known in _CREDENTIALS and "${secret:" not in value:
+        raise Denied(
+            f"header {shown} is filled in by the host: write ${{secret:NAME}} with a secret that"
+            " is declared for this plugin and this host"
+        )
 
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]  # host and port -> addresses; or OSError

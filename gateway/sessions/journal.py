@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import repeat
 from os.path import commonprefix
@@ -11,7 +12,7 @@ from typing import Any
 
 from anyio import to_thread
 
-from gateway.agent.effects import Job, TurnEvent
+from gateway.agent.effects import Job
 from gateway.agent.journal import retry_store
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import BadSessionKey, ModelFailed
@@ -117,37 +118,34 @@ def parts_of(request: ModelRequest) -> RequestParts:
         "thinking": request.thinking,
         "stream": request.stream,
     }
-    return _parts(settings, request.system, request.tools, request.messages)
+    messages = tuple([one.kept.get("digest") or _digest(one) for one in request.messages])
+    return RequestParts(settings, request.system, _tools(request.tools), messages)
 
 
 def parts_at(job: Job) -> RequestParts:
     """What is known of the first request before it is made."""
-    return _parts({}, job.context.system, job.tools, job.context.messages)
+    messages = tuple(map(_digest, job.context.messages))
+    return RequestParts({}, job.context.system, _tools(job.tools), messages)
 
 
-def _parts(
-    settings: Mapping[str, object],
-    system: str,
-    tools: Sequence[ToolSpec],
-    messages: Sequence[Message],
-) -> RequestParts:
-    offered = {tool.name: _digest(f"{tool.description}\0{tool.parameters}") for tool in tools}
-    said = tuple([(one.kept.get("digest") or _message(one)).decode() for one in messages])
-    return RequestParts(settings, system, offered, said)
+@lru_cache(maxsize=256)
+def _tools(tools: tuple[ToolSpec, ...]) -> Mapping[str, str]:
+    return {tool.name: _hashed(f"{tool.description}\0{tool.parameters}") for tool in tools}
 
 
-def _message(message: Message) -> bytes:
-    """The digest is made once in a message's life. A model is not told how long a call took."""
+def _digest(message: Message) -> str:
+    """Is made once in a message's life. A model is not told how long a call took."""
     result, extras = message.result, message.extras
     parts = [message.text, message.thinking, extras.json if extras else ""]
-    parts += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
+    if message.tool_calls:
+        parts += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
     if result is not None:
         parts += [result.call_id, result.name, result.told, str(result.is_error)]
-    digest = message.kept["digest"] = f"{message.role} {_digest(_BETWEEN.join(parts))}".encode()
+    digest = message.kept["digest"] = f"{message.role} {_hashed(_BETWEEN.join(parts))}"
     return digest
 
 
-def _digest(text: str) -> str:
+def _hashed(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -185,7 +183,11 @@ class RunInputs:
 
     def plain(self) -> dict[str, object]:
         """Without what is empty, as it mostly is."""
-        return {one.name: _plain(its) for one in fields(self) if (its := getattr(self, one.name))}
+        plain = {}
+        for name in self.__slots__:
+            if value := getattr(self, name):
+                plain[name] = _plain(value)
+        return plain
 
 
 def read_in(attempt: Attempt) -> RunInputs:
@@ -247,12 +249,14 @@ def packed(
 ) -> bytes:
     """A part of a journal, with every secret blotted out. What has no form is left out, and the run
     cannot be replayed: it ends all the same."""
-    entries = [one for one in lines if isinstance(one, tuple)]
-    # All bytes of providers at once, because a secret may have come in two pieces.
-    whole = b"".join([values[0] for kind, values in entries if kind == "bytes"])
-    if whole and secrets:
-        whole = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(whole)
-    text, at, is_broken = whole.decode("latin-1"), 0, False
+    whole = bytearray()  # all bytes of providers, because a secret may have come in two pieces
+    for one in lines:
+        if isinstance(one, tuple) and one[0] == "bytes":
+            whole += one[1][0]
+    data, at, is_broken = bytes(whole), 0, False
+    if data and secrets:
+        data = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(data)
+    text = data.decode("latin-1")
     packed_lines: list[bytes] = []
     for one in lines:
         if isinstance(one, bytes):
@@ -296,10 +300,6 @@ async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
     if sum(map(len, parts)) < _LONG_PACKED:
         return attempt_of(parts, decode)
     return await to_thread.run_sync(attempt_of, parts, decode)
-
-
-def names(events: Sequence[TurnEvent]) -> list[str]:
-    return [type(event).__name__ for event in events]
 
 
 def failure_values(failed: ModelFailed) -> dict[str, object]:

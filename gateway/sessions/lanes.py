@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from gateway.agent.effects import Steered
 from gateway.domain.agents import AgentDef, Share, speaker_in
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import Entry, QueueMode
+from gateway.domain.inbox import Entry, NewEntry, QueueMode
 from gateway.domain.messages import DoneReason
 from gateway.domain.ports import Clock
 from gateway.domain.supervision import contained, result_of
@@ -186,8 +186,6 @@ class SessionChoices:
         self._known.pop(key, None)
 
 
-MOST_ATTEMPTS = 3  # beyond them a message is set aside
-
 # Of the messages that one turn answers.
 MOST_TOGETHER = 50
 MOST_CHARACTERS = 400_000
@@ -227,21 +225,18 @@ class TurnBatch:
     behind: Callable[[], Iterable[QueuedMessage]] = tuple
     model: str | None = None  # that was chosen for this session
     taken: Sequence[QueuedMessage] = ()
+    took: Sequence[NewEntry] = ()  # of those taken
     crowded: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
     entry: Entry = field(init=False)
     run: LiveRun = field(init=False)
+    news: Sequence[NewEntry] = field(init=False)  # of those asked
     person: str = field(init=False)  # whose settings apply, and for whom tools act
 
     def __post_init__(self) -> None:
-        carrier = self.asked[-1]
-        new = carrier.entry.new
-        self.entry, self.run = carrier.entry, carrier.run
-        self.person = speaker_in(new.session_key, new.sender)
-
-    @property
-    def is_poison(self) -> bool:
-        return self.run.attempt - self.entry.forgiven > MOST_ATTEMPTS
+        self.entry, self.run = self.asked[-1].entry, self.asked[-1].run
+        self.news = [one.entry.new for one in self.asked]
+        self.person = speaker_in(self.run.session_key, self.entry.new.sender)
 
     @property
     def merged(self) -> Sequence[QueuedMessage]:
@@ -251,6 +246,7 @@ class TurnBatch:
     def take(self, runs: Sequence[RunId]) -> None:
         waiting = {one.run.run_id: one for one in self.behind()}
         self.taken = [waiting[run] for run in runs if run in waiting]
+        self.took = [one.entry.new for one in self.taken]
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]
@@ -294,7 +290,7 @@ class SessionQueues:
             if wait and self._policy.debounce_s:
                 self._lanes.beside(partial(self._settle, key, queue))
             else:
-                self._submit(key, queue)
+                self._lanes.submit(key, partial(self._turn, key, queue), one.share)
             return
         queue.newest = now
         if self.mode(key) == "interrupt":

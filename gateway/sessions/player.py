@@ -1,7 +1,7 @@
 """Plays a journal: the model, the tools and the clock give what they gave when it was written."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -35,7 +35,6 @@ from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, ToolSc
 from gateway.sessions.journal import (
     Difference,
     RequestParts,
-    names,
     parted,
     parts_at,
     parts_of,
@@ -250,6 +249,10 @@ class Player(RunJournal):
             self.advance()
             if entry.kind == "over":
                 break
+
+
+def names(events: Iterable[TurnEvent]) -> list[str]:
+    return [type(event).__name__ for event in events]
 
 
 async def _either(one: anyio.Event, other: anyio.Event) -> None:

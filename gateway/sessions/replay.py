@@ -108,7 +108,13 @@ class Replayer:
         if asked.refusal is not None:
             raise asked.refusal
         steps = [_steps(one, gate) for one in (record.log.split(b"\n"), run.events)]
-        return Replayed(_parting(*steps), len(run.events), asked.calls, end.text, end.usage.total)
+        return Replayed(
+            _parting(*steps),
+            len(run.events),
+            asked.calls,
+            end.text,
+            end.result.usage.total if end.result else 0,
+        )
 
     def _alone(self, runner: Runner) -> RunWorker:
         """Everything for a run that leaves nothing to anybody: subscribers have heard of it, and

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
-from math import ceil
+from operator import attrgetter
 from typing import Any
 
 import anyio
@@ -23,7 +23,7 @@ from gateway.agent.journal import PART, RunJournal, retry_store
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import Busy, ModelFailed
 from gateway.domain.ids import RunId, SessionKey, to_micros
-from gateway.domain.inbox import SEQ_A_ATTEMPT, RunRecord
+from gateway.domain.inbox import SEQ_A_ATTEMPT, NewEntry, RunRecord
 from gateway.domain.journal import MOST_BYTES
 from gateway.domain.messages import Chunk, Spent, ToolCall
 from gateway.domain.model import ModelReply, ModelRequest
@@ -34,7 +34,6 @@ from gateway.sessions.journal import (
     Line,
     RequestParts,
     failure_values,
-    names,
     packed,
     parts_of,
     refusal_values,
@@ -61,6 +60,7 @@ Pack = Callable[[], bytes]
 
 _LONG = 256 * 1024  # bytes that are packed in a thread
 _ENTRY_BYTES = 32  # that an entry takes besides its texts
+_RUN_ID = attrgetter("run_id")
 _TEXTS = frozenset({"bytes", "text", "thinking"})
 
 
@@ -87,9 +87,9 @@ class RecordedJournal(RunJournal):
         self._secrets: set[str] = set()
         self._size = self._packed = 0  # of texts that only a replay reads
 
-    def begin(self, attempt: int, asked: Sequence[RunId], control: RunControl) -> Moment:
+    def begin(self, attempt: int, asked: Sequence[NewEntry], control: RunControl) -> Moment:
         """Begins an attempt. From now on the requests of others to the run are recorded."""
-        self.lines.append(("attempt", (attempt, list(asked))))
+        self.lines.append(("attempt", (attempt, list(map(_RUN_ID, asked)))))
         moment = self.moment()
         for one in control.requests:
             self._requested(one)
@@ -128,7 +128,7 @@ class RecordedJournal(RunJournal):
         self.lines.append(("begin", (scene, read)))
 
     def tells(self, events: Sequence[TurnEvent]) -> None:
-        self.lines.append(("told", (names(events),)))
+        self.lines.append(("told", ([type(event).__name__ for event in events],)))
 
     def asks(self, request: ModelRequest) -> None:
         parts = parts_of(request)
@@ -177,12 +177,6 @@ class RecordedJournal(RunJournal):
             return part, pack
         done = await to_thread.run_sync(pack)
         return part, lambda: done
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    finished_at: datetime
-    execution_ms: int
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -242,11 +236,6 @@ class LiveRun:
             self.journal.lines.pop()
         self.sealed = False
 
-    def timing(self, journal: RunJournal) -> Timing:
-        """When the run ends, if it ends now."""
-        moment = journal.moment()
-        return Timing(moment.wall, ceil((moment.at - self.began) * 1000))
-
     def release(self) -> None:
         """Drops the driver: reference cycles are only found by the garbage collector, and a busy
         gateway would hold gigabytes until then."""
@@ -256,15 +245,14 @@ class LiveRun:
     def publish(self) -> None:
         """The end is durable: sends it to the listeners."""
         self.ended = True
-        self._send_last(self.events[-1])
+        for listener, _ in tuple(self._listeners.values()):
+            listener(self.events[-1], True)  # noqa: FBT003  # the shape of a Listener
+        self._listeners.clear()
 
     def abandon(self) -> None:
         """The gateway stops before the run has ended: an empty last event ends the waiting."""
-        self._send_last(b"")
-
-    def _send_last(self, event: bytes) -> None:
         for listener, _ in tuple(self._listeners.values()):
-            listener(event, True)  # noqa: FBT003  # the shape of a Listener
+            listener(b"", True)  # noqa: FBT003  # the shape of a Listener
         self._listeners.clear()
 
     def events_after(self, seq: int, limit: int | None = None) -> Sequence[bytes]:

@@ -203,11 +203,14 @@ class StatelessRuns:
         journal = RunJournal(self._worker.clock)
         message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
         new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
-        messages, drive = TurnMessages([new], None), partial(self._drive, run, question, journal)
+        messages, drive = (
+            TurnMessages([new], began=run.began),
+            partial(self._drive, run, question, journal),
+        )
         result = await result_of("a run failed", drive, run=run.run_id)
         if result is None:
-            return messages.refused("internal_error", DEFECT, run.timing(journal))
-        return messages.answered(result, run.timing(journal))
+            return messages.refused("internal_error", DEFECT, journal.moment())
+        return messages.answered(result, journal.moment())
 
     async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
         worker, person = self._worker, speaker(CHANNEL, question.account, "")

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from math import ceil
 
 import anyio
 
 from gateway.agent.driver import plain_limits
-from gateway.agent.effects import End, Fail, Finish, Moment, RunResult
+from gateway.agent.effects import Fail, Finish, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line
 from gateway.agent.runner import Assignment, Runner
@@ -21,9 +22,9 @@ from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.events import Event
 from gateway.domain.facts import Recalled, Remember, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Ending, Merged, NewDelivery, NewEntry
+from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import pack_text
-from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus, Usage
+from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
 from gateway.domain.sessions import as_wished
 from gateway.domain.supervision import result_of
@@ -34,13 +35,14 @@ from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
 from gateway.sessions.journal import NO_ATTEMPTS, RunInputs, earlier_attempts
-from gateway.sessions.lanes import MOST_ATTEMPTS, QueuedMessage, TurnBatch
-from gateway.sessions.runs import LiveRun, LiveRuns, RecordedJournal, Timing
+from gateway.sessions.lanes import QueuedMessage, TurnBatch
+from gateway.sessions.runs import LiveRuns, RecordedJournal
 from gateway.sessions.settings import SettingsBook
 
 log = logging.getLogger(__name__)
 
 SHOWN_TEXT = 150_000  # characters in the last event; all of it was sent before, in pieces
+MOST_ATTEMPTS = 3
 LAST_WORDS_S = 1.0
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
 
@@ -58,59 +60,76 @@ class RunEnd:
     text: str
     event: Event | None = None
     result: RunResult | None = None
-
-    @property
-    def usage(self) -> Usage:
-        return self.result.usage if self.result else Usage()
+    state: EndState = "done"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnMessages:
     """The messages that a run answers, its own the last, and those that it `took` on its way; all
-    grow from `parent`."""
+    grow from `parent`. `began`: by the clock that never jumps."""
 
     asked: Sequence[NewEntry]
-    parent: NodeId | None
+    parent: NodeId | None = None
+    began: float = 0.0
     took: Sequence[NewEntry] = ()
 
-    def answered(self, result: RunResult, timing: Timing) -> RunEnd:
+    def answered(self, result: RunResult, moment: Moment) -> RunEnd:
         """The end of a run that was driven, whether it was answered, stopped or broken off."""
-        end, status = result.end, _status(result.end)
-        nodes = self._nodes(result.said, timing, status, result.model)
+        end = result.end
+        status: NodeStatus = "complete"
+        if isinstance(end, Finish) and end.partial:
+            status = "cancelled" if end.reason == "cancelled" else "partial"
+        elif isinstance(end, Fail):
+            status = "error" if end.text == end.told else "partial"
+        nodes = self._nodes(result.said, moment.wall, status, result.model)
         last = nodes[-1].id
-        if isinstance(end, Finish):
-            done = _done(end, result, last, timing)
-            return RunEnd(end.reason, nodes, done, end.text, result.farewell, result)
-        error = _error(end, last, timing)
-        return RunEnd("failed", nodes, error, end.text, result.farewell, result)
+        if isinstance(end, Fail):
+            error = _error(end, last, moment.wall)
+            return RunEnd("failed", nodes, error, end.text, result.farewell, result)
+        done = {
+            "reason": end.reason,
+            "message_id": last,
+            "context_id": last,
+            "response": end.text[:SHOWN_TEXT],
+            **({"truncated": True} if len(end.text) > SHOWN_TEXT else {}),
+            **({"cut": True} if result.finish in {"length", "overrun"} else {}),
+            **({"filtered": True} if result.finish == "content_filter" else {}),
+            "tokens_used": result.usage.total,
+            "model": result.model,
+            "execution_time_ms": ceil((moment.at - self.began) * 1000),
+            "partial": end.partial,
+            "timestamp": moment.wall,
+        }
+        return RunEnd(end.reason, nodes, Chunk("done", done), end.text, result.farewell, result)
 
-    def refused(self, error_type: ErrorType, told: str, timing: Timing) -> RunEnd:
+    def refused(self, error_type: ErrorType, told: str, moment: Moment) -> RunEnd:
         """The end of a run that no model was asked for, or that a defect of ours broke off."""
-        nodes = self._nodes((Message("assistant", told),), timing, "error", None)
-        terminal = _error(Fail(told, told, error_type), nodes[-1].id, timing)
+        at, new = moment.wall, self.asked[-1]
+        nodes = self._nodes((Message("assistant", told),), at, "error", None)
+        terminal = _error(Fail(told, told, error_type), nodes[-1].id, at)
         facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
-        new, at = self.asked[-1], timing.finished_at
         event = Event("session.end", "info", "sessions", at, new.session_key, new.run_id, facts)
         return RunEnd("failed", nodes, terminal, told, event)
 
     def _nodes(
-        self, said: Sequence[Message], timing: Timing, status: NodeStatus, model: str | None
+        self, said: Sequence[Message], at: datetime, status: NodeStatus, model: str | None
     ) -> tuple[Node, ...]:
         """The questions and all that was said after them, each the parent of the next. A question
         keeps the id of its message and the run that it was accepted with. `status` is that of the
         last."""
-        own, took, parent = self.asked[-1], iter(self.took), self.parent
-        placed: list[tuple[NewEntry | None, Message]]
-        placed = [(new, Message("user", new.content)) for new in self.asked]
-        placed += [(next(took, None) if one.role == "user" else None, one) for one in said]
+        own, asked, took, parent = self.asked[-1], iter(self.asked), iter(self.took), self.parent
+        questions = [Message("user", new.content) for new in self.asked]
         nodes: list[Node] = []
-        for place, (new, message) in enumerate(placed, 1 - len(self.asked)):
+        for place, message in enumerate((*questions, *said), 1 - len(questions)):
+            new = None
+            if message.role == "user":
+                new = next(asked if place < 1 else took, None)
             node = Node(
                 id=NodeId(new.message_id if new else f"{own.message_id}.{place}"),
                 parent_id=parent,
                 run_id=(new or own).run_id,
                 message=message,
-                created_at=new.accepted_at if new else timing.finished_at,
+                created_at=new.accepted_at if new else at,
                 token_count=message_tokens(message),
                 status=status if place == len(said) else "complete",
                 model=model if message.role == "assistant" else None,
@@ -120,37 +139,7 @@ class TurnMessages:
         return tuple(nodes)
 
 
-def _status(end: End) -> NodeStatus:
-    """The status of the last message."""
-    if not isinstance(end, Finish):
-        return "error" if end.text == end.told else "partial"
-    if not end.partial:
-        return "complete"
-    return "cancelled" if end.reason == "cancelled" else "partial"
-
-
-def _done(end: Finish, result: RunResult, node_id: NodeId, timing: Timing) -> Chunk:
-    marks = {
-        "truncated": len(end.text) > SHOWN_TEXT,
-        "cut": result.finish in {"length", "overrun"},
-        "filtered": result.finish == "content_filter",
-    }
-    data = {
-        "reason": end.reason,
-        "message_id": node_id,
-        "context_id": node_id,
-        "response": end.text[:SHOWN_TEXT],
-        **{name: True for name, holds in marks.items() if holds},
-        "tokens_used": result.usage.total,
-        "model": result.model,
-        "execution_time_ms": timing.execution_ms,
-        "partial": end.partial,
-        "timestamp": timing.finished_at,
-    }
-    return Chunk("done", data)
-
-
-def merged(into: RunId, answer: NodeId, timing: Timing) -> Chunk:
+def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
     """The last chunk of a run whose question another run answered."""
     data = {
         "reason": "merged",
@@ -160,14 +149,14 @@ def merged(into: RunId, answer: NodeId, timing: Timing) -> Chunk:
         "response": "",  # it was sent once, by the run that made it
         "tokens_used": 0,
         "model": None,
-        "execution_time_ms": timing.execution_ms,
+        "execution_time_ms": 0,
         "partial": False,
-        "timestamp": timing.finished_at,
+        "timestamp": at,
     }
     return Chunk("done", data)
 
 
-def _error(end: Fail, node_id: NodeId, timing: Timing) -> Chunk:
+def _error(end: Fail, node_id: NodeId, at: datetime) -> Chunk:
     refusal = end.refusal  # of a budget that is spent
     known = {
         "provider": end.provider,
@@ -179,7 +168,7 @@ def _error(end: Fail, node_id: NodeId, timing: Timing) -> Chunk:
         "message": end.told,
         "retryable": end.retryable,
         "context_id": node_id,
-        "timestamp": timing.finished_at,
+        "timestamp": at,
         **(refusal.facts if refusal else {}),
         **{name: value for name, value in known.items() if value is not None},
     }
@@ -212,7 +201,7 @@ class TurnRecall:
         if self.remember is None or not agent.context.semantic:
             return listed, SWITCHED_OFF if self.remember else ""
         asked = (new.content, key, new.sender, agent, episode.nodes)
-        look = partial(self.remember.of, *asked, is_all=episode.is_all)
+        look = partial(self.remember.for_turn, *asked, is_all=episode.is_all)
         found, missing = await _found(look, new)
         return (*listed, *found), missing
 
@@ -262,8 +251,7 @@ class RunWorker:
         if attempt > 1:
             earlier = await earlier_attempts(run.run_id, self.journal, self.clock, self.decode)
         journal = RecordedJournal(run.run_id, self.clock, self.journal, self.encode, earlier)
-        asked = [one.run.run_id for one in batch.asked]
-        run.start(attempt, journal.begin(attempt, asked, run.control), journal)
+        run.start(attempt, journal.begin(attempt, batch.news, run.control), journal)
         try:
             end = await self._finish(batch, journal)
         except anyio.get_cancelled_exc_class():
@@ -277,7 +265,12 @@ class RunWorker:
             self.runs.pop(ended.run.run_id, None)
             ended.run.publish()
         if self.extractor is not None:
-            said = [_said(one.entry.new) for one in (*batch.asked, *batch.taken)]
+            said = [
+                SaidMessage(
+                    NodeId(one.message_id), one.run_id, one.sender, one.content, one.accepted_at
+                )
+                for one in (*batch.news, *batch.took)
+            ]
             self.extractor.told(key, said, end.nodes[-1].id)
         if end.event is not None:
             self.bus.publish(end.event)
@@ -290,9 +283,10 @@ class RunWorker:
         agent = self.agents.get(run.session_key.agent)
         read = partial(self._episode, batch, agent)
         episode = await result_of("a conversation cannot be read", read, **facts)
+        messages = TurnMessages(batch.news, episode.head if episode else None, run.began)
         if episode is None:
             episode = Episode(None)
-            end = _messages(batch, None).refused("internal_error", DEFECT, run.timing(journal))
+            end = messages.refused("internal_error", DEFECT, journal.moment())
         else:
             end = await self.end_of(batch, agent, episode, journal)
         commit = partial(self._commit, batch, episode, end, journal)
@@ -301,10 +295,9 @@ class RunWorker:
             run.progress = dict
             for sealed in (batch.asked[-1], *batch.merged):
                 sealed.run.unseal()
-            batch.taken = ()
-            messages = _messages(batch, episode.head)
-            end = messages.refused("internal_error", DEFECT, run.timing(journal))
-            await self._commit(batch, episode, end, journal)
+            batch.taken, batch.took, state = (), (), end.state
+            end = messages.refused("internal_error", DEFECT, journal.moment())
+            await self._commit(batch, episode, replace(end, state=state), journal)
         return end
 
     async def _episode(self, batch: TurnBatch, agent: AgentDef | None) -> Episode:
@@ -331,21 +324,22 @@ class RunWorker:
         read: RunInputs | None = None,
     ) -> RunEnd:
         """How the run ends when it goes on from there. `read` is what a recorded run had read."""
-        run, messages = batch.run, _messages(batch, episode.head)
-        if batch.is_poison:
+        run, messages = batch.run, TurnMessages(batch.news, episode.head, batch.run.began)
+        if run.attempt - batch.entry.forgiven > MOST_ATTEMPTS:
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            return messages.refused("internal_error", told, run.timing(journal))
+            end = messages.refused("internal_error", told, journal.moment())
+            return replace(end, state="dead")
         if agent is None:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
-            return messages.refused("config_error", told, run.timing(journal))
+            return messages.refused("config_error", told, journal.moment())
         drive = partial(self._drive, batch, agent, episode, journal, read)
         result = await result_of("a run failed", drive, run=run.run_id)
         if result is None:
-            return messages.refused("internal_error", DEFECT, run.timing(journal))
+            return messages.refused("internal_error", DEFECT, journal.moment())
         if result.taken:
             batch.take(result.taken)
-            messages = _messages(batch, episode.head)
-        return messages.answered(result, run.timing(journal))
+            messages = replace(messages, took=batch.took)
+        return messages.answered(result, journal.moment())
 
     async def _drive(
         self,
@@ -356,31 +350,20 @@ class RunWorker:
         read: RunInputs | None,
     ) -> RunResult:
         new, run, runner, rules = batch.entry.new, batch.run, self.runner, self.runner.rules()
-        agent = await self._configured(batch, agent)
+        settings = self.settings.known.get(batch.person)
+        if settings is None:
+            settings = await retry_store(self.clock, self.settings.of, batch.person)
+        if batch.model is not None:
+            settings = settings.patched({"oracle_model": batch.model})
+        if settings.kept or new.limits:
+            agent = as_wished(agent, settings, new.limits)
         if run.attempt > 1:
             run.emit(_made_anew(journal.moment().wall))
         if read is None:
             read = await self._read(batch, agent, episode, rules)
-        assignment = Assignment(
-            agent,
-            new.content,
-            ToolScope(new.session_key, new.run_id, batch.person, asked=_source(new)),
-            agent.id,
-            self.souls.of(agent.id),
-            episode.nodes,
-            Besides(
-                episode.summary,
-                read.recalled,
-                read.missing,
-                [Message("user", one.entry.new.content) for one in batch.asked[:-1]],
-                new.message_id,
-                self.souls.template_of(agent.id),
-            ),
-            read.notices,
-            read.kept,
-            new.context_id,
+        job = runner.job(
+            self._assignment(batch, agent, episode, read), rules, journal, read.lacking
         )
-        job = runner.job(assignment, rules, journal, read.lacking)
         if job.context.tokens >= context_line(agent) and await self._was_near(episode):
             job = replace(job, was_near=True)
         batch.most_nodes = agent.context.max_nodes
@@ -399,14 +382,37 @@ class RunWorker:
         finally:
             journal.ends()
 
-    async def _configured(self, batch: TurnBatch, agent: AgentDef) -> AgentDef:
-        """The agent as whoever asks has set it, for the session, and with the message itself."""
-        settings, asked = self.settings.known.get(batch.person), batch.entry.new.limits
-        if settings is None:
-            settings = await retry_store(self.clock, self.settings.of, batch.person)
-        if batch.model is not None:
-            settings = settings.patched({"oracle_model": batch.model})
-        return as_wished(agent, settings, asked) if settings.kept or asked else agent
+    def _assignment(
+        self, batch: TurnBatch, agent: AgentDef, episode: Episode, read: RunInputs
+    ) -> Assignment:
+        new, key, souls, earlier = (
+            batch.entry.new,
+            batch.run.session_key,
+            self.souls,
+            batch.news[:-1],
+        )
+        said_by = new.sender or key.peer
+        source = SaidSource(new.message_id, key, new.accepted_at, new.content, said_by)
+        besides = Besides(
+            episode.summary,
+            read.recalled,
+            read.missing,
+            [Message("user", one.content) for one in earlier] if earlier else (),
+            new.message_id,
+            souls.template_of(agent.id),
+        )
+        return Assignment(
+            agent,
+            new.content,
+            ToolScope(key, new.run_id, batch.person, asked=source),
+            agent.id,
+            souls.of(agent.id),
+            episode.nodes,
+            besides,
+            read.notices,
+            read.kept,
+            new.context_id,
+        )
 
     async def _read(
         self, batch: TurnBatch, agent: AgentDef, episode: Episode, rules: RuleSet
@@ -450,7 +456,7 @@ class RunWorker:
         ending = Ending(
             run_id=new.run_id,
             session_key=key,
-            state="dead" if batch.is_poison else "done",
+            state=end.state,
             outcome=end.outcome,
             nodes=end.nodes,
             grown_from=episode.head,
@@ -464,7 +470,7 @@ class RunWorker:
             posts=result.posts if result else (),
             leaves_claimed=result is not None and not result.has_told,
             rule_state=None if kept is None else self.encode(dict(kept)).decode(),
-            merged=tuple([self._merged(run, end, one) for one in batch.merged]),
+            merged=tuple(map(partial(self._merged, run.run_id, end), batch.merged)),
             most_nodes=batch.most_nodes,
         )
         moved = await retry_store(self.clock, self.inbox.finish, ending)
@@ -476,29 +482,14 @@ class RunWorker:
             self.episodes.forget(key)
         return True
 
-    def _merged(self, into: LiveRun, end: RunEnd, one: QueuedMessage) -> Merged:
+    def _merged(self, into: RunId, end: RunEnd, one: QueuedMessage) -> Merged:
         run, moment = one.run, Moment(self.clock.now(), self.clock.monotonic())
         run.start(max(1, one.entry.attempts), moment)
-        run.seal(merged(into.run_id, end.nodes[-1].id, Timing(moment.wall, 0)))
+        run.seal(merged(into, end.nodes[-1].id, moment.wall))
         run.state = "ended"
-        ended = {"termination_reason": "merged", "merged_into": into.run_id}
+        ended = {"termination_reason": "merged", "merged_into": into}
         summary = self.encode({**run.summary(self.clock), **ended}).decode()
         return Merged(run.run_id, pack_text(run.events), summary)
-
-
-def _messages(batch: TurnBatch, parent: NodeId | None) -> TurnMessages:
-    asked = [one.entry.new for one in batch.asked]
-    return TurnMessages(asked, parent, [one.entry.new for one in batch.taken])
-
-
-def _source(new: NewEntry) -> SaidSource:
-    said_by = new.sender or new.session_key.peer
-    return SaidSource(new.message_id, new.session_key, new.accepted_at, new.content, said_by)
-
-
-def _said(new: NewEntry) -> SaidMessage:
-    node = NodeId(new.message_id)
-    return SaidMessage(node, new.run_id, new.sender, new.content, new.accepted_at)
 
 
 def _made_anew(at: datetime) -> Chunk:

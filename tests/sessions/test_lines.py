@@ -15,7 +15,8 @@ from gateway.domain.inbox import Ending, Inbound, QueueMode, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox, Stores
-from gateway.sessions.lanes import MOST_ATTEMPTS, MOST_TOGETHER, QueuePolicy
+from gateway.sessions.lanes import MOST_TOGETHER, QueuePolicy
+from gateway.sessions.worker import MOST_ATTEMPTS
 from tests.fakes.model import GatedModel, ScriptedModel, says
 from tests.fakes.ports import PartOfInbox
 from tests.fakes.store import an_ending, open_memory

@@ -47,7 +47,7 @@ class Memory:
         self.asked: list[tuple[str, str, str | None, int]] = []
         self.was_all: list[bool] = []
 
-    async def of(
+    async def for_turn(
         self,
         question: str,
         key: SessionKey,
@@ -63,12 +63,12 @@ class Memory:
 
 
 class Broken(Memory):
-    async def of(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
+    async def for_turn(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
         raise ZeroDivisionError
 
 
 class Slow(Memory):
-    async def of(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
+    async def for_turn(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
         await anyio.sleep_forever()
         raise AssertionError
 

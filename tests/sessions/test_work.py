@@ -21,7 +21,7 @@ from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Inbox, Journal, SessionStore, Stores
 from gateway.domain.sessions import Path
-from gateway.sessions.lanes import MOST_ATTEMPTS
+from gateway.sessions.worker import MOST_ATTEMPTS
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.ports import PartOfInbox, PartOfJournal, PartOfSessionStore
 from tests.fakes.rules import rule, rules_of
