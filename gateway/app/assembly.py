@@ -56,8 +56,7 @@ from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk, Upkeep
-from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replayer
+from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker, TurnRecall
 from gateway.tools.gate import ToolGate
@@ -594,7 +593,7 @@ def _replays(made: Generation, shared: Shared, worker: RunWorker) -> Replayer:
         return Models(clients)
 
     providers = frozenset({*definitions, "demo"})
-    return Replayer(worker, shared.stores.inbox, shared.stores.sessions, wired_to, providers)
+    return Replayer(worker, shared.stores.sessions, wired_to, providers)
 
 
 def strict_json(text: str | bytes) -> Any:

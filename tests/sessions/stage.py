@@ -26,8 +26,7 @@ from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, QueueBounds, Upkeep
 from gateway.sessions.lanes import Lanes, QueuePolicy
-from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replayer
+from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import StatelessRuns
@@ -200,7 +199,7 @@ async def staged(
                 clock=clock,
                 upkeep=Upkeep(*upheld, episodes, clock),
             )
-            replays = Replayer(worker, stores.inbox, stores.sessions, _unwired, frozenset())
+            replays = Replayer(worker, stores.sessions, _unwired, frozenset())
             stateless = StatelessRuns(worker, CountingIds(2_000_000), group, width=width)
             parts = (gate, settings, replays, compaction, stateless)
             yield Stage(front, lanes, clock, stores, *parts)
