@@ -55,7 +55,7 @@ from gateway.sandbox.opening import (
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Front, MessageIntake, ServedDesk, Upkeep
+from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker, TurnRecall
@@ -215,7 +215,7 @@ class Gateway:
             AuditMethods(stores.audit),
             PairMethods(self.pairing),
             channels,
-            MemoryMethods(*remembering, self.made.sharing, front.upkeep),
+            MemoryMethods(*remembering, self.made.sharing, front),
             ChatMethods(front, to_json),
             SessionMethods(front),
             UpkeepMethods(front),
@@ -458,23 +458,11 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
     forget = opened.gate.excerpts.forget if alone else stores.tools.forget_originals
     intake = MessageIntake(
         router=made.router,
-        inbox=stores.inbox,
+        worker=worker,
         lanes=shared.lanes,
-        runs=shared.live,
-        work=worker.work,
-        encode=to_json,
-        clock=clock,
         ids=ids,
         bounds=made.bounds,
         policy=made.manner,
-    )
-    upkeep = Upkeep(
-        stores.sessions,
-        shared.episodes,
-        clock,
-        memory.indexer.note,
-        memory.forget,
-        intake.holding,
     )
     front = Front(
         agents=made.agents,
@@ -487,7 +475,8 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
         souls=opened.souls,
         plans=opened.plans,
         clock=clock,
-        upkeep=upkeep,
+        on_import=memory.indexer.note,
+        on_erase=memory.forget,
     )
     width = made.config.queue.max_running
     return Core(

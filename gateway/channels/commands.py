@@ -109,7 +109,7 @@ class ChatCommands:
         return self.front.intake.queues
 
     async def _new(self, asked: _Asked) -> str:
-        await self.front.upkeep.begin(asked.key)
+        await self.front.start_over(asked.key)
         self._lines.choose(asked.key, NOTHING)
         return "Your next message begins a new conversation."
 
