@@ -164,7 +164,7 @@ def test_variables_stand_for_the_server_of_the_default_agent(arena: Arena) -> No
     listed = arena.load("[agent]\ntools = []")
 
     for config in (alone, file, listed):
-        (server,) = config.mcp_servers
+        (server,) = config.mcp.servers
         assert (server.name, server.url) == ("default", "http://localhost:8001/mcp")
         assert (server.timeout_s, server.retry_attempts) == (2.5, 0)
     assert alone.agents[0].tools == ("echo", "time", "memory", "mcp:default")
