@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from gateway.channels.adapters import Incoming
@@ -106,7 +106,7 @@ class ChatCommands:
 
     @property
     def _lines(self) -> SessionQueues:
-        return self.front.reception.lines
+        return self.front.intake.queues
 
     async def _new(self, asked: _Asked) -> str:
         await self.front.upkeep.begin(asked.key)
@@ -158,12 +158,12 @@ class ChatCommands:
             others = ", ".join(f"`{one}`" for one in models)
             return f"`{self._chosen(asked)}` answers here, of {others}. `/model NAME` chooses one."
         if name == "default":
-            choices.choose_model(asked.key, None)
+            choices.choose(asked.key, replace(choices.of(asked.key), model=None))
             return f"`{self._chosen(asked)}` answers here again, unless you have set another one."
         if name not in models:
             others = ", ".join(f"`{one}`" for one in models)
             return f"There is no such model here; there are {others}. Nothing was changed."
-        choices.choose_model(asked.key, name)
+        choices.choose(asked.key, replace(choices.of(asked.key), model=name))
         return f"From your next message on `{name}` answers. {FOR_NOW}"
 
     def _chosen(self, asked: _Asked) -> str:
@@ -203,7 +203,8 @@ class ChatCommands:
     async def _queue(self, asked: _Asked) -> str:
         mode = next((one for one in MODES if one == asked.argument.lower()), None)
         if mode is not None:
-            self._lines.choices.choose_mode(asked.key, mode)
+            choices = self._lines.choices
+            choices.choose(asked.key, replace(choices.of(asked.key), mode=mode))
             return f"The queue is `{mode}` from now on. {FOR_NOW}"
         modes = ", ".join(f"`{one}`" for one in MODES)
         now = f"The queue is `{self._lines.mode(asked.key)}`, of {modes}."

@@ -4,11 +4,11 @@ from gateway.sessions.lanes import MOST_KNOWN, NOTHING, SessionChoice, SessionCh
 from tests.fakes.store import session_key
 
 
-def test_a_choice_is_of_one_session_and_keeps_what_was_chosen_before() -> None:
+def test_a_choice_is_of_one_session() -> None:
     choices, key = SessionChoices(), session_key()
 
-    choices.choose_model(key, "big")
-    choices.choose_mode(key, "steer")
+    choices.choose(key, SessionChoice("big"))
+    choices.choose(key, SessionChoice("big", "steer"))
 
     assert choices.of(key) == SessionChoice("big", "steer")
     assert choices.of(key._replace(peer="other")) == NOTHING
@@ -16,7 +16,7 @@ def test_a_choice_is_of_one_session_and_keeps_what_was_chosen_before() -> None:
 
 def test_a_choice_is_forgotten() -> None:
     choices, key = SessionChoices(), session_key()
-    choices.choose_model(key, "big")
+    choices.choose(key, SessionChoice("big"))
 
     choices.forget(key)
     choices.forget(key)
@@ -27,7 +27,7 @@ def test_a_choice_is_forgotten() -> None:
 def test_the_oldest_choice_is_forgotten_when_there_are_too_many() -> None:
     choices = SessionChoices()
     for number in range(MOST_KNOWN + 1):
-        choices.choose_model(session_key(f"p{number}"), "big")
+        choices.choose(session_key(f"p{number}"), SessionChoice("big"))
 
     assert choices.of(session_key("p0")) == NOTHING
     assert choices.of(session_key("p1")).model == "big"

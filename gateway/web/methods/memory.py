@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
+from gateway.api.errors import InvalidParams
 from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import (
@@ -48,7 +49,6 @@ from gateway.web.published.memory import (
     KnownFacts,
     MemoryFound,
 )
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import fact, recalled, source
 

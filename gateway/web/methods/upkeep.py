@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from gateway.api.errors import InvalidParams
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, NodeStatus, ToolCall, ToolResult
@@ -26,7 +27,6 @@ from gateway.web.published.conversations import (
     Labelled,
     OracleExport,
 )
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 
 MOST_AT_ONCE = 500  # messages

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.sessions import ImportRefused
 from gateway.web.identity import Principal
@@ -11,7 +12,6 @@ from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.memory import MemoryMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.upkeep import UpkeepMethods
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds
 from tests.fakes.find import FakeFind

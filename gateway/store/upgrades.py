@@ -1,15 +1,99 @@
-"""Gives the rooms of channels keys of their own, in a database from before rooms had them."""
+"""What earlier versions kept otherwise: how it is taken over by the newest tables."""
 
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from gateway.domain.agents import OWN_CHANNELS, key_peer
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import SessionKey, decode_part, encode_part
+from gateway.domain.journal import pack_text
 
+# Tables that were made anew, each with a column that shows the newer one.
+_REPLACED = {"journal": "part", "delivery": "arrived"}
+
+
+def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Sequence[str]:
+    """Renames tables that were made anew and columns that have another name. Returns the tables."""
+    if ("run", "token_limit") in there:  # more than one number now, as JSON
+        db.execute("ALTER TABLE run RENAME COLUMN token_limit TO limits")
+        db.execute(_LIMITS)
+    names = {table for table, _ in there}
+    old = [one for one, new in _REPLACED.items() if one in names and (one, new) not in there]
+    for table in old:
+        db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    return old
+
+
+def take_over(db: sqlite3.Connection, replaced: Sequence[str]) -> None:
+    """Fills the newest tables from those that were set aside."""
+    if "delivery" in replaced:
+        columns = ", ".join(
+            name for (name,) in db.execute("SELECT name FROM pragma_table_info('old_delivery')")
+        )
+        db.execute(f"INSERT INTO delivery ({columns}) SELECT {columns} FROM old_delivery")
+    if "journal" in replaced:
+        _move_journals(db)
+    for table in replaced:
+        db.execute(f"DROP TABLE old_{table}")
+    # What earlier versions wrote of runs that have ended stays in their rows until it is swept.
+    db.execute("UPDATE run SET has_journal = 1 WHERE log IS NOT NULL")
+    db.execute("DROP INDEX IF EXISTS run_with_log")
+
+
+_LIMITS = """
+UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT NULL
+"""
+
+
+# --- journals ------------------------------------------------------------------------------------
+def _move_journals(db: sqlite3.Connection) -> None:
+    """The notes of runs that had not ended become the first part of their journals."""
+    for run_id, notes in groupby(db.execute(_NOTES).fetchall(), itemgetter(0)):
+        entries = [_entry(step, kind, from_json(payload)) for _, step, kind, payload in notes]
+        data = pack_text([to_json(["attempt", 1, [run_id]]), *map(to_json, entries)])
+        db.execute("INSERT INTO journal (run_id, part, data) VALUES (?, 0, ?)", (run_id, data))
+
+
+_PART = re.compile(r"(?:@[^:]*:)+")
+
+
+def _entry(step: int, kind: str, value: Any) -> list[object]:
+    """A note's kind begins with the part of a run inside the run, if it is of one."""
+    steps = _PART.match(kind)
+    part = steps[0] if steps else ""
+    name, values = _grant(step, kind[len(part) :], value)
+    return ["sub", part, name, values] if part else [name, *values]
+
+
+def _grant(step: int, kind: str, value: Any) -> tuple[str, list[object]]:
+    what, _, id_ = kind.partition(":")
+    match what:
+        case "reply":
+            return "reply", [step, value]
+        case "begun":
+            return "begun", [step, id_]
+        case "said":
+            return "taken", [step, value["run_id"], value["text"]]
+        case _:
+            rest = {name: one for name, one in value.items() if name not in {"call_id", "name"}}
+            return "result", [id_, step, value["name"], "", rest]
+
+
+_NOTES = """
+SELECT j.run_id, j.step, j.kind, j.payload FROM old_journal j JOIN run r ON r.run_id = j.run_id
+WHERE r.finished_at IS NULL ORDER BY j.run_id, j.step, j.id
+"""
+
+
+# --- rooms ---------------------------------------------------------------------------------------
+BEFORE_ROOMS = 7  # the last version in which the rooms of channels had no keys of their own
 _AT = "\x01"  # before a name that waits for its new one: no key begins so
 
 # Where names of sessions stand; of each whether two rows of one name would be refused.

@@ -11,7 +11,7 @@ import anyio
 from uvicorn.server import ServerState
 
 from gateway.web.settings import WebSettings
-from gateway.web.visitors import IpAddress, Reception, place_of
+from gateway.web.wire.visitors import IpAddress, Reception, place_of
 
 _REFUSED_AT_ONCE = 256
 _REFUSED_OF_ADDRESS = 16

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.web.refusals import (
+from gateway.api.errors import (
     BodyTooLarge,
     HostRefused,
     InvalidJson,
@@ -16,7 +16,7 @@ from gateway.web.refusals import (
     OriginRefused,
 )
 from gateway.web.settings import WebSettings
-from gateway.web.visitors import Visitor, parse_address
+from gateway.web.wire.visitors import Visitor, parse_address
 
 MOST_VALUES = 32_768  # what a JSON text may hold besides long strings: each costs time and memory
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})

@@ -7,22 +7,45 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
+from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 
-from gateway.web.asgi import WebApp
-from gateway.web.lobby import Lobby
-from gateway.web.protocol import GuardedHttp
-from gateway.web.refusals import AddressInUse, CannotListen
+from gateway.api.errors import AddressInUse, CannotListen
 from gateway.web.settings import WebSettings
+from gateway.web.wire.http import Door, GuardedHttp
+from gateway.web.wire.lobby import Lobby
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 SEND_BUFFER = 262_144  # of the kernel, a connection: a stalled reader must not hold megabytes there
 LAST_MOMENT_S = 1.0
+
+
+class Workers(Protocol):
+    """Tasks that answer calls of WebSockets."""
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None: ...
+
+    async def rest(self) -> None: ...
+
+
+class Sockets(Door, Protocol):
+    @property
+    def workers(self) -> Workers: ...
+
+
+class App(Protocol):
+    """The ASGI application for HTTP, and who decides on WebSockets."""
+
+    @property
+    def sockets(self) -> Sockets: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +60,7 @@ class ListenAddress:
 class WebServer:
     """Runs in the task that calls `serve`; takes no signals and starts no thread."""
 
-    def __init__(self, app: WebApp, settings: WebSettings) -> None:
+    def __init__(self, app: App, settings: WebSettings) -> None:
         self._app, self._settings = app, settings
         self._lobby = Lobby(settings)
         self._config = _config(app, settings)
@@ -112,7 +135,7 @@ class WebServer:
 
 
 async def serve(
-    app: WebApp,
+    app: App,
     settings: WebSettings,
     *,
     task_status: TaskStatus[ListenAddress] = anyio.TASK_STATUS_IGNORED,
@@ -121,7 +144,7 @@ async def serve(
     await WebServer(app, settings).serve(task_status=task_status)
 
 
-def _config(app: WebApp, settings: WebSettings) -> Config:
+def _config(app: App, settings: WebSettings) -> Config:
     """uvicorn with everything off that we do ourselves or do not want."""
     config = Config(
         app,
