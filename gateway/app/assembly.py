@@ -14,10 +14,10 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.agent.driver import Runner
 from gateway.agent.effects import Gate
 from gateway.agent.journal import RunJournal
 from gateway.agent.leaves import Plans
-from gateway.agent.runner import Runner
 from gateway.agent.subagents import Delegating, Subagents
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
@@ -28,7 +28,7 @@ from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
 from gateway.channels.room import ChannelRoom, channel_room, delivering, keep_lines
 from gateway.config.authority import note_start
-from gateway.config.keys import json_schema
+from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
 from gateway.domain.ids import RunId, Secret
@@ -357,7 +357,7 @@ async def _open_mcp_servers(
     config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
 ) -> None:
     """A server is connected when a turn of an agent that has it begins."""
-    if not config.mcp_servers:
+    if not config.mcp.servers:
         return
     # An extra, and slow to import.
     from gateway.mcp.connecting import Dialling  # noqa: PLC0415
@@ -380,18 +380,18 @@ async def _open_mcp_servers(
         told_changed=told_changed,
         random=random.random,
     )
-    gate.foreign = await stack.enter_async_context(open_servers(config.mcp_servers, means))
+    gate.foreign = await stack.enter_async_context(open_servers(config.mcp.servers, means))
 
 
 async def _serve_mcp(
     config: GatewayConfig, shared: Shared, gate: ToolGate, front: Front, stack: AsyncExitStack
 ) -> Door | None:
     """The application at /mcp; None if MCP is not served."""
-    if not config.mcp_serving.is_enabled:
+    if not config.mcp.serve.is_enabled:
         return None
     from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
 
-    agent = replace(usual_agent(config), tools=config.mcp_serving.tools)
+    agent = replace(usual_agent(config), tools=config.mcp.serve.tools)
     desk = ServedDesk(front, gate, agent, to_json, from_json, shared.ids)
     most_bytes = config.gateway.max_body_bytes
     door = serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)

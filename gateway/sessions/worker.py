@@ -10,11 +10,10 @@ from math import ceil
 
 import anyio
 
-from gateway.agent.driver import plain_limits
+from gateway.agent.driver import Assignment, Runner
 from gateway.agent.effects import Fail, Finish, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
-from gateway.agent.limits import CONTEXT, context_line
-from gateway.agent.runner import Assignment, Runner
+from gateway.agent.limits import CONTEXT, context_line, plain_limits
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from gateway.agent.runner import Runner
+from gateway.agent.driver import Runner
 from gateway.budgets.metering import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
