@@ -245,8 +245,8 @@ class Output:
         at, key = self.moment.wall, scope.session_key
         return Event(type_, severity, source, at, key, scope.run_id, payload)
 
-    def let_go(self) -> None:
-        """Drops its references, so that the turn is freed at once."""
+    def release(self) -> None:
+        """Drops its references to the turn, so that the turn is freed at once."""
         self._is_over = True
         self._bus, self._variables, self._interrupt = None, {}, lambda why: None
 

@@ -13,7 +13,7 @@ from anyio import to_thread
 from pydantic_core import from_json, to_json
 
 from gateway.agent.effects import Steered
-from gateway.agent.journal import Granted, part_of
+from gateway.agent.journal import RunJournal, part_of
 from gateway.domain.budgets import Amount, Grant
 from gateway.domain.ids import RunId
 from gateway.domain.journal import grants_of, lines_of
@@ -190,7 +190,8 @@ def test_what_version_8_had_granted_an_unfinished_run_is_granted_again(
 
     migrate(db)
 
-    granted = Granted(grants_of(parts_in(db, "run-b"), from_json), part)
+    grants = grants_of(parts_in(db, "run-b"), from_json)
+    granted = RunJournal(FakeClock(), grants, part=part)
     assert granted.replies == {step: REPLY}
     assert granted.results == {(step, one.call_id): one for one in RESULTS}
     assert [one.boundary for one in granted.results.values()] == ["ab", ""]
@@ -208,7 +209,8 @@ def test_a_call_that_a_model_named_with_an_at_sign_keeps_its_result(part: str) -
 
     migrate(db)
 
-    granted = Granted(grants_of(parts_in(db, "run-b"), from_json), part)
+    grants = grants_of(parts_in(db, "run-b"), from_json)
+    granted = RunJournal(FakeClock(), grants, part=part)
     assert granted.results[7, "call@1:2"] == result
 
 
@@ -237,7 +239,8 @@ def test_a_step_that_is_interrupted_within_leaves_the_notes() -> None:
 
     migrate(db)
 
-    assert Granted(grants_of(parts_in(db, "run-b"), from_json)).replies == {1: REPLY}
+    grants = grants_of(parts_in(db, "run-b"), from_json)
+    assert RunJournal(FakeClock(), grants).replies == {1: REPLY}
 
 
 async def test_the_log_of_a_run_that_version_8_ended_is_served_until_it_is_swept(
