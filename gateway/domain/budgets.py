@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Annotated, Literal, NamedTuple, Protocol, get_args
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.messages import Usage
+from gateway.domain.settings import Setting, setting
 
 NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so that sums are exact
 
@@ -52,8 +53,10 @@ class Amount:
 class Limit:
     """None: no bound in this unit."""
 
-    tokens: int | None = None
-    nano_usd: int | None = None
+    tokens: int | None = setting(None, "Tokens, sent and received.", 0, 2**53)
+    nano_usd: int | None = setting(
+        None, "US dollars; every model needs a price.", 0, 1e9, key="usd", scale=NANO
+    )
 
     def bounds(self) -> Sequence[tuple[Unit, int]]:
         bounds: Sequence[tuple[Unit, int | None]] = [
@@ -111,11 +114,14 @@ def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
 class Budgets:
     """The limits of the configuration."""
 
-    session: Limit = Limit()
-    daily: Limit = Limit()
-    monthly: Limit = Limit()
-    per_agent: Limit = Limit()
-    agents: Mapping[str, Limit] = field(default_factory=dict)  # by id; else `per_agent`
+    session: Limit = setting(Limit(), "Lifetime limit of every session.", usual=None)
+    daily: Limit = setting(Limit(), "Limit of all sessions for a day of UTC.", usual=None)
+    monthly: Limit = setting(Limit(), "Limit of all sessions for a month of UTC.", usual=None)
+    per_agent: Limit = setting(Limit(), "Lifetime limit of every agent.", usual=None)
+    agents: Annotated[
+        Mapping[str, Limit],
+        Setting("Limit of an agent by its id, instead of per_agent.", key="agent", names="id"),
+    ] = field(default_factory=dict)
 
     def kinds(self, agent: str) -> Sequence[ScopeKind]:
         """The kinds of scope in which a call of this agent has a limit."""

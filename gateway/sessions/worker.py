@@ -294,7 +294,8 @@ class RunWorker:
             run.progress = dict
             for sealed in (batch.asked[-1], *batch.merged):
                 sealed.run.unseal()
-            batch.taken, batch.took, state = (), (), end.state
+            batch.take(())
+            state = end.state
             end = messages.refused("internal_error", DEFECT, journal.moment())
             await self._commit(batch, episode, replace(end, state=state), journal)
         return end
