@@ -23,9 +23,9 @@ from typing import Any, NoReturn, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
-from gateway.agent.effects import Gate, Job, RunControl, Steered, TurnEvent
+from gateway.agent.driver import RunControl, Runner
+from gateway.agent.effects import Gate, Job, Steered, TurnEvent
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
-from gateway.agent.runner import Runner
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules
@@ -133,6 +133,8 @@ class ReplayedClock:
 class Player(RunJournal):
     """The journal of a run that is replayed. `on_difference` hears where the run leaves the record,
     or what is wrong with it; the replay ends there."""
+
+    is_played = True
 
     def __init__(
         self, attempt: Attempt, control: RunControl, on_difference: OnDifference, soul: str

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.agent.effects import RunControl
+from gateway.agent.driver import RunControl
 from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.sessions.journal import Difference
 from gateway.sessions.replay import Player
