@@ -74,7 +74,7 @@ class ChatApi:
             limits=differing(body.limits) if body.limits else {},
         )
         reachable_route(self.front, principal, inbound)
-        return await self.front.reception.accept(inbound)
+        return await self.front.intake.accept(inbound)
 
     def _answer(
         self, accepted: Accepted, events: Sequence[Mapping[str, Any]], headers: Mapping[str, str]
@@ -114,7 +114,7 @@ class ChatApi:
         gone = [
             build(
                 api.ErasedSession,
-                await self.front.upkeep.erase(key, by=principal.name),
+                await self.front.erase(key, by=principal.name),
                 session_key=str(key),
             )
             for key in keys

@@ -52,7 +52,7 @@ class Metrics:
         return Response(await self.text(), headers={"content-type": FORMAT})
 
     async def text(self) -> str:
-        front, reception = self.front, self.front.reception
+        front, intake = self.front, self.front.intake
         models = await self.spending.models(MOST_MODELS)
         rows = await self.budgets()
         names = [{"provider": one.provider, "model": one.model} for one in models]
@@ -70,8 +70,8 @@ class Metrics:
             _family(
                 "sessions", "gauge", "Sessions.", [({}, await front.sessions.count_sessions())]
             ),
-            _family("messages_pending", "gauge", "Not ended.", [({}, reception.pending)]),
-            _family("runs_working", "gauge", "Turns at work.", [({}, reception.lanes.working)]),
+            _family("messages_pending", "gauge", "Not ended.", [({}, intake.pending)]),
+            _family("runs_working", "gauge", "Turns at work.", [({}, intake.lanes.working)]),
             _family("model_calls_total", "counter", "Calls of providers.", calls),
             _family("model_tokens_total", "counter", "Tokens sent and received.", tokens),
             _family("model_cost_usd_total", "counter", "Of calls with a known price.", costs),

@@ -288,7 +288,7 @@ class OpenAiApi:
             fingerprint=self.encode([asked.model, session, text]).decode(),
             requested_agent=asked.model,
         )
-        accepted = await self.front.reception.accept(inbound)
+        accepted = await self.front.intake.accept(inbound)
         return await run_with_log(self.front, accepted.run_id)
 
     async def events(self, run: Run) -> AsyncIterator[Mapping[str, Any]]:

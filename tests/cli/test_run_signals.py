@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.data_dir import read_owner
+from gateway.store.opening import read_owner
 from tests.fakes.gateway import ROOT, START_S
 
 RUN = "from gateway.launcher import main; main()"

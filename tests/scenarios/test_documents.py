@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 
 from gateway.api.http import ALIVE, READY, WEBHOOKS
 from gateway.app.generation import web_settings
-from gateway.config.keys import json_schema
+from gateway.config.schema import json_schema
 from gateway.web.asgi import Described
 from tests.fakes import described
 from tests.fakes.client import http

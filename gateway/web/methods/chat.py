@@ -65,9 +65,9 @@ class ChatMethods:
         if inbound.context_id is not None:
             node = await self.front.node(route.session_key, inbound.context_id)
             inbound = replace(inbound, context_id=node.id)
-        accepted = await self.front.reception.accept(inbound)
+        accepted = await self.front.intake.accept(inbound)
         if not accepted.duplicate:
-            run = self.front.live.find(accepted.run_id)
+            run = self.front.live.get(accepted.run_id)
             if run is not None:
                 call.after_answer.append(partial(call.peer.follow, run, self.front.run))
         return api.Sent(

@@ -31,7 +31,7 @@ from gateway.domain.sessions import Choosable, Erased, UserSettings, problem_wit
 from gateway.memory.recall import neighbours
 from gateway.memory.tool import Find, select
 from gateway.memory.wording import as_asked, is_functional, kept_under
-from gateway.sessions.intake import Upkeep
+from gateway.sessions.intake import Front
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import (
     Principal,
@@ -55,7 +55,7 @@ class MemoryMethods:
     ids: Ids
     settled: Callable[[SessionKey], Awaitable[None]]
     shared: Set[AgentId] = frozenset()
-    upkeep: Upkeep | None = None  # erases whole conversations
+    front: Front | None = None  # erases whole conversations
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -131,13 +131,9 @@ class MemoryMethods:
     async def _erased(self, what: Erasure, params: api.MemoryForget) -> Erased | None:
         """With all that was said there; None if nothing was ever said."""
         key = what.session_key
-        if (
-            self.upkeep is None
-            or key is None
-            or await self.upkeep.sessions.find_session(key) is None
-        ):
+        if self.front is None or key is None or await self.front.sessions.find_session(key) is None:
             return None
-        return await self.upkeep.erase(key, by=what.by, dry_run=params.dry_run)
+        return await self.front.erase(key, by=what.by, dry_run=params.dry_run)
 
     async def add(self, call: Call, params: api.MemoryAdd) -> api.KnownFacts:
         key, now = _key(call.principal, params), self.clock.now()

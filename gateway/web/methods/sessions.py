@@ -79,13 +79,13 @@ class SessionMethods:
 
     async def create(self, call: Call, params: api.OfSession) -> api.Created:
         key = self._own_place(call, params)
-        await self.front.upkeep.begin(key)
+        await self.front.start_over(key)
         return api.Created(session_key=key, head=None)
 
     async def label(self, call: Call, params: api.SessionLabel) -> api.Labelled:
         key = own_key(call.principal, params.session_key)
         node = await self.front.node(key, params.node_id)
-        await self.front.upkeep.sessions.label_node(key, node.id, params.label)
+        await self.front.sessions.label_node(key, node.id, params.label)
         return api.Labelled(node_id=node.id, label=params.label)
 
     async def checkpoint(self, call: Call, params: api.SessionCheckpoint) -> api.Checkpointed:
@@ -93,7 +93,7 @@ class SessionMethods:
         record = await self.front.sessions.find_session(key)
         head = None if record is None else record.head
         node = await self.front.node(key, params.node_id or head or "")
-        await self.front.upkeep.sessions.checkpoint(key, node.id, is_kept=params.checkpoint)
+        await self.front.sessions.checkpoint(key, node.id, is_kept=params.checkpoint)
         return api.Checkpointed(node_id=node.id, label=node.label, checkpoint=params.checkpoint)
 
     async def close(self, call: Call, params: api.OfSession) -> api.Closed:
@@ -106,10 +106,10 @@ class SessionMethods:
         if (params.messages is None) == (params.context is None):
             raise InvalidParams("give either messages or context")
         if params.messages is not None:
-            taken = await self.front.upkeep.take_in(key, _nodes(params.messages))
+            taken = await self.front.import_nodes(key, _nodes(params.messages))
         else:
             assert params.context is not None
-            taken = await self.front.upkeep.take_in(key, _nodes_of(params.context))
+            taken = await self.front.import_nodes(key, _nodes_of(params.context))
             if params.context.status == "closed":
                 await self.front.sessions.close_session(key)
         return api.Imported(session_key=key, imported=taken.added, head=taken.head)

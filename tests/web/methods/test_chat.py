@@ -85,7 +85,7 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
         for leave in tuple(peer.callbacks):
             leave()
         heard = len(peer.events)
-        run = stage.front.live.find(sent["run_id"])
+        run = stage.front.live.get(sent["run_id"])
         assert run is not None
         result = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
         await stage.lanes.rest()
@@ -239,7 +239,7 @@ async def test_what_was_told_beside_an_answer_is_in_the_history_and_no_model_see
     async with open_memory() as stores, staged(model, stores) as stage:
         first = await stage.say("hi")
         await anyio.wait_all_tasks_blocked()
-        run = stage.front.live.find(first)
+        run = stage.front.live.get(first)
         assert run is not None
         stage.front.abort(run, at_once=True)
         await stage.lanes.rest()

@@ -215,7 +215,7 @@ async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await told(stage, "one")
         asked = (stores.facts, FakeFind(), stage.clock, CountingIds(), ready)
-        memory = MemoryMethods(*asked, upkeep=stage.front.upkeep).handlers()
+        memory = MemoryMethods(*asked, front=stage.front).handlers()
 
         would = await call(memory, "memory.forget", session_key=KEY)
         still = await history(stage, KEY)

@@ -1,7 +1,8 @@
-"""One reply while it arrives: server-sent events out of bytes, and a reply out of their pieces."""
+"""What both wires share: how a request is encoded, and how a reply is read out of bytes as they arrive."""
 
 import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import FailureKind, MalformedReply, ModelFailed, NeverSent
 from gateway.domain.journal import OVERRUN
@@ -27,21 +28,87 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
+    ProviderDef,
     ReplyProgress,
     TextDelta,
     ThinkingDelta,
+    ToolSpec,
 )
 from gateway.domain.ports import MOST_READ
-from gateway.providers.encoding import json_bytes, parsed_object
 from gateway.providers.failures import kind_of, read_refusal
 from gateway.providers.markup import Recovery, counted
 
 log = logging.getLogger(__name__)
 
+MOST_HEADS = 64
+LONGEST_SENT = 64  # characters of a tool's name
+_SENDABLE, _UNSENDABLE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class WireEncoder(ABC):
+    """Encodes each message once in its life, and once for all calls of an agent what a request says
+    before its messages: a request joins what is kept."""
+
+    def __init__(self, definition: ProviderDef) -> None:
+        self._provider = definition.name
+        self._heads: dict[tuple[object, ...], tuple[tuple[ToolSpec, ...], bytes]] = {}
+
+    @abstractmethod
+    def encode_head(self, request: ModelRequest) -> bytes:
+        """All of a request before its messages."""
+
+    def adapt(self, refusal: str) -> bool:
+        return False
+
+    def head(self, request: ModelRequest) -> bytes:
+        one = request
+        key = (one.model, one.max_tokens, one.stream, one.temperature, one.thinking, one.system)
+        tools, head = self._heads.get(key, ((), b""))
+        if not head or tools != one.tools:  # tools are compared: to hash each takes longer
+            if len(self._heads) >= MOST_HEADS:
+                self._heads.clear()
+            head = self.encode_head(request)
+            self._heads[key] = one.tools, head
+        return head
+
+
+def parsed_object(arguments: str) -> dict[str, Any] | None:
+    """A call's arguments as an object; None if they are none."""
+    try:
+        parsed = from_json(arguments)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def sendable_name(name: str) -> str:
+    """The name of a call as every server takes it: a model may have called what no tool is named."""
+    if _SENDABLE.fullmatch(name):
+        return name
+    return _UNSENDABLE.sub("_", name)[:LONGEST_SENT] or "unnamed"
+
+
+def json_bytes(value: object) -> bytes:
+    """Compact JSON. A lone surrogate, which no wire can carry, becomes a replacement character."""
+    try:
+        return to_json(value)
+    except ValueError:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def as_text(value: object) -> str:
+    """Raises TypeError for what is no text."""
+    if not isinstance(value, str):
+        raise TypeError("something that should be text is none")
+    return value
+
+
 LINE_CAP = 1024 * 1024
 EVENT_CAP = 4 * 1024 * 1024
 _LINE_COST = 64  # what an empty line costs us in memory, so that millions of them hit the cap too
 _BOM = b"\xef\xbb\xbf"
+_NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 
 # Data and name. The data stays bytes: the parser checks the UTF-8 on the way.
 Event = tuple[bytes, bytes]
@@ -70,26 +137,31 @@ class SseDecoder:
         if b"\r" in data or self._skip_lf:
             data = self._only_lf(data)
         events: list[Event] = []
-        if not (self._line or self._data or self._event):
-            data = self._take_blocks(data, events)
+        if not any((self._line, self._data, self._event)):
+            *blocks, data = data.split(b"\n\n")
+            for block in blocks:
+                if block[:6] == b"data: " and b"\n" not in block and len(block) <= self._line_cap:
+                    events.append((block[6:], b""))
+                else:
+                    self._take_block(block, events)
         if data:
             self._feed_lines(data, events)
         return events
 
-    def _take_blocks(self, data: bytes, events: list[Event]) -> bytes:
-        """The quick way for whole events of the usual shapes; gives back what is left over."""
-        blocks = data.split(b"\n\n")
-        rest = blocks.pop()
-        for block in blocks:
-            start = block.rfind(b"\n") + 1  # of the last line
-            is_data = block[start : start + 6] == b"data: " and len(block) <= self._line_cap
-            if is_data and not start:
-                events.append((block[6:], b""))
-            elif is_data and block[:7] == b"event: " and block.find(b"\n") == start - 1:
-                events.append((block[start + 6 :], block[7 : start - 1]))
-            elif block:
-                self._take([*block.split(b"\n"), b""], events)
-        return rest
+    def _without_bom(self, data: bytes) -> bytes:
+        data = (self._start or b"") + data
+        if len(data) < len(_BOM) and _BOM.startswith(data):
+            self._start = data
+            return b""
+        self._start = None
+        return data.removeprefix(_BOM)
+
+    def _take_block(self, block: bytes, events: list[Event]) -> None:
+        named = _NAMED_EVENT.fullmatch(block)
+        if named and len(block) <= self._line_cap:
+            events.append((named[2], named[1]))
+        else:
+            self._take([*block.split(b"\n"), b""], events)
 
     def finish(self) -> list[Event]:
         """At the end of the bytes: what an event without its empty line would have been."""
@@ -101,14 +173,6 @@ class SseDecoder:
             self._line.clear()
         return events
 
-    def _without_bom(self, data: bytes) -> bytes:
-        data = (self._start or b"") + data
-        if len(data) < len(_BOM) and _BOM.startswith(data):
-            self._start = data
-            return b""
-        self._start = None
-        return data.removeprefix(_BOM)
-
     def _only_lf(self, data: bytes) -> bytes:
         """CR and CRLF become LF, also where a CRLF was cut in the middle."""
         if not data:
@@ -119,8 +183,7 @@ class SseDecoder:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _feed_lines(self, data: bytes, events: list[Event]) -> None:
-        lines = data.split(b"\n")
-        rest = lines.pop()
+        *lines, rest = data.split(b"\n")
         if lines and self._line:
             lines[0] = bytes(self._line) + lines[0]
             self._line.clear()
@@ -131,28 +194,22 @@ class SseDecoder:
 
     def _take(self, lines: list[bytes], events: list[Event]) -> None:
         for line in lines:
-            if not line:
-                if self._data:
-                    joined = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-                    events.append((joined, self._event))
-                    self._data = []
-                self._event = b""
-                self._size = 0
-            elif len(line) > self._line_cap:
+            if len(line) > self._line_cap:
                 raise SseTooLong(f"a line is longer than {self._line_cap} bytes")
-            elif line[0] != 58:  # ":" begins a comment
-                self._take_field(line)
-
-    def _take_field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if name == b"event":
-            self._event = value
-        elif name == b"data":
-            self._size += len(value) + _LINE_COST
-            if self._size > self._event_cap:
-                raise SseTooLong(f"an event is longer than {self._event_cap} bytes")
-            self._data.append(value)
+            name, _, value = line.partition(b":")  # a comment has no name
+            value = value.removeprefix(b" ")
+            if name == b"event":
+                self._event = value
+            elif name == b"data":
+                self._size += len(value) + _LINE_COST
+                if self._size > self._event_cap:
+                    raise SseTooLong(f"an event is longer than {self._event_cap} bytes")
+                self._data.append(value)
+            elif not line:
+                if self._data:
+                    events.append((b"\n".join(self._data), self._event))
+                    self._data = []
+                self._event, self._size = b"", 0
 
 
 # A reply may be longer than what was asked for (servers count differently), but not boundless.
@@ -182,6 +239,7 @@ WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
 # A stream with all that is not text: names and braces around each token, comments, empty lines.
 LEAST_STREAM_CAP = 64 * 1024 * 1024
 STREAM_BYTES_A_TOKEN = 1024
+_PLAIN_TEXT = re.compile(rb"[ !#-\[\]-~]+")  # what stands in JSON as it is
 # What the decoding of an answer looks at, and nothing else, is recorded of its head.
 RECORDED_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-after-ms")
 
@@ -189,12 +247,15 @@ RECORDED_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-af
 class CallDraft:
     """A tool call of which more may come."""
 
-    def __init__(self, id: str = "", name: str = "") -> None:
-        self.id, self.name = id, name
+    def __init__(self, id: str = "") -> None:
+        self.id, self.name = id, ""
         self.arguments: list[str] = []
         self.extra: object = None  # opaque, goes back to the same provider
         # Found in the text. A broken one stays, so that the model is told of it.
         self.is_recovered = False
+
+    def is_begun(self) -> bool:
+        return bool(self.name or self.arguments or self.id)
 
     def is_whole(self) -> bool:
         """Whether the arguments so far are one complete JSON object."""
@@ -210,6 +271,13 @@ class ReplyReader(ABC):
     has_ended = False  # nothing of interest follows, whatever the connection does
     is_recorded = False  # how it ended
     breath = 0  # bytes since others had their turn
+    finish: FinishReason | None = None  # None: it is not complete
+    finish_at_end: FinishReason | None = None  # of a stream that ends with `[DONE]` and no reason
+    refused = False  # to answer, in words of the model's own
+    reply_id = ""  # the provider's
+    # What stands before and behind the text of an event that says nothing else, once that is known.
+    # Events that differ in their text alone need no parser.
+    around_text: tuple[bytes, bytes] | None = None
     _size = _told_size = 0
     _beside = 0  # what a reply takes beside its text
 
@@ -250,23 +318,19 @@ class ReplyReader(ABC):
         """Before anything has come."""
 
     @abstractmethod
-    def take(self, chunk: dict[str, Any]) -> None:
-        """One event's object."""
+    def take(self, chunk: dict[str, Any], data: bytes) -> None:
+        """One event's object, and the bytes of it."""
 
     @abstractmethod
     def take_body(self, body: dict[str, Any]) -> None:
         """The object of an answer that is not streamed."""
 
     @abstractmethod
-    def finish(self) -> tuple[FinishReason | None, str]:
-        """Why it ended, None if it is not complete; and the provider's id of it."""
-
-    @abstractmethod
     def usage(self) -> Usage | None: ...
 
     @abstractmethod
-    def extras(self, calls: tuple[ToolCall, ...]) -> str | None:
-        """What has to be kept of a reply with these calls, for its provider alone."""
+    def extras(self, calls: tuple[ToolCall, ...]) -> object:
+        """What has to be kept of a reply with these calls, for its provider alone; false: nothing."""
 
     # From bytes to a reply.
 
@@ -280,11 +344,12 @@ class ReplyReader(ABC):
         if self._size > self._stream_cap:
             raise self.failed("protocol", f"the stream is longer than {self._stream_cap} bytes")
         try:
-            events = self._sse.feed(data)
+            self._take_events(self._sse.feed(data))
         except SseTooLong as error:
             raise self.failed("protocol", str(error)) from error
-        self._take_events(events)
-        if self.recovers or self.is_overrun:
+        except WRONG_SHAPE as error:
+            raise self._misshapen(error) from error
+        if self.recovers or self.progress.size > self.progress.most:
             return False
         self.tell()
         return not self.has_ended and self.breath < MOST_READ
@@ -292,8 +357,11 @@ class ReplyReader(ABC):
     def close(self) -> ModelReply:
         """The bytes of a stream have ended. Raises ModelFailed."""
         if rest := self._sse.finish():
-            # An event that was cut off is none: `reply` finds out whether it was needed.
-            self._take_events([event for event in rest if _is_json(event[0])])
+            try:
+                # An event that was cut off is none: `reply` finds out whether it was needed.
+                self._take_events([event for event in rest if _is_json(event[0])])
+            except WRONG_SHAPE as error:
+                raise self._misshapen(error) from error
         return self.reply()
 
     def take_whole(self, body: bytes) -> None:
@@ -315,33 +383,38 @@ class ReplyReader(ABC):
         self.grow(0)
 
     def _take_events(self, events: list[Event]) -> None:
-        take, progress, most = self.take, self.progress, min(self.progress.most, self._cap)
-        try:
-            for data, event in events:
-                if self.has_ended:
-                    break
-                try:
-                    chunk = from_json(data)
-                except ValueError as error:
-                    chunk = self._without_json(data, error)
-                if event == b"error" or type(chunk) is not dict or "error" in chunk:
-                    self._refuse_error(chunk, is_error=event == b"error")
-                take(chunk)
-                if progress.size > most:
-                    self._stop()
-        except WRONG_SHAPE as error:
-            raise self._misshapen(error) from error
+        progress, most = self.progress, min(self.progress.most, self._cap)
+        for data, event in events:
+            if self.has_ended:
+                break
+            around, plain = self.around_text, None
+            if around and data.startswith(around[0]) and data.endswith(around[1]):
+                plain = _PLAIN_TEXT.fullmatch(data, len(around[0]), len(data) - len(around[1]))
+            if plain:
+                text = plain[0].decode()
+                progress.size += len(text)
+                self.texts.append(text)
+            else:
+                self.take(self._parsed(data, event), data)
+            if progress.size > most:  # than was reserved, or than any reply
+                self.has_ended = self.is_overrun
+                self.grow(0)
 
-    def _stop(self) -> None:
-        """It is longer than what was reserved for it, or than any reply."""
-        self.has_ended = self.is_overrun
-        self.grow(0)
-
-    def _without_json(self, data: bytes, problem: ValueError) -> Any:
-        """What an event means whose data is no JSON. Raises ModelFailed."""
+    def _parsed(self, data: bytes, event: bytes) -> Any:
+        """An event's object. Raises ModelFailed for an error, and for what is no JSON."""
         if not data or data == b"[DONE]":
             self.has_ended = bool(data)
+            self.finish = self.finish or (self.finish_at_end if data else None)
             return {}
+        try:
+            chunk = from_json(data)
+        except ValueError as error:
+            chunk = self._with_surrogates(data, error)
+        if event == b"error" or type(chunk) is not dict or "error" in chunk:
+            self._refuse_error(chunk, is_error=event == b"error")
+        return chunk
+
+    def _with_surrogates(self, data: bytes, problem: ValueError) -> Any:
         if b"\\ud" in data or b"\\uD" in data:
             # Some servers cut an escaped pair of surrogates in two: each becomes a replacement.
             with suppress(ValueError, RecursionError):
@@ -357,10 +430,8 @@ class ReplyReader(ABC):
         self._add(text, self.thoughts)
 
     def _add(self, text: str, into: list[str]) -> None:
-        if not isinstance(text, str):
-            raise TypeError("something that should be text is none")
-        if text:
-            self.progress.size += len(text) if text.isascii() else len(text.encode())
+        if as_text(text):
+            self.progress.size += text_bytes(text)
             into.append(text)
 
     @property
@@ -373,17 +444,15 @@ class ReplyReader(ABC):
         """How many bytes of a whole answer are read: more are more output than was reserved."""
         return min(WHOLE_CAP, WHOLE_ENVELOPE + WHOLE_SWELL * self.progress.most)
 
-    def begin_call(self, id: str = "", name: str = "") -> CallDraft:
+    def begin_call(self, id: str = "") -> CallDraft:
         self.grow(CALL_COST)
-        draft = CallDraft(id)
-        self.calls.append(draft)
-        self.add(draft, name)
-        return draft
+        self.calls.append(CallDraft(id))
+        return self.calls[-1]
 
     def add(self, draft: CallDraft, name: str, piece: str = "") -> None:
         """More of a call. Its name is said again in every piece by some: it is never joined."""
-        new = "" if draft.name else name
-        self.progress.size += text_bytes(new) + text_bytes(piece)
+        new = "" if draft.name else as_text(name)
+        self.progress.size += text_bytes(new) + text_bytes(as_text(piece))
         self.grow(len(new) + len(piece))
         draft.name = draft.name or name
         if piece:
@@ -470,18 +539,23 @@ class ReplyReader(ABC):
     def reply(self) -> ModelReply:
         """The complete reply, or what was said of one that was cut off as an overrun: nothing of
         that is called, for the rest might have said something else. Raises ModelFailed."""
-        finish, reply_id = self.finish()
-        if self.is_overrun:
-            finish = "overrun"
+        finish = "overrun" if self.is_overrun else self.finish
+        if finish == "stop" and self.refused:
+            finish = "refusal"
         if finish is None:
             raise self.failed("truncated", "the stream ended before the reply was complete")
         self._tell_rest()
         text, thinking = "".join(self._text), "".join(self._thinking)
-        calls, kept = self._calls_and_extras(finish, reply_id, text)
-        if calls and finish == "stop":
-            finish = "tool_calls"  # some servers say "stop" all the same
-        elif finish == "tool_calls" and not calls:
-            finish = "stop"
+        calls: tuple[ToolCall, ...] = ()
+        opaque: object = None
+        if finish != "overrun":
+            calls = self._finished_calls(finish, text)
+            opaque = self.extras(calls)
+        extras = Extras(self.provider, json_bytes(opaque).decode()) if opaque else None
+        if extras:
+            self.grow(len(extras.json))  # it is sent again with every request
+        if finish in {"stop", "tool_calls"}:  # some servers say "stop" all the same
+            finish = "tool_calls" if calls else "stop"
         return ModelReply(
             provider=self.provider,
             model=self.request.model,
@@ -490,21 +564,8 @@ class ReplyReader(ABC):
             tool_calls=calls,
             usage=self._sane(self.usage(), text, thinking, calls),
             finish=finish,
-            extras=Extras(self.provider, kept) if kept else None,
+            extras=extras,
         )
-
-    def _calls_and_extras(
-        self, finish: FinishReason, reply_id: str, answer: str
-    ) -> tuple[tuple[ToolCall, ...], str | None]:
-        if self.is_overrun:
-            return (), None
-        calls: tuple[ToolCall, ...] = ()
-        if self.calls or self.recovers:
-            self._settle_drafts(finish, answer)
-            calls = self._finished_calls(reply_id)
-        kept = self.extras(calls)
-        self.grow(len(kept or ""))  # it is stored, and sent again with every request
-        return calls, kept
 
     def _tell_rest(self) -> None:
         """No more comes: what was held back, as it might have been markup, is told too."""
@@ -521,27 +582,26 @@ class ReplyReader(ABC):
         if self._new_text or self._new_thinking:
             self.tell(is_end=True)
 
-    def _settle_drafts(self, finish: FinishReason, answer: str) -> None:
-        drafts = self.calls = [one for one in self.calls if one.name or one.arguments or one.id]
+    def _finished_calls(self, finish: FinishReason, answer: str) -> tuple[ToolCall, ...]:
+        drafts = self.calls = [*filter(CallDraft.is_begun, self.calls)]
         if self.recovers and not drafts:
             self._find_calls(answer)
         if finish == "length":
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]  # else cut off
-
-    def _finished_calls(self, reply_id: str) -> tuple[ToolCall, ...]:
         calls: dict[str, ToolCall] = {}
-        for place, draft in enumerate(self.calls):
+        for place, draft in enumerate(drafts):
             draft.name = draft.name[:LONGEST_NAME]  # no tool has one so long: its result says so
             arguments = "".join(draft.arguments).strip() or "{}"
             if not 0 < len(draft.id) <= LONGEST_ID or draft.id in calls:
-                draft.id = _made_up_id(reply_id, place, draft.name, arguments)
+                draft.id = _made_up_id(self.reply_id, place, draft.name, arguments)
             calls[draft.id] = ToolCall(draft.id, draft.name, arguments)
         return tuple(calls.values())
 
     def _find_calls(self, answer: str) -> None:
         """Calls that stand in the text or the thinking: they count if the wire brought none."""
         for name, arguments, _ in counted(self._in_text, self._in_thinking, answer):
-            draft = self.begin_call(name=name)
+            draft = self.begin_call()
+            self.add(draft, name)
             draft.arguments.append(arguments)  # which came as text
             draft.is_recovered = True
             log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
