@@ -22,7 +22,7 @@ from gateway.domain.journal import MOST_BYTES, Attempt, JournalUnreadable
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Decode, Encode, Inbox, Model, SessionStore, ToolScope
-from gateway.memory.episodes import Episode
+from gateway.memory.window import Episode
 from gateway.sessions.journal import Difference, apart, last_attempt, read_in
 from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.player import Player, Reel, ReplayedGate, ReplayedModel
