@@ -7,7 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from heapq import nlargest
+from itertools import filterfalse
 from math import log as ln
 from typing import Literal
 
@@ -219,7 +221,7 @@ class Recall:
         """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, only turns
         that are worth being shown."""
         said = _all_words(question)
-        words = _telling(said)
+        words = asked_words(said)
         if not words:
             return ()
         facts: Sequence[Recalled] = ()
@@ -228,28 +230,13 @@ class Recall:
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told
-        # The messages in which facts were said, with the score of the best fact of each.
-        sources = {
-            name: _OF_FACT * one.score
-            for one in reversed(facts)
-            if one.fact
-            for name in one.fact.source_message_ids[-_SOURCES:]
-        }
-
-        def choose(found: FoundTurns) -> Mapping[int, float]:
-            at = found.messages
-            boosts = {at[name]: score for name, score in sources.items() if name in at}
-            if not (found.words or boosts):
-                return {}
-            seen = [at[end] for end in ends if end in at]  # on the path they follow each other
-            without = range(min(seen), max(seen) + 1) if shown and shown.since and seen else ()
-            read, least = (limit, _LEAST_SHARE) if shown else (_READ * limit, 0.0)
-            return dict(ranked(found, boosts, limit=read, without=without, least=least))
-
-        upto = shown.upto if shown else None
-        ends = [end for end in (shown.since, shown.upto) if end] if shown else []
+        sources = _sources(facts) if facts else {}
+        messages, upto = tuple(sources), None
+        if shown is not None:
+            messages, upto = (*sources, shown.since or "", shown.upto or ""), shown.upto
+        choose = partial(_worth_reading, sources, shown, limit)
         found = await self.facts.find_turns(
-            key, words, choose, messages=(*sources, *ends), upto=upto, limit=_HITS
+            key, words, choose, messages=messages, upto=upto, limit=_HITS
         )
         if not found.turns:
             return told
@@ -281,17 +268,41 @@ class Recall:
         ]
 
 
-def asked_words(question: str) -> tuple[str, ...]:
+def asked_words(question: str | Sequence[str]) -> tuple[str, ...]:
     """The words of a question without stop words."""
-    return _telling(_all_words(question))
-
-
-def _telling(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word for word in words if word not in _STOP))[:_MOST_WORDS]
+    words = _all_words(question) if isinstance(question, str) else question
+    return tuple(dict.fromkeys(filterfalse(_STOP.__contains__, words)))[:_MOST_WORDS]
 
 
 def _all_words(question: str) -> tuple[str, ...]:
     return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
+
+
+def _sources(facts: Sequence[Recalled]) -> Mapping[str, float]:
+    """The messages in which facts were said, with what the best fact of each is worth."""
+    return {
+        name: _OF_FACT * one.score
+        for one in reversed(facts)
+        if one.fact
+        for name in one.fact.source_message_ids[-_SOURCES:]
+    }
+
+
+def _worth_reading(
+    sources: Mapping[str, float], shown: Shown | None, limit: int, found: FoundTurns
+) -> Mapping[int, float]:
+    """The depths of the best turns, with their scores."""
+    at, boosts = found.messages, dict[int, float]()
+    for name in sources.keys() & at.keys() if sources else ():
+        boosts[at[name]] = sources[name]
+    if not (found.words or boosts):
+        return {}
+    if shown is None:
+        return dict(ranked(found, boosts, limit=_READ * limit))
+    ends = at.get(shown.since or ""), at.get(shown.upto or "")
+    seen = [end for end in ends if end is not None]  # on the path they follow each other
+    without = range(min(seen), max(seen) + 1) if shown.since and seen else ()
+    return dict(ranked(found, boosts, limit=limit, without=without, least=_LEAST_SHARE))
 
 
 def _recalled(

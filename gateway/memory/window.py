@@ -172,13 +172,10 @@ def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
             between.append(message)
         elif result is None:
             mended += (*waiting.values(), *between, message)
-            between = []
-            waiting = {
-                call.id: Message(
-                    "tool", result=ToolResult(call.id, call.name, _GONE, is_error=True)
-                )
-                for call in message.tool_calls
-            }
+            waiting, between = {}, []
+            for call in message.tool_calls:
+                gone = ToolResult(call.id, call.name, _GONE, is_error=True)
+                waiting[call.id] = Message("tool", result=gone)
         elif result.call_id in waiting:
             waiting[result.call_id] = message
     mended += (*waiting.values(), *between)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from itertools import combinations
+from itertools import chain, combinations, filterfalse, repeat
 from typing import TypeVar
 
 from pydantic_core import from_json
@@ -67,7 +67,7 @@ class SqliteTurns(SqliteStore):
     ) -> FoundTurns:
         require_text("the session's key or a message's id", str(key), upto, *messages)
         plain = frozenset(words_of(" ".join(words)))
-        asked = [word for word in words if word in plain]  # the others might be queries
+        asked = [*filter(plain.__contains__, words)]  # the others might be queries
         find = partial(self._find, key, asked, choose, ids=(upto, *messages), limit=limit)
         return await self._readers.read(find)
 
@@ -83,33 +83,34 @@ class SqliteTurns(SqliteStore):
     ) -> FoundTurns:
         """Runs in one go in a reader's thread: two trips would cost more than all they do."""
         length, common = self._common.get(key, (0, _NO_WORDS))
-        asked = [word for word in words if word not in common]
-        matches = (value for word in asked for value in (f'"{word}"', limit))
+        asked = [*filterfalse(common.__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
+        matches = chain.from_iterable(zip(map('"{}"'.format, asked), repeat(limit)))
         row = db.execute(query, (*ids, _MOST_FORKS, *matches, str(key))).fetchone()
         if row is None:
             return FoundTurns()
         session, head, last, indexed, has_forgotten, seqs, forks, *places = row
         seqs, forks = from_json(seqs), from_json(forks)
-        upto, messages = ids[0], [one for one in ids[1:] if one is not None]
+        upto, *messages = ids
         if upto is not None and upto not in seqs:
             raise NotFound(f"message {upto}")
         trail = trail_of(forks[::-1], head if upto is None else seqs[upto], last)
-        index = _Index(db, session, trail, limit, trail.count_to(indexed))
-        if length <= trail.length <= length * _STAYS_COMMON:
-            found = index.visible(dict(zip(asked, places, strict=True)))
-        else:  # what is common is counted anew
-            length, common = trail.length, _NO_WORDS
+        index = _Index(db, session, trail, limit, indexed)
+        is_stale = not length <= trail.length <= length * _STAYS_COMMON
+        if is_stale and common:  # what is common is counted anew
             found = index.depths_of({word: f'"{word}"' for word in words})
+        else:
+            found = index.visible(dict(zip(asked, places, strict=True)))
+        if is_stale:
+            length, common = trail.length, _NO_WORDS
         hits, too_common = index.hits_of(found)
         self._common[key] = (length, common | too_common)
         if len(self._common) > _MOST_COMMON_KEPT:
             del self._common[next(iter(self._common))]
-        at = {
-            one: depth
-            for one in messages
-            if one in seqs and (depth := trail.depth_of(seqs[one])) is not None
-        }
+        at: dict[str, int] = {}
+        for one in messages:
+            if one in seqs and (depth := trail.depth_of(seqs[one])) is not None:
+                at[str(one)] = depth
         found_turns = FoundTurns(trail, hits, at)
         chosen = choose(found_turns) if choose else None
         if not chosen:
@@ -172,7 +173,7 @@ class _Index:
     session: int
     trail: Trail
     limit: int
-    looked_at: int  # messages of the trail that are indexed
+    indexed: int  # seq of the last message that is indexed
 
     def visible(self, places: Mapping[str, str | None]) -> dict[str, set[int]]:
         """The depths of the newest `limit` places of each word, as far as they are visible. If some
@@ -183,11 +184,12 @@ class _Index:
             if not listed:
                 continue
             these = listed.split(",")
-            found[word] = self.trail.depths_of(map(seq_of, map(int, these)))
-            if len(found[word]) < len(these) >= self.limit:
+            depths = self.trail.depths_of(map(seq_of, map(int, these)))
+            if len(depths) < len(these) >= self.limit:
                 again[word] = f'"{word}"'
-        found |= self.depths_of(again)
-        return {word: depths for word, depths in found.items() if depths}
+            elif depths:
+                found[word] = depths
+        return found | self.depths_of(again) if again else found
 
     def depths_of(self, queries: Mapping[K, str]) -> dict[K, set[int]]:
         """Asks many queries in one statement. Returns the newest `limit` depths of each that has
@@ -208,22 +210,25 @@ class _Index:
 
     def hits_of(self, found: dict[str, set[int]]) -> tuple[Mapping[str, Hits], frozenset[str]]:
         """The hits of each word, and the words that are too common to tell turns apart."""
-        length, totals = self.trail.length, dict[str, int]()
+        length, totals, common = self.trail.length, dict[str, int](), set[str]()
+        most = max(_FEW, _SHARE * length)
         for word, depths in found.items():
             total = len(depths)
             if total >= self.limit:  # beyond the newest, as if it was always said as often
-                total = max(total, total * length // max(1, self.looked_at - min(depths)))
+                looked_at = self.trail.count_to(self.indexed) - min(depths)
+                total = max(total, total * length // max(1, looked_at))
+            if total > most:
+                common.add(word)
             totals[word] = total
-        most = max(_FEW, _SHARE * length)
-        common = frozenset(word for word, total in totals.items() if total > most)
-        found = {word: depths for word, depths in found.items() if word not in common}
+        for word in common:
+            del found[word]
         if frequent := [word for word, depths in found.items() if len(depths) >= self.limit]:
             frequent.sort(key=lambda word: (totals[word], word))
             self._add_meetings(found, frequent[:_MOST_COMMON], found.keys() - set(frequent))
-        return {
-            word: Hits(frozenset(depths), max(len(depths), totals[word]))
-            for word, depths in found.items()
-        }, common
+        hits: dict[str, Hits] = {}
+        for word, depths in found.items():
+            hits[word] = Hits(frozenset(depths), max(len(depths), totals[word]))
+        return hits, frozenset(common)
 
     def _add_meetings(
         self, found: dict[str, set[int]], frequent: Sequence[str], rare: Collection[str]
@@ -336,9 +341,8 @@ SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0),
 FROM session s LEFT JOIN turn_cursor c ON c.session = s.id WHERE s.key = ?
 """
 _MATCHES = """, (SELECT group_concat(place) FROM (
-    SELECT rowid AS place FROM turn
-    WHERE turn MATCH ? AND rowid BETWEEN s.id << 32 AND (s.id << 32) + 0xffffffff
-    ORDER BY rowid DESC LIMIT ?))"""
+    SELECT rowid AS place FROM turn WHERE turn MATCH ? AND rowid BETWEEN s.id << 32
+    AND (s.id << 32) + 0xffffffff ORDER BY rowid DESC LIMIT ?))"""
 _MATCH = """
 WITH asked (query) AS (VALUES {})
 SELECT query, (SELECT group_concat(place) FROM (
