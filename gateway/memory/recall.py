@@ -11,6 +11,7 @@ from functools import partial
 from heapq import nlargest
 from itertools import filterfalse
 from math import log as ln
+from operator import attrgetter
 from typing import Literal
 
 import anyio
@@ -65,10 +66,13 @@ def ranked(
     length = found.trail.length
     many = (length >> _BLOCK_BITS) + 1
     weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
-    cells = _best_cells(weighed)
+    if sum(len(hits.depths) for hits, _ in weighed) > _CELLS:
+        cells = _best_cells(weighed)
+        scored = [[at for at in hits.depths if at >> _CELL_BITS in cells] for hits, _ in weighed]
+    else:
+        scored = [[*hits.depths] for hits, _ in weighed]
     around, own, blocks = Scores(float), Scores(float), Scores(float)
-    for hits, rarity in weighed:
-        depths = [depth for depth in hits.depths if depth >> _CELL_BITS in cells]
+    for depths, (hits, rarity) in zip(scored, weighed, strict=True):
         near = Scores(float)
         for depth in depths:
             own[depth] += rarity
@@ -91,15 +95,13 @@ def ranked(
         for depth, score in part.items():
             whole[depth] += share * score
     share = _BLOCK / max(blocks.values(), default=1.0)
-    best = nlargest(
-        limit,
-        (
-            (score + share * blocks.get(depth >> _BLOCK_BITS, 0.0), depth)
-            for depth, score in whole.items()
-            if depth not in without
-        ),
-    )
-    return [(depth, score) for score, depth in best if score >= least * best[0][0]]
+    best = [
+        (score + share * blocks.get(depth >> _BLOCK_BITS, 0.0), depth)
+        for depth, score in whole.items()
+        if depth not in without
+    ]
+    best.sort(reverse=True)
+    return [(depth, score) for score, depth in best[:limit] if score >= least * best[0][0]]
 
 
 def _best_cells(weighed: Sequence[tuple[Hits, float]]) -> set[int]:
@@ -140,7 +142,7 @@ _FADES = 0.15  # what each place further down a list of facts takes from its sco
 _LEAST_WANTED = 10  # of each kind, for a turn
 # Of the best score: what a turn is not shown. Questions rarely find their answer below it, and each
 # message of a memory block is read, packed, sent, paid for and journalled.
-_LEAST_SHARE = 0.6
+_LEAST_SHARE, _MOST_READ = 0.45, 16
 KINDS: tuple[RecallKind, ...] = ("fact", "turn")
 
 _MINE = frozenset(words_of("i me my mine we us our ours"))
@@ -154,6 +156,7 @@ _STOP = _MINE | frozenset(
         "your yours tell know remember please"
     )
 )
+_SCORE = attrgetter("score")
 _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
 
 
@@ -194,19 +197,16 @@ class Recall:
             limit=max(_LEAST_WANTED, most),
             shown=Shown(window[0].id, window[-1].id) if window else None,
         )
-        if not found and not is_known:
-            return ()
+        if not is_known:
+            return found
         facts = [one for one in found if one.fact][:most]
-        turns: dict[str, Recalled] = {}
-        for one in found:
-            if not one.fact:
-                turns.setdefault(one.text, one)  # the same words again tell nothing more
+        turns = [one for one in found if not one.fact]
         if is_known and len(facts) < most:  # few say outright what they ask about
             known = {one.id for one in facts}
             more = await self.facts.facts_around(theirs, (SUBJECT,), limit=most)
             others = [one for one in more if one.id not in known][: most - len(facts)]
             facts += [recalled_fact(one, 0.0, "about the person") for one in others]
-        return (*facts, *turns.values())
+        return (*facts, *turns)
 
     async def of(
         self,
@@ -240,10 +240,13 @@ class Recall:
         )
         if not found.turns:
             return told
+        turns = sorted(found.turns, key=_SCORE)
+        if shown is not None:  # the same words again tell nothing more
+            turns = [*{turn.text: turn for turn in turns}.values()]
         held, heard = distinct(found.words), frozenset(said)
-        turns = [_recalled(turn, key, held, heard, turn.id in sources) for turn in found.turns]
-        turns.sort(key=lambda one: (-one.score, one.at, one.id))
-        return (*told, *turns[:limit])
+        best = [_recalled(turn, key, held, heard, turn.id in sources) for turn in turns]
+        best.sort(key=lambda one: (-one.score, one.at, one.id))
+        return (*told, *best[:limit])
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
         """Facts that contain the words, then facts one hop away from the first of them."""
@@ -302,7 +305,8 @@ def _worth_reading(
     ends = at.get(shown.since or ""), at.get(shown.upto or "")
     seen = [end for end in ends if end is not None]  # on the path they follow each other
     without = range(min(seen), max(seen) + 1) if shown.since and seen else ()
-    return dict(ranked(found, boosts, limit=limit, without=without, least=_LEAST_SHARE))
+    most = _MOST_READ
+    return dict(ranked(found, boosts, limit=most, without=without, least=_LEAST_SHARE))
 
 
 def _recalled(
