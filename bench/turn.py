@@ -239,10 +239,10 @@ def ticks(tree: str) -> int:
     )
     moment = Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0)
     turn = Turn(job, lambda chunk: None, moment)
-    turn.begin()
+    turn.advance()
     while turn.end is None:
-        for wish in turn.tickets.take_new():
-            turn.on(_granted(wish), moment)
+        while turn.effects:
+            turn.on(_granted(turn.effects.pop(0)), moment)
     return turn.run.ticks
 
 

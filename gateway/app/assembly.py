@@ -14,21 +14,21 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.agent.driver import Runner
 from gateway.agent.effects import Gate
 from gateway.agent.journal import RunJournal
 from gateway.agent.leaves import Plans
-from gateway.agent.runner import Runner
 from gateway.agent.subagents import Delegating, Subagents
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
 from gateway.app.shared import Shared, opened, provider_trial, scrubbing
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
 from gateway.channels.room import ChannelRoom, channel_room, delivering, keep_lines
 from gateway.config.authority import note_start
-from gateway.config.keys import json_schema
+from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
 from gateway.domain.ids import RunId, Secret
@@ -55,9 +55,8 @@ from gateway.sandbox.opening import (
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Front, MessageIntake, ServedDesk, Upkeep
-from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replayer
+from gateway.sessions.intake import Front, MessageIntake, ServedDesk
+from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker, TurnRecall
 from gateway.tools.gate import ToolGate
@@ -216,7 +215,7 @@ class Gateway:
             AuditMethods(stores.audit),
             PairMethods(self.pairing),
             channels,
-            MemoryMethods(*remembering, self.made.sharing, front.upkeep),
+            MemoryMethods(*remembering, self.made.sharing, front),
             ChatMethods(front, to_json),
             SessionMethods(front),
             UpkeepMethods(front),
@@ -358,7 +357,7 @@ async def _open_mcp_servers(
     config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
 ) -> None:
     """A server is connected when a turn of an agent that has it begins."""
-    if not config.mcp_servers:
+    if not config.mcp.servers:
         return
     # An extra, and slow to import.
     from gateway.mcp.connecting import Dialling  # noqa: PLC0415
@@ -381,18 +380,18 @@ async def _open_mcp_servers(
         told_changed=told_changed,
         random=random.random,
     )
-    gate.foreign = await stack.enter_async_context(open_servers(config.mcp_servers, means))
+    gate.foreign = await stack.enter_async_context(open_servers(config.mcp.servers, means))
 
 
 async def _serve_mcp(
     config: GatewayConfig, shared: Shared, gate: ToolGate, front: Front, stack: AsyncExitStack
 ) -> Door | None:
     """The application at /mcp; None if MCP is not served."""
-    if not config.mcp_serving.is_enabled:
+    if not config.mcp.serve.is_enabled:
         return None
     from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
 
-    agent = replace(usual_agent(config), tools=config.mcp_serving.tools)
+    agent = replace(usual_agent(config), tools=config.mcp.serve.tools)
     desk = ServedDesk(front, gate, agent, to_json, from_json, shared.ids)
     most_bytes = config.gateway.max_body_bytes
     door = serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)
@@ -459,23 +458,11 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
     forget = opened.gate.excerpts.forget if alone else stores.tools.forget_originals
     intake = MessageIntake(
         router=made.router,
-        inbox=stores.inbox,
+        worker=worker,
         lanes=shared.lanes,
-        runs=shared.live,
-        work=worker.work,
-        encode=to_json,
-        clock=clock,
         ids=ids,
         bounds=made.bounds,
         policy=made.manner,
-    )
-    upkeep = Upkeep(
-        stores.sessions,
-        shared.episodes,
-        clock,
-        memory.indexer.note,
-        memory.forget,
-        intake.holding,
     )
     front = Front(
         agents=made.agents,
@@ -488,7 +475,8 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
         souls=opened.souls,
         plans=opened.plans,
         clock=clock,
-        upkeep=upkeep,
+        on_import=memory.indexer.note,
+        on_erase=memory.forget,
     )
     width = made.config.queue.max_running
     return Core(
@@ -594,7 +582,7 @@ def _replays(made: Generation, shared: Shared, worker: RunWorker) -> Replayer:
         return Models(clients)
 
     providers = frozenset({*definitions, "demo"})
-    return Replayer(worker, shared.stores.inbox, shared.stores.sessions, wired_to, providers)
+    return Replayer(worker, shared.stores.sessions, wired_to, providers)
 
 
 def strict_json(text: str | bytes) -> Any:

@@ -10,15 +10,8 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from gateway.agent.effects import (
-    Job,
-    Moment,
-    RunControl,
-    Steered,
-    StopRequest,
-    TurnEvent,
-    Withdrawn,
-)
+from gateway.agent.driver import RunControl, Withdrawn
+from gateway.agent.effects import Job, Moment, Steered, StopRequested, TurnEvent
 from gateway.agent.journal import PART, RunJournal, retry_store
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import Busy, ModelFailed
@@ -96,9 +89,9 @@ class RecordedJournal(RunJournal):
         control.on_request = self._requested
         return moment
 
-    def _requested(self, one: StopRequest | Steered | Withdrawn) -> None:
+    def _requested(self, one: StopRequested | Steered | Withdrawn) -> None:
         match one:
-            case StopRequest(reason, at_once):
+            case StopRequested(reason, at_once):
                 self("stop", reason, at_once)
             case Steered(run_id, text):
                 self("said", run_id, text)

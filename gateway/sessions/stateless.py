@@ -11,9 +11,9 @@ from secrets import token_bytes
 import anyio
 from anyio.abc import TaskGroup
 
+from gateway.agent.driver import Assignment
 from gateway.agent.effects import RunResult
 from gateway.agent.journal import RunJournal, retry_store
-from gateway.agent.runner import Assignment
 from gateway.domain.agents import MEMORY, AgentDef, Template, speaker
 from gateway.domain.errors import Busy, Conflict, GatewayError
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey

@@ -73,7 +73,7 @@ class ConversationsApi:
         for key in keys:
             require_own(principal, key)
         for key in keys:
-            erased = await self.front.upkeep.erase(key, by=principal.name)
+            erased = await self.front.erase(key, by=principal.name)
             gone.append(
                 {
                     "session_key": str(key),

@@ -110,10 +110,10 @@ class Paper:
         self.turn = Turn(job, self.said.append, self.moment)
 
     def play(self) -> Turn:
-        self.turn.begin()
+        self.turn.advance()
         while self.turn.end is None:
-            for wish in self.turn.tickets.take_new():
-                self.turn.on(self._granted(wish), self.moment)
+            while self.turn.effects:
+                self.turn.on(self._granted(self.turn.effects.pop(0)), self.moment)
         return self.turn
 
     def _granted(self, wish: Effect) -> TurnEvent:
@@ -230,7 +230,7 @@ def test_every_sample_tree_answers(text: str) -> None:
     turn = Paper(plan, calls=2 if has_loop else 0).play()
 
     assert turn.end == Finish("answered", "so")
-    assert turn.exchange.replies == (3 if has_loop else 1)
+    assert turn.replies == (3 if has_loop else 1)
 
 
 def test_the_command_says_what_the_page_shows(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_the_sample_policy_judges_a_run(installed: Path, monkeypatch: pytest.Mon
 
     assert turn.state.limits.max_iterations == 7
     assert turn.end == Finish("no_progress", "so", partial=True)
-    assert turn.exchange.replies == 3
+    assert turn.replies == 3
     assert paper.system("notice") == ["One search is left."]
     assert len(paper.system("no_progress")) == 1
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 
-from gateway.agent.runner import Runner
-from gateway.budgets.metering import Meter
+from gateway.agent.driver import Runner
+from gateway.budgets import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import RuleSet, load_rules
@@ -24,10 +24,9 @@ from gateway.memory.souls import Souls
 from gateway.memory.window import Episodes
 from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Front, MessageIntake, QueueBounds, Upkeep
+from gateway.sessions.intake import Front, MessageIntake, QueueBounds
 from gateway.sessions.lanes import Lanes, QueuePolicy
-from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replayer
+from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import StatelessRuns
@@ -174,19 +173,14 @@ async def staged(
                 worker = replace(worker, compact=compaction.consider)
             intake = MessageIntake(
                 router=router,
-                inbox=used,
+                worker=worker,
                 lanes=lanes,
-                runs=runs,
-                work=worker.work,
-                encode=encode,
-                clock=clock,
                 ids=CountingIds(ids_from),
                 bounds=bounds,
                 policy=manner,
             )
             if opened:
                 intake.open()
-            upheld = (stores.sessions,)
             front = Front(
                 agents=worker.agents,
                 router=router,
@@ -198,9 +192,8 @@ async def staged(
                 souls=souls,
                 plans=worker.runner.plans,
                 clock=clock,
-                upkeep=Upkeep(*upheld, episodes, clock),
             )
-            replays = Replayer(worker, stores.inbox, stores.sessions, _unwired, frozenset())
+            replays = Replayer(worker, stores.sessions, _unwired, frozenset())
             stateless = StatelessRuns(worker, CountingIds(2_000_000), group, width=width)
             parts = (gate, settings, replays, compaction, stateless)
             yield Stage(front, lanes, clock, stores, *parts)

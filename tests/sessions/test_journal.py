@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from gateway.agent.effects import RunControl, Steered
-from gateway.agent.journal import Granted
+from gateway.agent.driver import RunControl
+from gateway.agent.effects import Steered
+from gateway.agent.journal import RunJournal
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import MessageId, RunId
 from gateway.domain.inbox import NewEntry
@@ -121,7 +122,7 @@ async def test_what_was_granted_and_sent_is_read_again_over_its_parts(size: int)
     assert (number, kept) == (4, ["reply:0", "begun:1", "result:1", "taken:r_2"])
     assert chunks_of(parts) == b'{"seq":1}\n{"seq":2}\n{"seq":3}'
     earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
-    granted = Granted(earlier.entries)
+    granted = RunJournal(FakeClock(), earlier.entries)
     assert (granted.replies, granted.results) == ({0: REPLY}, {(0, "1"): PAID})
     assert (granted.begun, list(granted.taken)) == ({(0, "1")}, ["r_2"])
     assert earlier.parts == 4
@@ -182,7 +183,8 @@ async def test_a_run_that_is_told_too_much_keeps_what_it_was_granted_and_what_it
     assert [entry.kind for entry in read(*parts).entries] == ["begun", "cut", "cut"]
     assert max(map(len, parts)) < 200
     assert chunks_of([first, *parts]) == b'{"seq":1}\n{"seq":2}'
-    granted = Granted((await earlier_attempts(RUN, store, FakeClock(), from_json)).entries)
+    earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
+    granted = RunJournal(FakeClock(), earlier.entries)
     assert (granted.results, granted.begun) == ({(0, "1"): PAID}, {(1, "1")})
 
 

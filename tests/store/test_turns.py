@@ -20,6 +20,7 @@ from gateway.store.writer import Pen, Writer, open_to_read
 from tests.conformance.test_turns import HERE, THERE, everything, found_by, index, say
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import InlineReaders
+from tests.store.versions import of_version
 
 BEFORE_TURNS = 4  # version of the schema
 FORKS = "SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork WHERE parent IS NOT place - 1 ORDER BY place"
@@ -72,8 +73,7 @@ def test_a_trail_is_the_path_and_the_last_word_of_each_earlier_conversation(
 
 
 def test_a_conversation_from_before_there_was_an_index_is_found(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
-    migrate(db, BEFORE_TURNS)
+    db = of_version(BEFORE_TURNS, tmp_path / "old.db")
     db.execute("INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
                " VALUES (1, 'a:b:c:d', 'a', 'b', 'c', 'd', 1, 1)")  # fmt: skip
     for seq, parent in [(1, None), (2, 1), (3, 1), (4, 3), (5, None)]:

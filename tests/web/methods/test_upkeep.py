@@ -220,7 +220,7 @@ async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await told(stage, "one")
         asked = (stores.facts, FakeFind(), stage.clock, CountingIds(), ready)
-        made = MemoryMethods(*asked, upkeep=stage.front.upkeep).all()
+        made = MemoryMethods(*asked, front=stage.front).all()
         memory = {method.name: method for method in made}
 
         would = await call(memory, "memory.forget", session_key=KEY)

@@ -1,15 +1,99 @@
-"""Gives the rooms of channels keys of their own, in a database from before rooms had them."""
+"""What earlier versions kept otherwise: how it is taken over by the newest tables."""
 
+import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from gateway.domain.agents import OWN_CHANNELS, key_peer
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import SessionKey, decode_part, encode_part
+from gateway.domain.journal import pack_text
 
+# Tables that were made anew, each with a column that shows the newer one.
+_REPLACED = {"journal": "part", "delivery": "arrived"}
+
+
+def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Sequence[str]:
+    """Renames tables that were made anew and columns that have another name. Returns the tables."""
+    if ("run", "token_limit") in there:  # more than one number now, as JSON
+        db.execute("ALTER TABLE run RENAME COLUMN token_limit TO limits")
+        db.execute(_LIMITS)
+    names = {table for table, _ in there}
+    old = [one for one, new in _REPLACED.items() if one in names and (one, new) not in there]
+    for table in old:
+        db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    return old
+
+
+def take_over(db: sqlite3.Connection, replaced: Sequence[str]) -> None:
+    """Fills the newest tables from those that were set aside."""
+    if "delivery" in replaced:
+        columns = ", ".join(
+            name for (name,) in db.execute("SELECT name FROM pragma_table_info('old_delivery')")
+        )
+        db.execute(f"INSERT INTO delivery ({columns}) SELECT {columns} FROM old_delivery")
+    if "journal" in replaced:
+        _move_journals(db)
+    for table in replaced:
+        db.execute(f"DROP TABLE old_{table}")
+    # What earlier versions wrote of runs that have ended stays in their rows until it is swept.
+    db.execute("UPDATE run SET has_journal = 1 WHERE log IS NOT NULL")
+    db.execute("DROP INDEX IF EXISTS run_with_log")
+
+
+_LIMITS = """
+UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT NULL
+"""
+
+
+# --- journals ------------------------------------------------------------------------------------
+def _move_journals(db: sqlite3.Connection) -> None:
+    """The notes of runs that had not ended become the first part of their journals."""
+    for run_id, notes in groupby(db.execute(_NOTES).fetchall(), itemgetter(0)):
+        entries = [_entry(step, kind, from_json(payload)) for _, step, kind, payload in notes]
+        data = pack_text([to_json(["attempt", 1, [run_id]]), *map(to_json, entries)])
+        db.execute("INSERT INTO journal (run_id, part, data) VALUES (?, 0, ?)", (run_id, data))
+
+
+_PART = re.compile(r"(?:@[^:]*:)+")
+
+
+def _entry(step: int, kind: str, value: Any) -> list[object]:
+    """A note's kind begins with the part of a run inside the run, if it is of one."""
+    steps = _PART.match(kind)
+    part = steps[0] if steps else ""
+    name, values = _grant(step, kind[len(part) :], value)
+    return ["sub", part, name, values] if part else [name, *values]
+
+
+def _grant(step: int, kind: str, value: Any) -> tuple[str, list[object]]:
+    what, _, id_ = kind.partition(":")
+    match what:
+        case "reply":
+            return "reply", [step, value]
+        case "begun":
+            return "begun", [step, id_]
+        case "said":
+            return "taken", [step, value["run_id"], value["text"]]
+        case _:
+            rest = {name: one for name, one in value.items() if name not in {"call_id", "name"}}
+            return "result", [id_, step, value["name"], "", rest]
+
+
+_NOTES = """
+SELECT j.run_id, j.step, j.kind, j.payload FROM old_journal j JOIN run r ON r.run_id = j.run_id
+WHERE r.finished_at IS NULL ORDER BY j.run_id, j.step, j.id
+"""
+
+
+# --- rooms ---------------------------------------------------------------------------------------
+BEFORE_ROOMS = 7  # the last version in which the rooms of channels had no keys of their own
 _AT = "\x01"  # before a name that waits for its new one: no key begins so
 
 # Where names of sessions stand; of each whether two rows of one name would be refused.
@@ -30,7 +114,9 @@ def move_rooms(db: sqlite3.Connection) -> None:
     kinds = {id_: (rooms, chats) for id_, rooms, chats in db.execute(_KINDS)}
     moved: dict[str, str] = {}
     shared: list[tuple[int, SessionKey]] = []
-    for id_, key in _sessions(db):
+    for id_, text in db.execute("SELECT id, key FROM session").fetchall():
+        if (key := _foreign(text)) is None:
+            continue
         rooms, chats = kinds.get(id_, (0, 0))
         peer = key_peer(key.peer, is_room=bool(rooms) and not chats)
         if peer != key.peer:
@@ -38,16 +124,13 @@ def move_rooms(db: sqlite3.Connection) -> None:
         if rooms and chats:
             shared.append((id_, key._replace(peer=key_peer(key.peer, is_room=True))))
     _rename_people(db)
-    _rename_sessions(db, {**_misread(db), **moved})
+    misread: dict[str, str] = {}  # names that would be read as something else from now on
+    for table, column, where in _SESSIONS:
+        misread |= _renamed(db, table, column, where)
+    if misread or moved:
+        _rename_sessions(db, {**misread, **moved})
     for id_, room in shared:
         _part(db, id_, room)
-
-
-def _sessions(db: sqlite3.Connection) -> Iterator[tuple[int, SessionKey]]:
-    for id_, text in db.execute("SELECT id, key FROM session").fetchall():
-        key = _foreign(text)
-        if key is not None:
-            yield id_, key
 
 
 def _foreign(text: str) -> SessionKey | None:
@@ -72,14 +155,6 @@ def _part(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
 
 
 # --- names ---------------------------------------------------------------------------------------
-def _misread(db: sqlite3.Connection) -> dict[str, str]:
-    """Names of sessions that would be read as something else from now on."""
-    found: dict[str, str] = {}
-    for table, column, where in _SESSIONS:
-        found |= _renamed(db, table, column, where)
-    return found
-
-
 def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dict[str, str]:
     condition = " AND ".join(filter(None, (where, _LOOKS_MISREAD.format(column=column))))
     found: dict[str, str] = {}
@@ -91,8 +166,6 @@ def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dic
 
 
 def _rename_sessions(db: sqlite3.Connection, moved: dict[str, str]) -> None:
-    if not moved:
-        return
     for table, column, where in _SESSIONS:
         _rename(db, table, column, moved, where)
     db.executemany(
@@ -101,7 +174,11 @@ def _rename_sessions(db: sqlite3.Connection, moved: dict[str, str]) -> None:
     )
     _forget_as(db, "session", moved)
     db.executemany(_RENAME_SUMMARY, [(new, new) for new in moved.values()])
-    db.executemany(_RENAME_EVENTS, [(_named(old), _named(new), new) for old, new in moved.items()])
+    # As it stands at the beginning of each event of a run; in a text its quotes would be escaped.
+    named = {
+        one: f'"session_key":{to_json(one).decode()},"seq":' for one in (*moved, *moved.values())
+    }
+    db.executemany(_RENAME_EVENTS, [(named[old], named[new], new) for old, new in moved.items()])
     _place_in_rooms(db, moved.values())
 
 
@@ -115,11 +192,6 @@ def _rename(
         [(new, _AT + new) for new in moved.values()],
     ):
         db.executemany(f"UPDATE {table} SET {column} = ? WHERE {column} = ? {more}", names)
-
-
-def _named(key: str) -> str:
-    """As it stands at the beginning of each event of a run; in a text its quotes would be escaped."""
-    return f'"session_key":{to_json(key).decode()},"seq":'
 
 
 def _forget_as(db: sqlite3.Connection, kind: str, moved: dict[str, str]) -> None:
