@@ -11,8 +11,8 @@ from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.sessions import IMPORTED, ImportRefused, SessionQuery, SessionRecord
-from gateway.memory.compaction import summary_message, summary_of
-from gateway.memory.window import message_tokens
+from gateway.memory.compaction import summary_message
+from gateway.memory.window import message_tokens, summary_of
 from gateway.sessions.intake import Front
 from gateway.web.identity import Principal, may, own_key, require_own, visible_key
 from gateway.web.oracle import said_in, summary_in, viewed
