@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import unescape
 from typing import Any, NamedTuple, TypeVar
 
@@ -434,9 +434,9 @@ _WRAPPERS.append("minimax:tool_call>")
 _INVOKE_MARKS = (tuple(_INVOKES), tuple(f"</{wrapper}" for wrapper in _WRAPPERS))
 _FUNCTION = Marks("<parameter=", ">", "</" + "parameter>", "</function>")
 _GLM = Marks("<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", "<arg_value>")
-_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_MARKS = (("<｜tool▁call▁begin｜>",), ("<｜tool▁calls▁end｜>",))
 _DEEPSEEK_END = "<｜tool▁call▁end｜>"
-_KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_calls_section_end|>")
+_KIMI_MARKS = (("<|tool_call_begin|>",), ("<|tool_calls_section_end|>",))
 
 
 def read_calls(calls: CallParser, lines: Sequence[str]) -> Waits[list[MarkupCall]]:
@@ -459,10 +459,6 @@ def _named_line(calls: CallParser, name: str) -> Waits[None]:
     is_alone = (yield from calls.peek()) in {"", "\r", "\n"}
     if is_whole and is_alone and parsed(said) is not None:
         calls.add(name, said)
-
-
-def _invokes(calls: CallParser, opener: str) -> Waits[None]:
-    yield from calls.section(opener, _INVOKE_MARKS, _invoke)
 
 
 def _invoke(calls: CallParser, opener: str) -> Waits[None]:
@@ -537,10 +533,6 @@ def _mistral(calls: CallParser, _: str) -> Waits[None]:
     calls.add(name, (yield from calls.json()))
 
 
-def _deepseek(calls: CallParser, opener: str) -> Waits[None]:
-    yield from calls.section(opener, (_DEEPSEEK[1:2], _DEEPSEEK[2:]), _deepseek_call)
-
-
 def _deepseek_call(calls: CallParser, _: str) -> Waits[None]:
     """The name and its JSON; or a type, the name on the same line, and the JSON in a fence."""
     name = (yield from calls.short("<｜tool▁sep｜>")).strip()
@@ -554,20 +546,19 @@ def _deepseek_call(calls: CallParser, _: str) -> Waits[None]:
     calls.add(name, said)
 
 
-def _kimi(calls: CallParser, opener: str) -> Waits[None]:
-    yield from calls.section(opener, (_KIMI[1:2], _KIMI[2:]), _kimi_call)
-
-
 def _kimi_call(calls: CallParser, _: str) -> Waits[None]:
     name = yield from calls.short("<|tool_call_argument_begin|>")
     calls.add(name, (yield from calls.json("<|tool_call_end|>")))
 
 
+_invokes = partial(CallParser.section, marks=_INVOKE_MARKS, one=_invoke)
+_deepseek = partial(CallParser.section, marks=_DEEPSEEK_MARKS, one=_deepseek_call)
+_kimi = partial(CallParser.section, marks=_KIMI_MARKS, one=_kimi_call)
 # By the mark that opens it; none of them begins another.
 DIALECTS: dict[str, Callable[[CallParser, str], Waits[None]]] = {
     **dict.fromkeys((*_INVOKES, *(f"<{wrapper}" for wrapper in _WRAPPERS)), _invokes),
-    **dict.fromkeys(_DEEPSEEK[:2], _deepseek),
-    **dict.fromkeys(_KIMI[:2], _kimi),
+    **dict.fromkeys(("<｜tool▁calls▁begin｜>", *_DEEPSEEK_MARKS[0]), _deepseek),
+    **dict.fromkeys(("<|tool_calls_section_begin|>", *_KIMI_MARKS[0]), _kimi),
     "<tool_call>": _tool_call,
     "<function=": _function,
     "<|python_tag|>": _llama,
@@ -695,10 +686,23 @@ class _Prose:
         self._judged = ("", False)  # a line's beginning, and whether it is a quote
 
     def say(self, text: str) -> None:
-        if "`" in text or "~" in text:
-            self._say_marks(text)
-        elif text:
-            self._say_plain(text)
+        if "`" not in text and "~" not in text:
+            if text:
+                self._say_plain(text)
+            return
+        for token in _TOKENS.findall(text):
+            char = token[0]
+            if self._run[1] and char != self._run[0]:
+                self._settle()
+            if char in "`~":
+                self.steps += 1
+                self._run = (char, self._run[1] + len(token))
+            elif char == "\n":
+                self._end_line()
+            else:
+                self._may_close = self._may_close and token.isspace()
+                self._keep(token)
+            self._last = token[-1]
 
     def _say_plain(self, text: str) -> None:
         """Whole lines without a mark at once: of those that end, only blank ones matter."""
@@ -714,24 +718,6 @@ class _Prose:
             if self._span and _BLANK_LINE.search("\n" + rest[:begun]):
                 self._span = 0
             self._keep(rest[begun : begun + _LINE_KEPT])
-
-    def _say_marks(self, text: str) -> None:
-        for token in _TOKENS.findall(text):
-            char = token[0]
-            if char in "`~":
-                self.steps += 1
-                if self._run[1] and char != self._run[0]:
-                    self._settle()
-                self._run = (char, self._run[1] + len(token))
-            else:
-                if self._run[1]:
-                    self._settle()
-                if char == "\n":
-                    self._end_line()
-                else:
-                    self._may_close = self._may_close and token.isspace()
-                    self._keep(token)
-            self._last = token[-1]
 
     def is_line_start(self) -> bool:
         return not self._line and not self._run[1]
