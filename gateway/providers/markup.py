@@ -245,9 +245,9 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[int]) -> set[str]:
     if not isinstance(schema, dict) or id(schema) in seen:
         return set()
     seen.add(id(schema))
-    told = schema.get("type")
-    if told:
-        return {told} if isinstance(told, str) else set(told)
+    type_ = schema.get("type")
+    if type_:
+        return {type_} if isinstance(type_, str) else set(type_)
     inner = [one for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, ())]
     inner.append(_target(schema.get("$ref", "#"), root))
     types = [_types(one, root, seen) for one in inner]
@@ -314,8 +314,8 @@ class CallParser(Lookahead):
         name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
         if not name:
             raise NotMarkup
-        told = _BROKEN + self.taken()[:_BROKEN_KEPT] if arguments is None else arguments
-        self.found.append(MarkupCall(name, told, arguments is not None))
+        text = _BROKEN + self.taken()[:_BROKEN_KEPT] if arguments is None else arguments
+        self.found.append(MarkupCall(name, text, arguments is not None))
         self.mark()
 
     def add_pairs(
@@ -323,8 +323,8 @@ class CallParser(Lookahead):
     ) -> None:
         """`typed` makes of a key and a value what `arguments_of` takes."""
         triples = [typed(key, value) for key, value in pairs or ()]
-        told = None if pairs is None else arguments_of(self._tools.get(name), triples)
-        self.add(name, told)
+        text = None if pairs is None else arguments_of(self._tools.get(name), triples)
+        self.add(name, text)
 
     def word(self) -> Waits[str]:
         word = yield from self.run(_WORD)
@@ -349,11 +349,11 @@ class CallParser(Lookahead):
     def named_json(self, end: str = "") -> Waits[None]:
         """`{"name": …, "arguments": …}`, or a list of such."""
         said = yield from self.json(end, _NAMED)
-        told = parsed(said or "")
+        value = parsed(said or "")
         raw = self.taken()
-        if told is None and (named := _NAMED.match(raw[raw.find("{") :])):
+        if value is None and (named := _NAMED.match(raw[raw.find("{") :])):
             self.add(named[1], None)
-        for one in told if isinstance(told, list) else [told] if told else []:
+        for one in value if isinstance(value, list) else [value] if value else []:
             if not isinstance(one, dict) or not isinstance(one.get("name"), str):
                 raise NotMarkup
             self.add(one["name"], _given(one))
@@ -471,9 +471,9 @@ def _invoke(calls: CallParser, opener: str) -> Waits[None]:
     marks = Marks(f"<{space}parameter ", ">", value_end, end)
 
     def typed(key: str, value: str) -> tuple[str, str, bool]:
-        told = _attributes(key)
+        attributes = _attributes(key)
         plain = value if "DSML" in space else unescaped(value)
-        return told.get("name", key), plain, told.get("string") == "false"
+        return attributes.get("name", key), plain, attributes.get("string") == "false"
 
     calls.add_pairs(name, [] if head.endswith("/") else (yield from calls.pairs(marks)), typed)
 
