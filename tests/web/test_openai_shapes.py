@@ -29,8 +29,7 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "there"}
 
 
 def asked(*messages: object, **more: object) -> Completion:
-    body = validate(Completion, {"model": "a", "messages": [*messages, HI], **more})
-    return body
+    return validate(Completion, {"model": "a", "messages": [*messages, HI], **more})
 
 
 def refused(*messages: object, **more: object) -> OpenAiFailure:
