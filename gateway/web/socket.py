@@ -27,9 +27,8 @@ from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
-from gateway.web.wire.guards import Doorway
 from gateway.web.wire.http import Handshake
-from gateway.web.wire.visitors import Reception, Visitor
+from gateway.web.wire.visitors import Doorway, Reception, Visitor
 
 log = logging.getLogger(__name__)
 

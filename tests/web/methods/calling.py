@@ -9,8 +9,8 @@ from pydantic_core import from_json, to_json
 from gateway.api.methods import METHODS
 from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
+from gateway.web.chat import ChatMethods
 from gateway.web.identity import Principal
-from gateway.web.methods.chat import ChatMethods
 from gateway.web.rpc import Call, Handler, Registry, Request, encode_result, run_all
 from gateway.web.socket import Seat, Workers
 from gateway.web.wire.frames import Wire
