@@ -47,16 +47,16 @@ class FakePeer(Seat):
     """A seat on such a connection."""
 
     def __init__(self) -> None:
-        self.wire = FakeWire()
-        super().__init__(cast(Wire, self.wire), LOCAL, Workers(1))
+        self.far_end = FakeWire()
+        super().__init__(cast(Wire, self.far_end), LOCAL, Workers(1))
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return self.wire.events
+        return self.far_end.events
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        return self.wire.told
+        return self.far_end.told
 
     @property
     def callbacks(self) -> Sequence[Callable[[], None]]:
