@@ -17,7 +17,6 @@ from gateway.cli.context import (
 )
 from gateway.cli.ending import BAD_CONFIG
 from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
-from gateway.config.values import StartNotice
 from gateway.domain.text import nearest
 
 if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
@@ -69,7 +68,7 @@ def _tried(loaded: "Loaded") -> tuple[Problem, ...]:
     errors = [one for one in found if one.severity == "error" and one.id != "network.port"]
     notices = [
         *loaded.config.notices,
-        *(StartNotice(o.id, o.path, o.message, o.fix, o.place) for o in found if o not in errors),
+        *(Finding(o.id, o.place, o.message, o.fix) for o in found if o not in errors),
     ]
     if errors:
         wrong = [Finding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]

@@ -100,14 +100,13 @@ def interpreted(document: Document, around: Surroundings) -> Loaded:
     reading, reader = Reading(around, document), SectionReader()
     written = _sections(reader, reading.tree)
     config = _resolved(reading, written)
-    report = reading.report
-    findings = [*reader.findings, *without_consequences(report.findings, reader.findings)]
+    findings = [*reader.findings, *without_consequences(reading.findings, reader.findings)]
     if findings:
         sources = reading.variables
         findings = [
             replace(one, variable=one.variable or sources.get(one.path)) for one in findings
         ]
-        raise placed(findings, document, left_out=reader.left_out, notices=report.notices)
+        raise placed(findings, document, left_out=reader.left_out, notices=reading.notices)
     return Loaded(config, document, _origins(reading, config))
 
 
@@ -128,7 +127,7 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     delegation, names = written.delegation, [one.name for one in subagents]
     if delegation.is_enabled:
         where, fix = ("delegation", "subagent"), ", or add [[subagents]] with it"
-        reading.report.refers(where, "subagent", delegation.subagent, names, or_else=fix)
+        reading.refers(where, "subagent", delegation.subagent, names, or_else=fix)
     plugins = resolve_plugins(reading, written.plugins)
     channels = resolve_channels(reading, written.channels, plugins)
     servers = resolve_servers(reading, written)
@@ -159,19 +158,19 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
         rule_folder=rule_folder,
         key_origins=key_origins,
         origin=reading.document.path,
-        notices=tuple(reading.report.notices),
+        notices=tuple(reading.notices),
     )
 
 
 def _check_file(reading: Reading) -> None:
     """Who else can read a file with secrets, or write it."""
-    document, report = reading.document, reading.report
-    if document.can_others_read and any(one.code == "literal-secret" for one in report.notices):
+    document = reading.document
+    if document.can_others_read and any(one.code == "literal-secret" for one in reading.notices):
         message = f"others can read {document.name}, and it holds secrets"
-        report.note("readable-file", (), message, f"chmod 600 {document.path}")
+        reading.note("readable-file", (), message, f"chmod 600 {document.path}")
     if why := document.why_writable():
         message = f"{why}, and so decide what the gateway does: {document.name}"
-        report.note("writable-file", (), message, f"chmod go-w {document.path}")
+        reading.note("writable-file", (), message, f"chmod go-w {document.path}")
 
 
 def _origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str]:

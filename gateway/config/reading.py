@@ -38,12 +38,11 @@ _NEEDED = {
 
 
 @dataclass(slots=True)
-class Reading:
+class Reading(Report):
     """One configuration while it is read."""
 
     around: Surroundings
     document: Document
-    report: Report = field(default_factory=Report)
     tree: dict[str, Any] = field(init=False)
     choice: Choice = field(init=False)
     variables: dict[KeyPath, str] = field(default_factory=dict)  # what they gave, by path
@@ -64,7 +63,7 @@ class Reading:
 
     @property
     def source(self) -> SecretSource:
-        return SecretSource(self.around.environment, self.around.home, self.report)
+        return SecretSource(self.around.environment, self.around.home, self)
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -115,7 +114,7 @@ class Reading:
         found = self.around.path(written, self.folder).absolute()
         if not found.is_file() or not os.access(found, os.R_OK):
             message = f"there is no file {quoted(str(found))} that can be read"
-            self.report.wrong(Code.MISSING_FILE, where, message, fix)
+            self.wrong(Code.MISSING_FILE, where, message, fix)
         return str(found)
 
     def _add_usual_agent(self) -> None:
@@ -132,7 +131,7 @@ class Reading:
         if choice.others:
             message = f"{choice.variable} is used; set as well: {', '.join(choice.others)}"
             fix = "choose with [agent] provider"
-            self.report.note("several-keys", ("agent", "provider"), message, fix)
+            self.note("several-keys", ("agent", "provider"), message, fix)
 
     def _add_usual_plugins(self) -> None:
         """Behind those of the file, so that a position in the list is one in the file."""
@@ -180,13 +179,13 @@ class Reading:
             variables["agent", "tools"] = MCP_URL
         if value_of(environment, ENCODING):
             message = f"{ENCODING} is set, but there is no tokenizer: tokens are estimated"
-            self.report.note("unused-variable", ("agent",), message, "unset it")
+            self.note("unused-variable", ("agent",), message, "unset it")
         for variable, (path, kind) in AGENT_KEYS.items():
             text, (needed, called) = value_of(environment, variable), _NEEDED[path[0]]
             if text and variable != MCP_URL and not self.is_given(needed):
                 message = f"{variable} is set, but there is no {called}"
                 fix = f"add [{'.'.join(needed)}], or unset it"
-                self.report.note("unused-variable", path, message, fix)
+                self.note("unused-variable", path, message, fix)
             elif text and self._put(path, kind, text):
                 variables[path] = variable
 

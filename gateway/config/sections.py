@@ -140,29 +140,6 @@ def is_section(kind: Any) -> bool:
     return isinstance(kind, type) and is_dataclass(kind) and kind is not Secret
 
 
-def section_at(path: KeyPath) -> tuple[type | None, Key | None]:
-    """The section that a path leads to or into, and its last key; None for what is not known."""
-    section: type | None = GatewayConfig
-    key: Key | None = None
-    parts = iter(path)
-    for part in parts:
-        key = keys_of(section).get(str(part)) if section else None
-        if key is None:
-            return None, None
-        kind = key.kind
-        if (element := element_of(kind)) is not None:
-            kind = element
-            next(parts, None)  # a position, or a name of the operator's own
-        section = kind if is_section(kind) else None
-    return section, key
-
-
-def described(path: KeyPath) -> str:
-    """What a key is for, or the section that it stands in."""
-    keys = (section_at(path[:length])[1] for length in range(len(path), 0, -1))
-    return next((key.setting.help for key in keys if key), "")
-
-
 class SectionReader:
     """Reads sections; what is wrong is gathered in `findings`, and left out of the values."""
 
@@ -185,7 +162,7 @@ class SectionReader:
         keys, needs, only = keys_of(kind), about.needs, about.only
         is_table = isinstance(table, dict)
         if not isinstance(table, dict):
-            self._wrong_type(path, table, "a table")
+            self._wrong_type(path, table, "a table", about.help)
             table = {}
         elif len(path) > DEEPEST:
             self.wrong(Code.MALFORMED, path[:8], "this is nested too deeply", "flatten it")
@@ -233,7 +210,7 @@ class SectionReader:
 
     def _list(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, list):
-            return self._wrong_type(path, raw, "a list")
+            return self._wrong_type(path, raw, "a list", about.help)
         if about.least is not None and len(raw) < about.least:
             return self.wrong(Code.MALFORMED, path, "this list is empty", about.help)
         element = element_of(kind)
@@ -242,7 +219,7 @@ class SectionReader:
 
     def _by_name(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, dict):
-            return self._wrong_type(path, raw, "a table")
+            return self._wrong_type(path, raw, "a table", about.help)
         element, found = element_of(kind), {}
         for name, one in raw.items():
             where = (*path, name)
@@ -268,7 +245,11 @@ class SectionReader:
         if kind == Plain:
             kind = type(raw) if isinstance(raw, Plain) else str
         if kind is bool:
-            return raw if isinstance(raw, bool) else self._wrong_type(path, raw, "true or false")
+            return (
+                raw
+                if isinstance(raw, bool)
+                else self._wrong_type(path, raw, "true or false", about.help)
+            )
         if kind in {int, float}:
             return self._number(kind, raw, path, about)
         return self._text(kind, raw, path, about)
@@ -276,9 +257,11 @@ class SectionReader:
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1
         if isinstance(raw, bool) or not isinstance(raw, int if is_whole else int | float):
-            return self._wrong_type(path, raw, "a whole number" if is_whole else "a number")
+            return self._wrong_type(
+                path, raw, "a whole number" if is_whole else "a number", about.help
+            )
         if isinstance(raw, float) and not math.isfinite(raw):
-            return self._wrong_type(path, raw, "a finite number")
+            return self._wrong_type(path, raw, "a finite number", about.help)
         least, most, above = about.least, about.most, about.above
         if least is not None and raw < least:
             beyond = f"at least {least}"
@@ -293,7 +276,7 @@ class SectionReader:
 
     def _text(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, str):
-            return self._wrong_type(path, raw, "a text")
+            return self._wrong_type(path, raw, "a text", about.help)
         if kind == Capability:
             return self._capability(raw, path)
         if raw == "" and about.form != "any":
@@ -332,9 +315,8 @@ class SectionReader:
             fix = f"it belongs into {' or '.join(elsewhere)}"
         self.wrong(Code.UNKNOWN_KEY, path, f"unknown key {quoted(key)}", fix, "key")
 
-    def _wrong_type(self, path: KeyPath, raw: object, wanted: str) -> object:
+    def _wrong_type(self, path: KeyPath, raw: object, wanted: str, fix: str) -> object:
         section = dotted(tuple(part for part in path if isinstance(part, str)))
-        fix = described(path)
         match wanted, raw:
             case "a list", dict():
                 fix = f"write [[{section}]] with two brackets, once for each"
@@ -396,9 +378,3 @@ def _plain(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 200:
         return "a very large number"
     return str(value)[:60]
-
-
-def keys_at(path: KeyPath) -> tuple[str, ...]:
-    """The keys of the section that a path leads to."""
-    section, key = section_at(path)
-    return tuple(keys_of(section)) if section and key else ()

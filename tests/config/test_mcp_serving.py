@@ -28,7 +28,7 @@ def test_tools_of_plugins_are_served_in_their_order(arena: Arena) -> None:
 
     assert config.mcp.serve == McpServing(is_enabled=True, tools=("off", "echo"))
     (notice,) = config.notices
-    assert (notice.code, notice.path) == ("plugin-disabled", "mcp.serve.tools.0")
+    assert (notice.code, notice.key) == ("plugin-disabled", "mcp.serve.tools.0")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import jsonschema_rs
 import pytest
 
 from gateway.config.schema import DIALECT, default_of, json_schema, patterns
-from gateway.config.sections import keys_at, sections_with
 from gateway.domain.settings import NEEDED
 from tests.config.arena import Arena
 
@@ -234,11 +233,3 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
 )
 def test_what_is_not_built_is_not_configurable(arena: Arena, text: str) -> None:
     assert {problem.code for problem in arena.problems(text)} == {"CFG002"}
-
-
-def test_keys_are_found_at_every_depth() -> None:
-    assert keys_at(("providers", "any"))[0] == "wire"
-    assert "fallback" in keys_at(("agents", 3, "fallback", "fallback"))
-    assert "max_iterations" in keys_at(("agents", 0, "limits"))
-    assert keys_at(("nothing", "there")) == ()
-    assert sections_with("port") == ("[gateway]",)
