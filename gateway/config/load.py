@@ -21,7 +21,7 @@ from gateway.config.problems import KeyPath, without_consequences
 from gateway.config.providers import check_budgets, check_prices, resolve_providers, resolve_servers
 from gateway.config.reading import Reading
 from gateway.config.rules import resolve_rules
-from gateway.config.sections import SectionReader
+from gateway.config.sections import SectionReader, blank
 from gateway.config.values import (
     GatewayConfig,
     GatewaySettings,
@@ -114,8 +114,9 @@ def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
     """What is written. Agents have the limits and the context that all have, but for their own."""
     shared = {name: tree[name] for name in ("limits", "context") if name in tree}
     for_all = reader.section(GatewayConfig, shared, ())
-    usual = SectionReader().section(AgentDef, {}, ())
-    reader.usual[AgentDef] = replace(usual, limits=for_all.limits, context=for_all.context)
+    reader.usual[AgentDef] = replace(
+        blank(AgentDef), limits=for_all.limits, context=for_all.context
+    )
     rest = {name: value for name, value in tree.items() if name not in shared}
     written: GatewayConfig = reader.section(GatewayConfig, rest, ())
     return replace(written, limits=for_all.limits, context=for_all.context)

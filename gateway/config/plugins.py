@@ -3,7 +3,6 @@ given, as it is, without any secret."""
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, time
@@ -67,12 +66,10 @@ def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, boo
             message, fix = f"no plugin {quoted(name)} is bundled", choose(name, bundled)
             reading.wrong(Code.UNKNOWN_NAME, path, message, fix)
         return bundled[name].file if name in bundled else Path(name), True
-    file = reading.around.path(written, reading.folder).absolute()
-    if plugin.is_enabled and not (file.is_file() and os.access(file, os.R_OK)):
-        message = f"there is no file {quoted(str(file))} that can be read"
+    if plugin.is_enabled:
         fix = "correct the path, build the plugin, or write enabled = false"
-        reading.wrong(Code.MISSING_FILE, path, message, fix)
-    return file, False
+        reading.file(path, written, fix)
+    return reading.around.path(written, reading.folder).absolute(), False
 
 
 def _secrets(

@@ -12,7 +12,7 @@ from gateway.config.environment import DEMO, key_variables, value_of
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import Reading
 from gateway.config.secrets import looks_secret
-from gateway.config.sections import SectionReader
+from gateway.config.sections import blank
 from gateway.config.values import GatewayConfig, Preset
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Budgets
@@ -43,7 +43,7 @@ def resolve_providers(
                 path = ("providers", DEMO, key)
                 reading.wrong(Code.MALFORMED, path, message, "remove it", at="key")
             continue
-        one = written.get(name) or SectionReader().section(ProviderDef, {}, ("providers", name))
+        one = written.get(name) or replace(blank(ProviderDef), name=name)
         provider = _Provider(reading, one)
         if (resolved := provider.resolved()) is not None:
             found[name] = resolved
