@@ -11,6 +11,7 @@ import jsonschema_rs
 import pytest
 
 from gateway.config.schema import DIALECT, default_of, json_schema, patterns
+from gateway.config.sections import sections_with
 from gateway.domain.settings import NEEDED
 from tests.config.arena import Arena
 
@@ -233,3 +234,9 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
 )
 def test_what_is_not_built_is_not_configurable(arena: Arena, text: str) -> None:
     assert {problem.code for problem in arena.problems(text)} == {"CFG002"}
+
+
+def test_a_key_knows_its_sections() -> None:
+    assert sections_with("port") == ("[gateway]",)
+    assert sections_with("soul_path") == ("[agent]", "[[agents]]")
+    assert sections_with("wire") == ()
