@@ -56,16 +56,8 @@ class _Agent:
         self.reading, self.config, self.path, self.written = reading, config, path, written
 
     def resolved(self) -> AgentDef:
-        path, written, known = self.path, self.written, self.reading.around.known
+        path, written = self.path, self.written
         check_tools(self.reading, path, f"agent {quoted(written.id)}", written.tools)
-        names, fix = [one.name for one in self.config.subagents], ", or add [[subagents]] with it"
-        for index, name in enumerate(written.subagents):
-            where = (*path, "subagents", index)
-            self.reading.refers(where, "subagent", name, names, or_else=fix)
-        projects = (OPEN_PROJECT, *(project.id for project in self.config.projects))
-        fix = ", or add [[projects]] with it"
-        self.reading.refers((*path, "project"), "project", written.project, projects, or_else=fix)
-        self.reading.refers((*path, "decision"), "decision tree", written.decision, known.decisions)
         helpers = (DELEGATE + name for name in dict.fromkeys(written.subagents))
         asked = self._asked(path, written)
         agent = replace(
@@ -106,10 +98,7 @@ class _Agent:
 
     def _asked(self, path: KeyPath, section: AgentDef) -> dict[str, Any]:
         """What an agent and each of its fallbacks has of its own."""
-        known, provider = (
-            self.reading.around.known,
-            section.provider or self.reading.choice.provider,
-        )
+        known, provider = self.reading.known, section.provider or self.reading.choice.provider
         model = usual_model(self.reading, path, provider, section.model)
         max_tokens, most = section.max_tokens, known.output_limit(model)
         if most is not None and max_tokens > most:
@@ -132,7 +121,7 @@ class _Agent:
 
     def _check_thinking(self, path: KeyPath, provider: str, model: str, max_tokens: int) -> None:
         """Of a provider that is not known nothing is said: that is wrong already."""
-        known, own = self.reading.around.known, self.config.providers.get(provider)
+        known, own = self.reading.known, self.config.providers.get(provider)
         preset = known.presets.get(provider)
         wire = preset.wire if preset else own.wire if own else None
         if provider not in self.reading.providers or (wire is None and provider != DEMO):
@@ -163,7 +152,7 @@ class _Agent:
         """A name of ours, or the file of the operator's own."""
         if self.written.tree.endswith(".bt"):
             return self._file("tree", "for the one that is shipped")
-        where, trees = (*self.path, "tree"), self.reading.around.known.trees
+        where, trees = (*self.path, "tree"), self.reading.known.trees
         self.reading.refers(where, "tree", self.written.tree, trees, or_else=", or name a .bt file")
         return self.written.tree
 
@@ -194,7 +183,7 @@ def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | Non
         fix = choose(provider, reading.providers)
         reading.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
     reading.used.setdefault(provider, (*path, "provider"))
-    model = model or default_model(provider, reading.around.known)
+    model = model or default_model(provider, reading.known)
     if model is None and provider in reading.providers:
         message = f'"model" is missing: {quoted(provider)} has none that is usual'
         where = (*path, "model")
@@ -236,7 +225,7 @@ def check_tools(
 
 
 def _how_to_add(reading: Reading, plugin: str, plugins: Mapping[str, bool]) -> str:
-    bundled = reading.around.known.bundled
+    bundled = reading.known.bundled
     if plugin not in bundled:
         return f"{choose(plugin, (*plugins, *bundled))}; or add [[plugins]] name = {quoted(plugin)}"
     needs = json.dumps(list(bundled[plugin].needs))
@@ -256,7 +245,7 @@ def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[Subagent
         model = one.model
         if one.provider is not None:
             model = usual_model(reading, path, one.provider, model)
-        known = reading.around.known
+        known = reading.known
         found.append(
             replace(
                 one,
@@ -296,7 +285,6 @@ def check_bindings(reading: Reading, bindings: Sequence[Binding]) -> None:
     first: dict[tuple[str | None, ...], int] = {}
     for index, binding in enumerate(bindings):
         path: KeyPath = ("bindings", index)
-        reading.refers((*path, "agent_id"), "agent", binding.agent_id, reading.agents)
         place = tuple(getattr(binding, name) for name in names)
         if not any(place):
             message = f"binding {index} says not where: it matches nothing"

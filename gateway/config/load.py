@@ -97,10 +97,12 @@ def read(path: Path | None, around: Surroundings) -> Loaded:
 
 def interpreted(document: Document, around: Surroundings) -> Loaded:
     """Raises ConfigInvalid with every problem at once."""
-    reading, reader = Reading(around, document), SectionReader()
+    reading = Reading(around, document)
+    reader = SectionReader(reading.names)
     written = _sections(reader, reading.tree)
     config = _resolved(reading, written)
-    findings = [*reader.findings, *without_consequences(reading.findings, reader.findings)]
+    found = [*reader.dangling, *reading.findings]
+    findings = [*reader.findings, *without_consequences(found, reader.findings)]
     if findings:
         sources = reading.variables
         findings = [

@@ -59,7 +59,7 @@ def _grants(reading: Reading, index: int) -> Sequence[object]:
 
 def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, bool]:
     """Whether a file that is shipped is really there is seen when it is loaded."""
-    written, bundled = str(plugin.path), reading.around.known.bundled
+    written, bundled = str(plugin.path), reading.known.bundled
     if written.startswith(BUNDLED):
         name = written.removeprefix(BUNDLED)
         if name not in bundled:
@@ -202,7 +202,7 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
         reading.wrong(Code.DUPLICATE, path, message, "choose another name")
     check_config(reading, (*path, "config"), written.config)
     where = (*path, "plugin")
-    if reading.refers(where, "plugin", written.plugin, names) and not names[written.plugin]:
+    if not names.get(written.plugin, True):
         message = f"plugin {quoted(written.plugin)} is not enabled"
         reading.wrong(Code.UNKNOWN_NAME, where, message, "enable it, or remove the channel")
     lists: list[KeyPath] = [(*path, "allow_from")]
@@ -229,7 +229,7 @@ def _bundled(
     reading: Reading, channel: ChannelDef, plugins: Mapping[str, PluginDef]
 ) -> BundledPlugin | None:
     """The adapter of a channel, if it ships with the gateway."""
-    plugin, bundled = plugins.get(channel.plugin), reading.around.known.bundled.values()
+    plugin, bundled = plugins.get(channel.plugin), reading.known.bundled.values()
     return next((one for one in bundled if plugin and one.file == plugin.path), None)
 
 

@@ -32,7 +32,7 @@ def resolve_providers(
     reading: Reading, config: GatewayConfig
 ) -> tuple[dict[str, ProviderDef], dict[str, str]]:
     """The providers of the file and the presets that agents ask, and where their keys come from."""
-    known, written = reading.around.known, config.providers
+    known, written = reading.known, config.providers
     presets = [name for name in reading.used if name in known.presets and name not in written]
     found: dict[str, ProviderDef] = {}
     origins: dict[str, str] = {}
@@ -58,7 +58,7 @@ class _Provider:
     def __init__(self, reading: Reading, written: ProviderDef) -> None:
         self.reading, self.written, self.name = reading, written, written.name
         self.path: KeyPath = ("providers", written.name)
-        self.preset: Preset | None = reading.around.known.presets.get(written.name)
+        self.preset: Preset | None = reading.known.presets.get(written.name)
         self.origin: str | None = None  # of its key, in words
 
     def resolved(self) -> ProviderDef | None:
@@ -94,7 +94,7 @@ class _Provider:
 
     def _check_own(self) -> None:
         """A provider that is no preset needs its protocol and its address."""
-        presets = ", ".join((*self.reading.around.known.presets, DEMO))
+        presets = ", ".join((*self.reading.known.presets, DEMO))
         lines = {
             "wire": 'wire = "openai" or wire = "anthropic"',
             "base_url": 'base_url = "https://..."',
@@ -181,7 +181,7 @@ def _check_price(
 ) -> None:
     provider, model = asked
     definition, where = config.providers.get(provider), (*path, "model")
-    if definition is None or not model or reading.around.known.is_priced(definition, model):
+    if definition is None or not model or reading.known.is_priced(definition, model):
         return  # demo costs nothing, and what does not exist is reported already
     if any(found.path == where for found in reading.findings):
         return
@@ -197,7 +197,7 @@ def resolve_servers(reading: Reading, config: GatewayConfig) -> tuple[McpServerD
     """The MCP servers with their secrets; checks what is served at /mcp as well."""
     _check_trust(reading, config)
     _check_served(reading, config)
-    if not reading.around.known.has_mcp:
+    if not reading.known.has_mcp:
         where: list[KeyPath] = [("mcp", "servers", one.name) for one in config.mcp.servers]
         where += [("mcp", "serve", "enabled")] if config.mcp.serve.is_enabled else []
         message, _, fix = str(McpNotInstalled()).partition(": ")

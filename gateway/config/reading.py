@@ -21,8 +21,8 @@ from gateway.config.environment import (
 )
 from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.secrets import SecretSource
-from gateway.config.values import Surroundings
-from gateway.domain.agents import OWN_TOOLS, RESULT
+from gateway.config.values import Known, Surroundings
+from gateway.domain.agents import OPEN_PROJECT, OWN_TOOLS, RESULT
 from gateway.domain.mcp import FAMILY
 from gateway.domain.text import quoted
 
@@ -50,10 +50,14 @@ class Reading(Report):
 
     def __post_init__(self) -> None:
         self.tree = dict(self.document.content)
-        self.choice = usual_choice(self.around.environment, self.around.known)
+        self.choice = usual_choice(self.around.environment, self.known)
         if "agent" not in self.tree and "agents" not in self.tree:
             self._add_usual_agent()
         self._add_variables()
+
+    @property
+    def known(self) -> Known:
+        return self.around.known
 
     @property
     def folder(self) -> Path:
@@ -72,7 +76,7 @@ class Reading(Report):
 
     @property
     def providers(self) -> tuple[str, ...]:
-        names = (*self.around.known.presets, DEMO, *_table(self.tree.get("providers")))
+        names = (*self.known.presets, DEMO, *_table(self.tree.get("providers")))
         return tuple(dict.fromkeys(names))
 
     @property
@@ -91,6 +95,20 @@ class Reading(Report):
             for table in _list(self.tree.get("plugins"))
             if isinstance(table, dict) and isinstance(table.get("name"), str)
         } | dict.fromkeys(OWN_TOOLS, True)
+
+    @property
+    def names(self) -> dict[str, Collection[str]]:
+        """What texts of the file may refer to."""
+        named = (("project", "projects", "id"), ("subagent", "subagents", "name"))
+        found: dict[str, Collection[str]] = {
+            kind: [
+                str(one.get(key)) for one in _list(self.tree.get(section)) if isinstance(one, dict)
+            ]
+            for kind, section, key in named
+        }
+        found["project"] = (OPEN_PROJECT, *found["project"])
+        decisions = self.known.decisions
+        return {**found, "agent": self.agents, "plugin": self.plugins, "decision tree": decisions}
 
     @property
     def plugins_alone(self) -> dict[str, bool]:
@@ -143,7 +161,7 @@ class Reading(Report):
         taken = [one.get("name") for one in tables] + [one.get("path") for one in tables]
         usual = [
             {"name": name, "path": f"{BUNDLED}{name}", "capabilities": list(plugin.needs)}
-            for name, plugin in self.around.known.bundled.items()
+            for name, plugin in self.known.bundled.items()
             if plugin.is_usual and name not in taken and f"{BUNDLED}{name}" not in taken
         ]
         self.tree["plugins"] = [*own, *usual]

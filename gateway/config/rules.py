@@ -104,7 +104,7 @@ def resolve_rules(
     reading: Reading, config: GatewayConfig
 ) -> tuple[tuple[RuleDef, ...], RuleFolder | None]:
     """All rules by their ids, the core ones first, and what `rules_dir` holds."""
-    known, folder = reading.around.known, None
+    known, folder = reading.known, None
     reader = RuleReader(known.rule_problems, reading.around.name)
     core = reader.file(known.core_rules, {}) if known.core_rules else ()
     rules = {rule.id: rule for rule in core}

@@ -35,6 +35,8 @@ _PLACEHOLDERS: Mapping[Any, Any] = {
     tuple[str, ...]: (),
     tuple[Action, ...]: (),
 }
+NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
+_ADDED = ("project", "subagent")  # what is easily defined where it is missing
 _WRONG = object()  # what stands for a value that was reported
 # Values that are written in another way, and the key that a plain text or number stands for.
 AS_WRITTEN: Mapping[Any, type] = {PluginSecret: SecretKeys, Action: ActionKeys}
@@ -166,8 +168,10 @@ def _is_named(section: type) -> bool:
 class SectionReader:
     """Reads sections; what is wrong is gathered in `findings`, and left out of the values."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, Collection[str]] = NO_NAMES) -> None:
+        self.names = names  # that may be referred to, by what they are names of
         self.findings: list[Finding] = []
+        self.dangling: list[Finding] = []  # references that lead nowhere: of the right form
         self.left_out = 0
         # sections whose defaults depend on the rest of the file
         self.usual: dict[type, Any] = {}
@@ -309,6 +313,11 @@ class SectionReader:
         except ValueError as error:
             message = str(error)
             return self.wrong(Code.MALFORMED, path, message, about.help)
+        names = self.names.get(about.refers or "")
+        if names is not None and text not in names:
+            message, fix = f"there is no {about.refers} {quoted(text)}", choose(text, names)
+            fix += f", or add [[{about.refers}s]] with it" if about.refers in _ADDED else ""
+            self.dangling.append(Finding(Code.UNKNOWN_NAME, path, message, fix))
         return kind(text) if kind in {Secret, Path} else text
 
     def _capability(self, raw: str, path: KeyPath) -> Any:
