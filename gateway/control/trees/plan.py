@@ -301,8 +301,10 @@ class Value:
         return self.constant if self.run is None else self.run(scope)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NodePlan:
+    """Equal to itself alone: runs keep what they know about a node by it."""
+
     kind: str
     name: str  # its own, or empty
     at: int  # where in the text
@@ -330,9 +332,7 @@ class NodePlan:
         """Its shape without its `:when`."""
         if self.kind == "condition" and "expr" in self.options:
             return "check"
-        if self.kind == "repeat" and "until-success" in self.options:
-            return "retry"
-        return "part" if self.kind == "subtree" and self.children else self.kind
+        return "named" if self.kind == "subtree" and self.children else self.kind
 
     @property
     def label(self) -> str:
