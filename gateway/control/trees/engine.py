@@ -8,24 +8,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, cast
 
-from gateway.control.trees.nodes import (
+from gateway.control.trees.nodes import LEAVES, NODES, Children, Kind, LeafCall, Ticks
+from gateway.control.trees.plan import (
     FAILURE,
-    KINDS,
-    LEAVES,
     RUNNING,
     SKIPPED,
     SUCCESS,
-    Children,
+    Act,
     Ground,
-    Kind,
-    LeafCall,
+    NodePlan,
     TickStatus,
-    Ticks,
     TreeFrame,
     TreeHost,
+    TreePlan,
     defaults,
 )
-from gateway.control.trees.plan import Act, NodePlan, TreePlan
 from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
 
@@ -59,7 +56,7 @@ class Run:
         plan: TreePlan,
         host: TreeHost,
         inputs: Mapping[str, object] = MappingProxyType({}),
-        kinds: Mapping[str, Kind] = KINDS,
+        kinds: Mapping[str, Kind] = NODES,
     ) -> None:
         self.plan, self.host = plan, host
         self.ground = Ground(host, kinds, plan.file, plan.watched, plan.subtrees)
@@ -277,7 +274,7 @@ def trace(plan: TreePlan, script: LeafScript) -> Trace:
     stage = _Stage(script)
     watched = {shape: stage.watched(kind) for shape, kind in LEAVES.items()}
     host = TreeHost(now=lambda: stage.now, find_act=stage.find_act)
-    run = Run(plan, host, kinds={**KINDS, **watched})
+    run = Run(plan, host, kinds={**NODES, **watched})
     run.ground.is_ticking = True  # all the time: what is closed is halted
     ticks: list[TickTrace] = []
     for _ in range(script.ticks):

@@ -1,4 +1,4 @@
-"""What the nodes of a tree do when a run ticks them, and the blackboard that they share.
+"""What the nodes of a tree do when a run ticks them.
 
 A node that answers at once is a function that gives a status. Any other is a generator: each `next` is a tick
 and gives a status. After RUNNING and SKIPPED the next tick goes on, after SUCCESS and FAILURE the node begins
@@ -6,197 +6,39 @@ anew; so it does if the generator has ended. `close` halts it.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Final, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import Final, cast
 
 from gateway.control.expressions import CANNOT
-from gateway.control.trees.plan import ANY, FAILED, HOSTED, Act, KeyType, NodePlan, TreePlan, Value
+from gateway.control.trees.kinds import HOSTED
+from gateway.control.trees.plan import (
+    FAILURE,
+    MOST_PARTS,
+    RUNNING,
+    SKIPPED,
+    SUCCESS,
+    BadWrite,
+    NodePlan,
+    PendingLeaf,
+    TickStatus,
+    TreeFrame,
+    Value,
+    defaults,
+    parts_of,
+)
 from gateway.domain.errors import GatewayError
-
-
-class TickStatus(Enum):
-    """The value is the letter that traces use."""
-
-    RUNNING = "R"
-    SUCCESS = "S"
-    FAILURE = "F"
-    SKIPPED = "K"
-
-
-# Ticks compare by identity with these: an attribute of the class would cost more than the comparison.
-RUNNING: Final = TickStatus.RUNNING
-SUCCESS: Final = TickStatus.SUCCESS
-FAILURE: Final = TickStatus.FAILURE
-SKIPPED: Final = TickStatus.SKIPPED
 
 log = logging.getLogger(__name__)
 
 Ticks = Generator[TickStatus, None, None]
-Kind = Callable[[NodePlan, "TreeFrame"], Ticks | TickStatus]
-Emit = Callable[[str, Mapping[str, object]], None]
-
-
-MOST_WORK = 1_000  # items of loops, and events, before something happens outside
-MOST_PARTS = 10_000  # of a value
-PARTS_A_WORK = 100  # to look at so many is as much work as an event
-
-
-class TreeTooMuch(GatewayError):
-    """A tree works for too long without waiting for anything outside."""
-
-    code = "internal_error"
-
-
-class BadWrite(GatewayError):
-    """A key that is not there, or a value that it does not take."""
-
-    code = "bad_write"
+Kind = Callable[[NodePlan, TreeFrame], Ticks | TickStatus]
 
 
 class TreeAbort(GatewayError):
     """Ends the run at once: nothing in the tree may catch it."""
 
     code = "internal_error"
-
-
-@dataclass(frozen=True, slots=True)
-class TreeHost:
-    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
-
-    now: Callable[[], float]
-    roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
-    emit: Emit = lambda event, payload: None
-    find_act: Callable[[NodePlan], Act | None] | None = None  # for plans without a registry
-    woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
-    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
-
-
-@dataclass(slots=True, eq=False)
-class Ground:
-    """What all nodes and frames of a run share."""
-
-    host: TreeHost
-    kinds: Mapping[str, Kind] = field(default_factory=dict)  # what nodes do, by their shape
-    file: str = ""
-    watched: frozenset[str] = frozenset()  # keys whose writers wake the run
-    subtrees: Mapping[str, TreePlan] = field(default_factory=dict)
-    timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
-    is_awake: bool = True  # another tick makes sense
-    # A tick or a halt is on its way. A node that is closed at another time was not halted: its run
-    # was dropped, and nothing may happen any more.
-    is_ticking: bool = False
-    has_heard: bool = False  # something came from outside since the last tick
-    work: int = 0  # done since then
-    ticks: int = 0  # of the run
-    cause: tuple[NodePlan, str, str] | None = None  # why a node failed last: its kind, in words
-
-    def spend(self, work: int = 1) -> None:
-        """Raises TreeTooMuch."""
-        self.work += work
-        if self.work > MOST_WORK:
-            raise TreeTooMuch(
-                f"more than {MOST_WORK} items and events, and nothing happened meanwhile"
-            )
-
-    def wake(self) -> None:
-        """Asks for another tick; during a tick it is the tree itself that asks."""
-        self.is_awake = True
-        if not self.is_ticking:
-            self.has_heard = True
-            if self.host.woken is not None:
-                self.host.woken()
-
-    @property
-    def failure(self) -> Mapping[str, object] | None:
-        """Why a node failed last."""
-        if self.cause is None:
-            return None
-        plan, kind, message = self.cause
-        return {
-            "node": plan.label,
-            "path": plan.path,
-            "file": self.file,
-            "line": plan.line,
-            "type": kind,
-            "message": message or f"{plan.label} failed",
-        }
-
-
-@dataclass(slots=True, eq=False)
-class TreeFrame:
-    """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
-
-    ground: Ground
-    values: dict[str, object]
-    types: Mapping[str, KeyType]
-    outer: "TreeFrame | None" = None
-    # Keys that are another frame's.
-    links: dict[str, "tuple[TreeFrame, str]"] = field(default_factory=dict)
-    is_item: bool = False  # of a `for-each`: its node gives a "result"
-    kept: dict[NodePlan, Any] = field(default_factory=dict)  # what nodes know when they begin anew
-
-    def get(self, name: str, /) -> object:
-        if name in self.values:
-            return self.values[name]
-        if name in self.links:
-            frame, key = self.links[name]
-            return frame.get(key)
-        if self.outer is not None:
-            return self.outer.get(name)
-        return self.ground.failure if name == FAILED else self.ground.host.roots.get(name)
-
-    def set(self, name: str, value: object) -> None:
-        """Raises BadWrite."""
-        if name in self.links:
-            frame, key = self.links[name]
-            frame.set(key, value)
-        elif name in self.values:
-            if not self.types.get(name, ANY).accepts(value):
-                raise BadWrite(f"{name} is {self.types[name]}, and not {type(value).__name__}")
-            if isinstance(value, list | dict) and value:
-                self._check_size(name, value)
-            if self.values[name] is not value:
-                self.values[name] = value
-                if name in self.ground.watched:
-                    self.ground.wake()
-        elif self.outer is not None:
-            self.outer.set(name, value)
-        else:
-            raise BadWrite(f"the blackboard has no key {name!r}")
-
-    def has(self, name: str) -> bool:
-        is_here = name in self.values or name in self.links
-        return is_here or (self.outer is not None and self.outer.has(name))
-
-    def _check_size(self, name: str, value: object) -> None:
-        parts = parts_of(value)
-        self.ground.spend(parts // PARTS_A_WORK)
-        if parts > MOST_PARTS:
-            raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
-
-
-def defaults(plan: TreePlan) -> dict[str, object]:
-    """The keys of a tree as they begin. Runs share a plan and not its lists."""
-    return {
-        name: deepcopy(key.default) if isinstance(key.default, list | dict) else key.default
-        for name, key in plan.schema.items()
-    }
-
-
-def parts_of(value: object) -> int:
-    """Counts the parts of a value, those inside of it too; a part that is there twice counts twice.
-    It stops beyond MOST_PARTS."""
-    waiting, count = [value], 0
-    while waiting and count <= MOST_PARTS:
-        one = waiting.pop()
-        if isinstance(one, list | tuple | dict):
-            count += len(one)
-            if count <= MOST_PARTS:
-                waiting.extend(one.values() if isinstance(one, dict) else one)
-    return count
 
 
 def failed(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") -> TickStatus:
@@ -207,8 +49,10 @@ def failed(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") 
     return FAILURE
 
 
-def holds(plan: NodePlan, frame: TreeFrame, test: Value) -> bool:
-    """Whether an expression is true. If it is not, or has no value, the reason is kept."""
+def holds(plan: NodePlan, frame: TreeFrame, test: Value | None) -> bool:
+    """Whether there is an expression, and it is true. If it is not, or has no value, the reason is kept."""
+    if test is None:
+        return False
     try:
         if test.run is not None and test.run(frame):
             return True
@@ -225,28 +69,6 @@ def number_of(plan: NodePlan, frame: TreeFrame, value: Value) -> float:
         return number
     what = f"{type(number).__name__} where a number belongs"
     raise TreeAbort(f"{plan.path}: {what}")
-
-
-class PendingLeaf:
-    """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
-
-    outcome: object = None  # as a function gives it, or the exception that it ended with
-    is_over = False
-
-    def __init__(self, ground: Ground, on_halt: Callable[[], None] | None = None) -> None:
-        self._ground, self._on_halt = ground, on_halt
-
-    def complete(self, outcome: object = SUCCESS) -> None:
-        """Takes the answer, as a function gives it. After an end or a halt it changes nothing."""
-        if not self.is_over:
-            self.outcome, self.is_over = outcome, True
-            self._ground.wake()
-
-    def halt(self) -> None:
-        if not self.is_over:
-            self.is_over = True
-            if self._on_halt is not None:
-                self._on_halt()
 
 
 class LeafCall:
@@ -318,13 +140,17 @@ def settled(plan: NodePlan, frame: TreeFrame, answer: object) -> TickStatus:
         return failed(plan, frame, "")
     if not isinstance(answer, Exception):
         answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
-    if isinstance(answer, TreeAbort):
-        raise answer
-    kind, message = type(answer).__name__, str(answer)
+    return _broken(plan, frame, answer)
+
+
+def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
+    if isinstance(error, TreeAbort):
+        raise error
+    kind, message = type(error).__name__, str(error)
     if plan.raises:
         failed(plan, frame, message, kind)
-        raise TreeAbort(f"{plan.label}: {kind}: {message}") from answer
-    log.warning("tree.leaf_failed", extra={"path": plan.path}, exc_info=answer)
+        raise TreeAbort(f"{plan.label}: {kind}: {message}") from error
+    log.warning("tree.leaf_failed", extra={"path": plan.path}, exc_info=error)
     return failed(plan, frame, message or kind, kind)
 
 
@@ -406,8 +232,12 @@ def fail(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 # -- the nodes over others
 
 
-def rest(plan: NodePlan, frame: TreeFrame, seconds: Value) -> Generator[TickStatus, None, bool]:
+def rest(
+    plan: NodePlan, frame: TreeFrame, seconds: Value | None
+) -> Generator[TickStatus, None, bool]:
     """RUNNING until the time has passed. Returns whether there was anything to wait for."""
+    if seconds is None:
+        return False
     ground, me, was_running = frame.ground, object(), False
     now = ground.host.now()
     until = now + number_of(plan, frame, seconds)
@@ -421,6 +251,14 @@ def rest(plan: NodePlan, frame: TreeFrame, seconds: Value) -> Generator[TickStat
     return was_running
 
 
+def _nothing() -> Ticks:
+    yield from ()
+
+
+NOT_BEGUN: Final = _nothing()
+next(NOT_BEGUN, None)  # so that it has ended
+
+
 class Children:
     """Nodes below another one, by their places."""
 
@@ -431,14 +269,13 @@ class Children:
         kinds: Mapping[str, Kind] | None = None,
     ) -> None:
         self.plans, self.frame, self.kinds = plans, frame, kinds or frame.ground.kinds
-        self.begun: list[Ticks | None] = [None] * len(plans)
+        self.begun = [NOT_BEGUN] * len(plans)
         # Of the last tick of each; none: it has to begin.
         self.statuses: list[TickStatus | None] = [None] * len(plans)
         self.running: int | None = None  # the only one that is RUNNING, where there is one at most
 
     def tick(self, place: int = 0) -> TickStatus:
-        ticks = self.begun[place]
-        status = next(ticks, None) if ticks is not None else None
+        status = next(self.begun[place], None)
         if status is None:
             plan = self.plans[place]
             answer = self.kinds[plan.shape](plan, self.frame)
@@ -452,13 +289,12 @@ class Children:
     def halt(self, *places: int, but: int | None = None) -> None:
         """Halts those that may go on, of these or of all; they begin anew."""
         for place in places or range(len(self.plans)):
-            status, ticks = self.statuses[place], self.begun[place]
+            status = self.statuses[place]
             if status is None or place == but:
                 continue
             self.statuses[place] = None
-            if ticks is not None and (status is RUNNING or status is SKIPPED):
-                self.begun[place] = None
-                ticks.close()
+            if status is RUNNING or status is SKIPPED:
+                self.begun[place].close()
 
 
 def to_its_end(
@@ -495,22 +331,20 @@ def choosing(choose: Choose) -> Kind:
     return ticks
 
 
-def in_order(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """`sequence`, `selector` and `try`: goes on where it was. When a `try` fails its last child runs, and then
-    the whole fails."""
-    kinds, is_try = frame.ground.kinds, plan.kind == "try"
-    stops_at, otherwise = (SUCCESS, FAILURE) if plan.kind == "selector" else (FAILURE, SUCCESS)
-    body = plan.children[:-1] if is_try else plan.children
-    begun: list[Ticks | None] = [None] * len(body)
+def in_order(
+    stops_at: TickStatus, otherwise: TickStatus, plan: NodePlan, frame: TreeFrame, beside: int = 0
+) -> Ticks:
+    """Goes on where it was. `beside`: children at the end that are not in the order."""
+    kinds, body = frame.ground.kinds, plan.children[: len(plan.children) - beside]
+    begun = [NOT_BEGUN] * len(body)
     place = skipped = 0
     try:
         while True:
-            ticks = begun[place]
-            status = next(ticks, None) if ticks is not None else None
+            status = next(begun[place], None)
             if status is None:
                 new = kinds[body[place].shape](body[place], frame)
                 begun[place], status = (
-                    (None, new) if isinstance(new, TickStatus) else (new, next(new))
+                    (NOT_BEGUN, new) if isinstance(new, TickStatus) else (new, next(new))
                 )
             if status is RUNNING:
                 yield RUNNING
@@ -520,22 +354,33 @@ def in_order(plan: NodePlan, frame: TreeFrame) -> Ticks:
             if status is not stops_at and place < len(body):
                 continue
             if status is not stops_at:
-                status = SKIPPED if skipped == len(body) else otherwise
+                status = otherwise
             if skipped:
-                begun = _closed(begun)
-            if status is FAILURE and is_try:
-                yield from to_its_end(plan.children[-1], frame, waits=False)
+                _close(begun)
+            if skipped == len(body):
+                status = SKIPPED
             place = skipped = 0
             yield status
     finally:
-        _closed(begun)
+        _close(begun)
 
 
-def _closed(begun: list[Ticks | None]) -> list[Ticks | None]:
+def _close(begun: Sequence[Ticks]) -> None:
     for ticks in begun:
-        if ticks is not None:
-            ticks.close()
-    return [None] * len(begun)
+        ticks.close()
+
+
+def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """A sequence; when it fails the last child runs, and then the whole fails."""
+    body = in_order(FAILURE, SUCCESS, plan, frame, beside=1)
+    try:
+        while (status := next(body)) is RUNNING or status is SKIPPED:
+            yield status
+    finally:
+        body.close()
+    if status is FAILURE:
+        yield from to_its_end(plan.children[-1], frame, waits=False)
+    yield status
 
 
 def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
@@ -543,21 +388,24 @@ def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
     children, place = frame.kept.get(plan) or (Children(plan.children, frame), 0)
     count, skipped, status = len(plan.children), 0, SKIPPED
     try:
-        while place < count and status is not FAILURE:
+        while place < count:
             was_running = children.statuses[place] is RUNNING
             status = children.tick(place)
-            gives_way = status is RUNNING
-            if status is SUCCESS or status is SKIPPED:
-                place, skipped = place + 1, skipped + (status is SKIPPED)
-                frame.kept[plan] = children, place % count
-                gives_way = status is SUCCESS and not was_running and place < count
-            if gives_way and status is SUCCESS:
-                frame.ground.wake()
-            if gives_way:
+            if status is RUNNING:
                 yield RUNNING
+                continue
+            if status is FAILURE:
+                break
+            place, skipped = place + 1, skipped + (status is SKIPPED)
+            frame.kept[plan] = children, place % count
+            if status is SUCCESS and not was_running and place < count:
+                frame.ground.wake()
+                yield RUNNING
+        else:
+            status = SKIPPED if skipped == count else SUCCESS
     finally:
         children.halt(*range(place, count) if status is FAILURE else ())
-    yield status if status is FAILURE else SKIPPED if skipped == count else SUCCESS
+    yield status
 
 
 def reactive(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
@@ -587,24 +435,34 @@ def parallel(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatu
     """
     said = {key: one.constant for key, one in plan.options.items()}
     goes_on = said.get("policy") == "continue-on-failure"
-    is_one = said.get("policy") == "require-one" or "require-one" in said
-    least = cast(int, said.get("success", 1 if is_one else -1))
-    most = cast(int, said.get("failure", -1 if is_one else 1))
-    statuses, count, skipped = children.statuses, len(plan.children), 0
-    enough, too_many = (max(count + n + 1, 0) if n < 0 else n for n in (least, most))
+    statuses, skipped = children.statuses, 0
     for place, status in enumerate(statuses):
         if status is not SUCCESS and status is not FAILURE:
             skipped += children.tick(place) is SKIPPED
-        succeeded, failures = statuses.count(SUCCESS), statuses.count(FAILURE)
-        if not goes_on and succeeded + (skipped if least < 0 else 0) >= enough:
-            return SUCCESS
-        if not goes_on and (count - failures < enough or failures == too_many):
-            return FAILURE
-    if skipped == count:
+        decided = _decided(said, statuses, skipped)
+        if decided is not None:
+            return decided
+    if skipped == len(statuses):
         return SKIPPED
-    if not goes_on or skipped + succeeded + failures < count:
+    if not goes_on or RUNNING in statuses:
         return RUNNING
-    return FAILURE if failures == count else SUCCESS
+    return FAILURE if statuses.count(FAILURE) == len(statuses) else SUCCESS
+
+
+def _decided(
+    said: Mapping[str, object], statuses: Sequence[TickStatus | None], skipped: int
+) -> TickStatus | None:
+    """The end of a `parallel` that has come to one of its thresholds."""
+    if said.get("policy") == "continue-on-failure":
+        return None
+    is_one = "require-one" in {*said, said.get("policy")}
+    least = cast(int, said.get("success", 1 if is_one else -1))
+    most = cast(int, said.get("failure", -1 if is_one else 1))
+    count, failures = len(statuses), statuses.count(FAILURE)
+    enough, too_many = (max(count + n + 1, 0) if n < 0 else n for n in (least, most))
+    if statuses.count(SUCCESS) + (skipped if least < 0 else 0) >= enough:
+        return SUCCESS
+    return FAILURE if count - failures < enough or failures == too_many else None
 
 
 def ensure(plan: NodePlan, frame: TreeFrame) -> Ticks:
@@ -751,20 +609,16 @@ def until_fail(_plan: NodePlan, frame: TreeFrame, children: Children) -> TickSta
     return RUNNING
 
 
-def loop(plan: NodePlan, frame: TreeFrame) -> Ticks:
+def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
     """`repeat` while the child succeeds, `retry` and `repeat :until-success` while it fails.
 
     A child that is done in the tick in which it began gives way before it begins again, so that
     a run can be stopped between any two rounds.
     """
-    is_retry = plan.kind == "retry" or "until-success" in plan.options
-    goes_on = FAILURE if is_retry else SUCCESS
-    most, until = plan.options.get("max"), plan.options.get("until")
-    backoff = plan.options.get("backoff")
     ground, child, count = frame.ground, Children(plan.children, frame), 0
-    is_next = was_quick = False  # the child has succeeded, and in the tick in which it began
-    while most is None or not 0 <= number_of(plan, frame, most) <= count:
-        if is_next and backoff is not None and (yield from rest(plan, frame, backoff)):
+    is_next = was_quick = False  # the child has done its part, and in the tick in which it began
+    while not _is_at_limit(plan, frame, count):
+        if is_next and (yield from rest(plan, frame, plan.options.get("backoff"))):
             was_quick = False
         if was_quick:
             ground.wake()
@@ -775,21 +629,32 @@ def loop(plan: NodePlan, frame: TreeFrame) -> Ticks:
                 yield RUNNING
         finally:
             child.halt()
-        is_next = status is goes_on
-        was_quick = is_next and ground.ticks == began
+        is_next, was_quick = status is goes_on, ground.ticks == began
         count += is_next
         if status is SKIPPED:
+            was_quick = False
             yield SKIPPED
-        elif is_next and until is not None and holds(plan, frame, until):
-            status = SUCCESS
-            break
         elif not is_next:
             break
+        elif holds(plan, frame, plan.options.get("until")):
+            status = SUCCESS
+            break
     else:
-        status = SUCCESS if goes_on is SUCCESS and until is None else FAILURE
-        if status is FAILURE and plan.kind == "repeat":
-            failed(plan, frame, f"not done after {count} rounds", "limit")
+        status = _end_at_limit(goes_on, plan, frame, count)
     yield status
+
+
+def _is_at_limit(plan: NodePlan, frame: TreeFrame, count: int) -> bool:
+    most = plan.options.get("max")
+    return most is not None and 0 <= number_of(plan, frame, most) <= count
+
+
+def _end_at_limit(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame, count: int) -> TickStatus:
+    if goes_on is SUCCESS and "until" not in plan.options:
+        return SUCCESS
+    if plan.kind == "retry":
+        return FAILURE  # with the reason of its child
+    return failed(plan, frame, f"not done after {count} rounds", "limit")
 
 
 def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
@@ -813,62 +678,84 @@ def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
     yield (yield from to_its_end(tree.root, own))
 
 
+class _Items:
+    """The items of a `for-each`, each with a frame of its own."""
+
+    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
+        """Raises TreeAbort."""
+        said, options = plan.values[0].of(frame), plan.options
+        if not isinstance(said, list | tuple):
+            raise TreeAbort(f"for-each goes over a list, not {type(said).__name__}")
+        limit = number_of(plan, frame, options["limit"]) if "limit" in options else len(said)
+        self.plan, self.frame, self.rest = plan, frame, list(said[: max(int(limit), 0)])[::-1]
+        self.most = number_of(plan, frame, options["parallel"]) if "parallel" in options else 1
+        self.name = str(options["as"].constant) if "as" in options else "item"
+        self.goes_on = (
+            "on-child-fail" in options and options["on-child-fail"].constant == "continue"
+        )
+        self.frames: list[TreeFrame] = []
+        self.at_work: list[Children] = []
+        self.ended: list[TickStatus] = []
+        self.is_over = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another item can begin."""
+        return bool(self.rest) and len(self.at_work) < max(self.most, 1)
+
+    def tick(self) -> None:
+        """Begins as many as may, and ticks them; up to a FAILURE."""
+        while self.has_room:
+            self.frame.ground.spend()
+            values = {self.name: self.rest.pop(), "index": len(self.frames), "result": None}
+            item = TreeFrame(self.frame.ground, values, {}, self.frame, is_item=True)
+            self.frames.append(item)
+            self.at_work.append(Children(self.plan.children, item))
+        for child in tuple(self.at_work):
+            status = child.tick()
+            if status is not RUNNING:
+                self.at_work.remove(child)
+                child.halt()
+                self.ended.append(status)
+            if status is FAILURE and not self.goes_on:
+                self.is_over = True
+                return
+        self.is_over = not self.rest and not self.at_work
+
+    def end(self) -> TickStatus:
+        """Collects the results."""
+        if self.ended and set(self.ended) == {SKIPPED}:
+            return SKIPPED
+        if "collect" in self.plan.options:
+            results = [each.values["result"] for each in self.frames]
+            try:
+                self.frame.set(str(self.plan.options["collect"].constant), results)
+            except BadWrite as error:
+                return failed(self.plan, self.frame, str(error), type(error).__name__)
+        return FAILURE if not self.goes_on and FAILURE in self.ended else SUCCESS
+
+
 def for_each(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """One child an item, each with a frame of its own; at most so many at once, results in order."""
-    options, ground = plan.options, frame.ground
-    items = plan.values[0].of(frame)
-    if not isinstance(items, list | tuple):
-        raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
-    limit = number_of(plan, frame, options["limit"]) if "limit" in options else len(items)
-    most = max(number_of(plan, frame, options["parallel"]), 1) if "parallel" in options else 1
-    name = str(options["as"].constant) if "as" in options else "item"
-    goes_on = "on-child-fail" in options and options["on-child-fail"].constant == "continue"
-    items, frames = list(items[: max(int(limit), 0)]), list[TreeFrame]()
-    at_work, ended, has_failed = list[Children](), list[TickStatus](), False
+    """One child an item; at most so many at once, results in order."""
+    items = _Items(plan, frame)
     try:
-        while not has_failed and len(ended) < len(items):
-            while len(at_work) < most and len(frames) < len(items):
-                ground.spend()
-                values = {name: items[len(frames)], "index": len(frames), "result": None}
-                frames.append(TreeFrame(ground, values, {}, frame, is_item=True))
-                at_work.append(Children(plan.children, frames[-1]))
-            ended += _tick_each(at_work, goes_on=goes_on)
-            has_failed = not goes_on and FAILURE in ended
-            if len(at_work) < most and len(frames) < len(items):
-                ground.wake()
-            if not has_failed and len(ended) < len(items):
-                yield RUNNING
+        items.tick()
+        while not items.is_over:
+            if items.has_room:
+                frame.ground.wake()
+            yield RUNNING
+            items.tick()
     finally:
-        for child in at_work:
+        for child in items.at_work:
             child.halt()
-    status = FAILURE if has_failed else SUCCESS
-    if 0 < ended.count(SKIPPED) == len(items):
-        status = SKIPPED
-    elif "collect" in options:
-        try:
-            results = [each.values["result"] for each in frames]
-            frame.set(str(options["collect"].constant), results)
-        except BadWrite as error:
-            status = failed(plan, frame, str(error), type(error).__name__)
-    yield status
-
-
-def _tick_each(children: list[Children], *, goes_on: bool) -> Iterator[TickStatus]:
-    """Ticks children, takes out those that are over, and gives their statuses; up to a FAILURE."""
-    for child in tuple(children):
-        status = child.tick()
-        if status is not RUNNING:
-            children.remove(child)
-            child.halt()
-            yield status
-        if status is FAILURE and not goes_on:
-            return
+    yield items.end()
 
 
 def named(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
     """`(subtree NAME child)` is a name for its child."""
     [child] = plan.children
-    return frame.ground.kinds[child.shape](child, frame)
+    ticks: Ticks | TickStatus = frame.ground.kinds[child.shape](child, frame)
+    return ticks
 
 
 LEAVES: Mapping[str, Kind] = {
@@ -882,9 +769,11 @@ LEAVES: Mapping[str, Kind] = {
     "fail": fail,
     **dict.fromkeys(HOSTED, call_leaf),
 }
-KINDS: Mapping[str, Kind] = {
+NODES: Mapping[str, Kind] = {
     **LEAVES,
-    **dict.fromkeys(("sequence", "selector", "try"), in_order),
+    "sequence": partial(in_order, FAILURE, SUCCESS),
+    "selector": partial(in_order, SUCCESS, FAILURE),
+    "try": try_,
     "memory-sequence": memory_sequence,
     **dict.fromkeys(("reactive-sequence", "reactive-selector"), choosing(reactive)),
     "parallel": choosing(parallel),
@@ -903,7 +792,8 @@ KINDS: Mapping[str, Kind] = {
     "timeout": timeout,
     "delay": delay,
     "cooldown": choosing(cooldown),
-    **dict.fromkeys(("repeat", "retry"), loop),
+    "repeat": partial(loop, SUCCESS),
+    "retry": partial(loop, FAILURE),
     "subtree": subtree,
     "named": named,
 }

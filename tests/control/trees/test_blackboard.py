@@ -3,8 +3,15 @@
 import pytest
 
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import BadWrite, Ground, LeafCall, TreeFrame, TreeHost
-from gateway.control.trees.plan import LeafRegistry, read_type
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import (
+    BadWrite,
+    Ground,
+    LeafRegistry,
+    TreeFrame,
+    TreeHost,
+    read_type,
+)
 
 
 def board(**watched: bool) -> tuple[Ground, list[str]]:
