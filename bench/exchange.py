@@ -20,7 +20,7 @@ from yarl import URL
 
 from bench.targets import ModelPlan, model
 from gateway.domain.ports import HttpCall
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 
 HEADERS = {
     "user-agent": "exogate",

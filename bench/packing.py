@@ -33,7 +33,7 @@ from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
 from gateway.memory.context import Besides, Context, Packer
 from gateway.memory.episodes import Episodes
-from gateway.memory.recall import Recall, Remembrance
+from gateway.memory.recall import Recall
 from gateway.store.opening import open_store
 
 PACK_MS, AGAINST_SMALL, RSS_MB = 5.0, 1.5, 200.0
@@ -78,8 +78,7 @@ async def learn(stores: Stores, case: Case) -> None:
 
 async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
     episode = await Episodes(stores.sessions).recall(key, AGENT.context)
-    remembrance = Remembrance(Recall(stores.facts), stores.facts)
-    found = await remembrance.of(question, key, None, AGENT, episode.nodes)
+    found = await Recall(stores.facts).for_turn(question, key, None, AGENT, episode.nodes)
     besides = Besides(episode.summary, found)
     return PACKER.pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)
 

@@ -31,8 +31,7 @@ from gateway.domain.inbox import Ending, NewEntry
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
-from gateway.memory.indexer import Indexer
-from gateway.memory.recall import Recall, asked_words
+from gateway.memory.recall import Indexer, Recall, asked_words
 from gateway.store.opening import open_store
 
 FOUND = 10

@@ -133,7 +133,7 @@ class Whole:
         self._count += 1
         address = Address("websocket", "bench", f"peer{self._count}")
         inbound = Inbound(address, QUESTION, requested_agent=agent)
-        run = self._front.live.find((await self._front.reception.accept(inbound)).run_id)
+        run = self._front.live.get((await self._front.intake.accept(inbound)).run_id)
         assert run is not None
         ended, told = anyio.Event(), bytearray()
 
@@ -162,7 +162,7 @@ def configured(store: str, model_port: int, home: Path) -> GatewayConfig:
 @asynccontextmanager
 async def whole(config: GatewayConfig) -> AsyncIterator[Whole]:
     async with assembled(config, version="bench") as rooms:
-        rooms.core.front.reception.open()
+        rooms.core.front.intake.open()
         yield Whole(rooms)
 
 
@@ -239,10 +239,10 @@ def ticks(tree: str) -> int:
     )
     moment = Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0)
     turn = Turn(job, lambda chunk: None, moment)
-    turn.begin()
+    turn.advance()
     while turn.end is None:
-        for wish in turn.tickets.take_new():
-            turn.on(_granted(wish), moment)
+        while turn.effects:
+            turn.on(_granted(turn.effects.pop(0)), moment)
     return turn.run.ticks
 
 

@@ -15,6 +15,8 @@ settings.load_profile("exogate")
 
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
 
+collect_ignore = ["oracles"]  # run by tests/oracles/run, in an environment of their own
+
 # The test runner's own way into the loop, one task a fixture and test.
 RUNNER = "TestRunner._call_in_runner_task"
 

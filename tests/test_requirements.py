@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
 PAGE = ROOT / "docs" / "requirements.md"
 
 
@@ -19,7 +20,8 @@ def marked(path: Path) -> Iterator[str]:
 
 
 def in_tests() -> dict[str, str]:
-    return {one: path.name for path in (ROOT / "tests").rglob("*.py") for one in marked(path)}
+    files = [path for path in TESTS.rglob("*.py") if "node_modules" not in path.parts]
+    return {one: path.name for path in files for one in marked(path)}
 
 
 def on_the_page() -> set[str]:

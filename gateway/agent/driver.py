@@ -1,10 +1,12 @@
 """Carries out the effects of a turn through ports: the only place where an agent waits."""
 
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, itemgetter
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,178 +20,271 @@ from gateway.agent.effects import (
     Job,
     ModelBroke,
     ModelReplied,
-    Moment,
-    RunControl,
     RunResult,
-    StopRequest,
+    Steered,
     StopRequested,
     TimePassed,
     ToolReturned,
-    TurnEvent,
-    drop_said,
 )
 from gateway.agent.fitting import SLACK, fitted
 from gateway.agent.journal import EventQueue, RunJournal, part_of
+from gateway.agent.leaves import Plans
+from gateway.agent.limits import plain_limits
 from gateway.agent.output import CUT_OFF
-from gateway.agent.turn import LIMITS, Turn
-from gateway.domain.agents import DELEGATE, AgentDef, Limits
+from gateway.agent.turn import Turn
+from gateway.control.notices import notice_of
+from gateway.control.policy import DecisionTrees
+from gateway.control.rules import RuleSet, RunRules
+from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, TooLarge
-from gateway.domain.messages import Spent, ToolCall, ToolResult
+from gateway.domain.events import Event, Notice
+from gateway.domain.ids import AgentId, NodeId, RunId
+from gateway.domain.mcp import FAMILY, Lacking
+from gateway.domain.messages import (
+    BYTES_A_TOKEN,
+    Chunk,
+    ChunkType,
+    DoneReason,
+    Message,
+    Node,
+    Price,
+    Spent,
+    ToolResult,
+    unpriced,
+)
 from gateway.domain.model import Delta, ModelRequest, TextDelta
-from gateway.domain.ports import Allowance, Model
-from gateway.memory.context import explained
+from gateway.domain.ports import Allowance, Decode, Model, ToolScope
+from gateway.memory.context import Besides, Packer, explained
 
 log = logging.getLogger(__name__)
 
 ENDING_S = 5.0  # for what a tree does at its end
 SHOWN = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_actions", "warned")
-_SHOWN, _RUN_ID, _LIMITS = itemgetter(*SHOWN), attrgetter("run_id"), attrgetter(*LIMITS)
+_SHOWN, _RUN_ID = itemgetter(*SHOWN), attrgetter("run_id")
 
 
-def plain_limits(limits: Limits) -> Mapping[str, object]:
-    return dict(zip(LIMITS, _LIMITS(limits), strict=True))
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A message was taken back before the run took it."""
 
-
-def delegates(call: ToolCall) -> bool:
-    return call.name.startswith(DELEGATE)
+    run_id: RunId
 
 
 @dataclass(slots=True)
+class RunControl:
+    """Stops and steers a run. A request that comes before the run begins waits for it."""
+
+    requests: deque[StopRequested | Steered] = field(default_factory=deque)
+    wake: Callable[[], None] = lambda: None
+    forget: Callable[[RunId], bool] = lambda _run_id: False
+    on_request: Callable[[StopRequested | Steered | Withdrawn], None] = lambda one: None
+    is_closed: bool = False
+
+    def stop(self, reason: DoneReason, *, at_once: bool) -> None:
+        self._request(StopRequested(reason, at_once))
+
+    def steer(self, said: Steered) -> bool:
+        """Gives the run one more message; False if it takes none any more."""
+        if self.is_closed:
+            return False
+        self._request(said)
+        return True
+
+    def _request(self, one: StopRequested | Steered) -> None:
+        self.on_request(one)
+        self.requests.append(one)
+        self.wake()
+
+    def withdraw(self, run_id: RunId) -> bool:
+        """Takes a message back; False if the run has taken it already."""
+        was_there = drop_said(self.requests, run_id) or self.forget(run_id)
+        if was_there:
+            self.on_request(Withdrawn(run_id))
+        return was_there
+
+    def close(self) -> None:
+        """The run has ended; nothing is kept alive for it."""
+        self.is_closed, self.wake, self.forget = True, lambda: None, lambda _run_id: False
+        self.on_request = lambda one: None
+
+
+def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
+    """Takes a person's message out of those that wait; False if it is not there."""
+    for one in queue:
+        if isinstance(one, Steered) and one.run_id == run_id:
+            queue.remove(one)
+            return True
+    return False
+
+
 class Driver:
     """Drives one turn to its end. A driver is made for one run and thrown away."""
 
-    job: Job
-    model: Model
-    gate: Gate
-    journal: RunJournal
-    emit: Emit
-    begun: Moment
-    control: RunControl = field(default_factory=RunControl)
-    turn: Turn = field(init=False)
-    _queue: EventQueue = field(default_factory=EventQueue)
-    _tasks: dict[int, anyio.TaskHandle[None]] = field(default_factory=dict)
-    _spent: dict[int, list[Spent]] = field(default_factory=dict)  # by tools at work
-    _slots: anyio.CapacityLimiter | None = None
-    _shares: dict[int, int] = field(default_factory=dict)  # tokens of subagents, by ticket
-    _last: tuple[str, str] = ("", "")  # provider and model of the last reply
-    _deadline: float = 0.0
-    _ending_until: float | None = None
-
-    def __post_init__(self) -> None:
-        self._last = (self.job.agent.provider, self.job.agent.model)
-        self.turn = Turn(self.job, self.emit, self.begun)
+    def __init__(
+        self,
+        job: Job,
+        model: Model,
+        gate: Gate,
+        journal: RunJournal,
+        emit: Emit,
+        *,
+        control: RunControl | None = None,
+    ) -> None:
+        self.job, self.model, self.gate, self.journal, self.emit = job, model, gate, journal, emit
+        self.control = control or RunControl()
+        self.turn = Turn(job, emit, journal.moment())
+        self._queue = EventQueue()
+        self._asking: anyio.CancelScope | None = None  # of a model call that is waited for in line
+        self._tasks: dict[int, anyio.TaskHandle[None]] = {}  # of the other effects, by ticket
+        self._spent: dict[int, list[Spent]] = {}  # by tools at work
+        self._slots: anyio.CapacityLimiter | None = None
+        self._shares: dict[int, int] = {}  # tokens of subagents, by ticket
+        self._last = (job.agent.provider, job.agent.model)  # that replied
         self._deadline = self.turn.moment.at + self.turn.state.limits.timeout_seconds
+        self._ending_until: float | None = None
 
     async def drive(self) -> RunResult:
         """Runs until the tree is over. Cancelling it cancels everything that it waits for."""
         turn, control, queue = self.turn, self.control, self._queue
         control.wake = self._take_requests
         control.forget = lambda run_id: any(
-            drop_said(said, run_id) for said in (queue.items, turn.exchange.queued)
+            drop_said(said, run_id) for said in (queue.items, turn.queued)
         )
-        self._recall_said(0)
-        self._take_requests()
-        async with anyio.create_task_group() as group:
-            self._hand_over()
-            turn.begin()
-            while self._carry_out(group):
-                await self._wait()
-                self._hand_over()
-            if turn.tickets.open:  # nothing that still runs is wanted
-                group.cancel_scope.cancel()
+        if self.journal.taken:
+            self._recall_said(0)
+        if control.requests:
+            self._take_requests()
+        self._tell()
+        turn.advance()
+        # One reply after the other needs no task. From the first call of a tool on there is a group.
+        while (ask := self._begin(None)) is not None:
+            await self._wait(ask)
+        if turn.end is None:
+            async with anyio.create_task_group() as group:
+                ask = self._begin(group)
+                while turn.end is None:
+                    await self._wait(ask)
+                    ask = self._begin(group)
+                if turn.open:  # nothing that still runs is wanted
+                    group.cancel_scope.cancel()
         control.close()
         del turn.run  # nothing in a turn refers to itself then, so it is freed at once
-        turn.output.let_go()
+        turn.output.release()
         assert turn.end is not None
         provider, model = self._last
         return RunResult(
             turn.end,
-            tuple(turn.exchange.said),
+            tuple(turn.said),
             turn.state.usage,
             model,
             provider,
-            tuple(map(_RUN_ID, turn.exchange.taken)),
+            tuple(map(_RUN_ID, turn.taken)),
             tuple(turn.output.posts),
             turn.farewell,
             self.job.rules.kept,
-            turn.exchange.replies > 0 or bool(turn.exchange.heard) or turn.failure is not None,
-            turn.exchange.last.finish if turn.exchange.last else None,
+            turn.replies > 0 or bool("".join(turn.pieces)) or turn.failure is not None,
+            turn.last.finish if turn.last else None,
         )
 
     def progress(self) -> Mapping[str, object]:
         """How far the run is, for `run.inspect`."""
-        state, output = self.turn.state, self.turn.output
+        state, job = self.turn.state, self.job
         provider, model = self._last
-        view = state.view()
         return {
-            **dict(zip(SHOWN, _SHOWN(view), strict=True)),
+            **dict(zip(SHOWN, _SHOWN(state.view()), strict=True)),
             "provider": provider,
             "model": model,
-            "tree": self.job.plan.name,
-            "decision": self.job.agent.decision,
-            "verdicts": list(output.verdicts),
+            "tree": job.plan.name,
+            "decision": job.agent.decision,
+            "verdicts": list(self.turn.output.verdicts),
             "config": plain_limits(state.limits),
-            "context": explained(self.job.agent, self.job.context, self.turn.exchange.noticed),
+            "context": explained(job.agent, job.context, self.turn.noticed),
         }
 
     # -- events
 
     def _take_requests(self) -> None:
-        requests = self.control.requests
+        """Puts what others want of the run into the queue. A stop ends a call that is waited for in
+        line; the tree's end is not stopped."""
+        requests, asking = self.control.requests, self._asking
         while requests:
             one = requests.popleft()
-            if isinstance(one, StopRequest):
-                self._queue.put(StopRequested(one.reason, at_once=one.at_once))
-            else:
-                self._queue.put(one)
+            self._queue.put(one)
+            is_stop = isinstance(one, StopRequested) and one.at_once
+            if asking is not None and is_stop and not self.turn.run.is_ending:
+                asking.cancel()
 
-    def _hand_over(self) -> None:
+    def _recall_said(self, step: int) -> None:
+        """Gives the turn what an earlier attempt took at this step."""
+        for taken_at, said in self.journal.taken.values():
+            if taken_at == step:
+                self._queue.put(said)
+
+    def _tell(self) -> None:
+        """Tells the turn what has happened."""
         events = self._queue.items
         if events:
             self.journal.tells(events)
         while events:
             self.turn.on(events.popleft(), self.journal.moment())
 
-    def _recall_said(self, step: int) -> None:
-        """Gives the turn what an earlier attempt took at this step."""
-        for said in self.journal.taken(step):
-            self._queue.put(said)
-
-    async def _wait(self) -> None:
-        """Waits for an event, or for a time that the tree or the run waits for."""
-        now, turn = self.turn.moment.at, self.turn
+    async def _wait(self, ask: AskModel | None) -> None:
+        """Waits for the reply, or else for an event, or for a time that the tree or the run waits for."""
+        now, turn, journal, queue = self.turn.moment.at, self.turn, self.journal, self._queue
         is_ending = turn.state.reason is not None or turn.run.is_ending
         if is_ending and self._ending_until is None:
             self._ending_until = now + ENDING_S
-        deadline = self._ending_until or self._deadline
-        tree = turn.run.next_deadline()
-        until = deadline if tree is None else min(deadline, tree)
-        if await self.journal.wait(self._queue, until - now):
-            return
-        event: TurnEvent = TimePassed()
-        if self.journal.moment().at >= deadline:
-            if is_ending:
+        until = deadline = self._ending_until or self._deadline
+        if ask is not None:
+            with anyio.move_on_after(until - now) as self._asking:
+                await self._ask(ask)
+            self._asking = None
+            has_come = bool(queue.items or turn.effects)  # the turn may have stopped itself
+            if not has_come:
+                journal("late")
+        else:
+            tree = turn.run.next_deadline()
+            until = deadline if tree is None else min(deadline, tree)
+            has_come = await journal.wait(queue, until - now)
+        if not has_come:
+            if journal.moment().at < deadline:
+                queue.put(TimePassed())
+            elif is_ending:
                 turn.give_up()
-                return
-            event = StopRequested("timeout")
-        self._queue.put(event)
+            else:
+                queue.put(StopRequested("timeout"))
+        self._tell()
 
     # -- effects
 
-    def _carry_out(self, group: TaskGroup) -> bool:
-        """Begins the effects that the turn wants; False once the turn is over."""
-        for effect in self.turn.tickets.take_new():
+    def _begin(self, group: TaskGroup | None) -> AskModel | None:
+        """Begins the effects that the turn wants. Returns a model call if that is all that it waits for:
+        it needs no task. Without a group it stops before an effect that needs one."""
+        turn, effects, alone = self.turn, self.turn.effects, None
+        while effects:
+            effect = effects[0]
             if isinstance(effect, Cancel):
-                self._tasks.pop(effect.ticket).cancel()
-                self.turn.exchange.take_spent(self._spent.pop(effect.ticket, ()))
-            else:
-                task = self._ask(effect) if isinstance(effect, AskModel) else self._call(effect)
-                self._tasks[effect.ticket] = group.create_task(task)
-        return self.turn.end is None
+                task = self._tasks.pop(effect.ticket, None)
+                if task is not None:
+                    task.cancel()
+                for spent in self._spent.pop(effect.ticket, ()):
+                    turn.state.spend(spent)
+            elif effect.ticket in turn.open:  # else it is cancelled already
+                is_lasting = bool(self.journal.is_played or turn.run.ground.timers)
+                if isinstance(effect, AskModel) and len(turn.open) == 1 and not is_lasting:
+                    alone = effect
+                elif group is None:
+                    return None
+                else:
+                    work = self._ask(effect) if isinstance(effect, AskModel) else self._call(effect)
+                    self._tasks[effect.ticket] = group.create_task(work)
+            del effects[0]
+        return alone
 
     async def _ask(self, ask: AskModel) -> None:
-        known = self.journal.granted.replies.get(ask.step)
+        """Puts a reply into the queue, or the failure to get one."""
+        known = self.journal.replies.get(ask.step)
         if known is not None:
             self._recall_said(ask.step + 1)
             self._queue.put(ModelReplied(ask.ticket, known, was_heard=False))
@@ -209,39 +304,50 @@ class Driver:
 
     async def _answered(self, ask: AskModel) -> ModelReplied | ModelBroke:
         """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
-        journal, hear, ticket = self.journal, self.turn.hear, ask.ticket
-        open_ = self.turn.tickets.open
-
-        def heard(delta: Delta) -> None:
-            if not journal.has_sent:
-                journal("text" if isinstance(delta, TextDelta) else "thinking", delta.text)
-            hear(ticket, delta)
-            if ticket not in open_:
-                self._queue.came.set()  # it has stopped the turn
-
-        agent = self.job.agent
+        journal, ticket, hear = self.journal, ask.ticket, partial(self._hear, ask.ticket)
+        agent: AgentDef | None = self.job.agent
         first: ModelFailed | None = None
         while True:
+            assert agent is not None
             try:
-                request = self._fitting(agent, ask)
+                request = self._request(agent, ask)
                 journal.asks(request)
-                reply = await self.model.reply(request, heard)
+                reply = await self.model.reply(request, hear)
             except BudgetExceeded as refusal:
                 journal.failed(refusal)
                 why = {"scope": refusal.scope, "why": str(refusal)}
                 log.warning("budget exceeded", extra=why)
                 return ModelBroke(ticket, refusal)
             except ModelFailed as failure:
-                first, fallback = self._fall_back(agent, failure, first)
-                if fallback is None:
+                first, agent = self._fall_back(agent, failure, first)
+                if agent is None:
                     return ModelBroke(ticket, first)
-                agent = fallback
             else:
                 journal.replied(ask.step, reply)
                 self._last = (reply.provider, reply.model)
                 if reply.tool_calls:
                     await journal.keep_reply(ask.step, reply)
                 return ModelReplied(ticket, reply)
+
+    def _hear(self, ticket: int, delta: Delta) -> None:
+        """Sends a piece of the reply to the user at once, and counts it."""
+        turn, state, text = self.turn, self.turn.state, delta.text
+        kind: ChunkType = "content" if isinstance(delta, TextDelta) else "thinking"
+        if not self.journal.has_sent:
+            self.journal("text" if kind == "content" else kind, text)
+        if ticket not in turn.open:
+            return
+        if kind == "content":
+            turn.pieces.append(text)
+        self.emit(Chunk(kind, {"content": text}))
+        size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        state.live += size / BYTES_A_TOKEN
+        if state.live >= state.calm:
+            turn.exceed(ticket)
+            if ticket not in turn.open:  # the turn does not want the reply any more
+                self._queue.came.set()
+                if self._asking is not None:
+                    self._asking.cancel()
 
     def _fall_back(
         self, agent: AgentDef, failure: ModelFailed, first: ModelFailed | None
@@ -256,24 +362,13 @@ class Driver:
         log.warning("model failed" if is_last else "falling back", extra=told)
         return (failure, None) if is_last else (first or failure, agent.fallback)
 
-    def _fitting(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
-        """Fits the window of this agent's model, or raises TooLarge."""
-        request, context = self._request(agent, ask), self.job.context
-        window = agent.context_window
-        if request.model != agent.model:
-            window = _window_of(agent, request.model)
-        told = self.turn.state.context_tokens  # which may count system and tools, or may not
-        most = told + context.system_tokens + context.tools_tokens + SLACK
-        if most + request.max_tokens <= window:
-            return request
-        return fitted(request, context, window)
-
     def _request(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
-        is_first, scope = agent is self.job.agent, self.job.scope
+        """Fits the window of this agent's model. Raises TooLarge."""
+        scope, context, is_first = self.job.scope, self.job.context, agent is self.job.agent
         is_accepted = scope.is_kept and scope.depth == ask.step == 0
         now = self.turn.moment.at if is_first else self.journal.moment().at
         left_s = max(0.0, self._deadline - now)
-        return ModelRequest(
+        request = ModelRequest(
             provider=agent.provider,
             model=(ask.model if is_first else None) or agent.model,
             system=ask.system,
@@ -288,16 +383,23 @@ class Driver:
             payer=Payer(scope.session_key, scope.run_id, is_accepted=is_accepted),
             record=self.journal if self.journal.is_recorded else None,
         )
+        one: AgentDef | None = agent  # a tree or a rule may have chosen the model of a fallback
+        while one is not None and one.model != request.model:
+            one = one.fallback
+        window = (one or agent).context_window
+        told = self.turn.state.context_tokens  # which may count system and tools, or may not
+        most = told + context.system_tokens + context.tools_tokens + SLACK
+        return request if most + request.max_tokens <= window else fitted(request, context, window)
 
     async def _call(self, effect: CallTool) -> None:
+        """Puts the result of a tool call into the queue."""
         journal, step, call = self.journal, effect.step, effect.call
         result = journal.result(step, call)
-        if result is None and (step, call.id) in journal.granted.begun:
+        if result is None and (step, call.id) in journal.begun:
             result = ToolResult(call.id, call.name, CUT_OFF, is_error=True)
         if result is None:
             if self._slots is None:
-                most = self.turn.state.limits.max_parallel_tools
-                self._slots = anyio.CapacityLimiter(most)
+                self._slots = anyio.CapacityLimiter(self.turn.state.limits.max_parallel_tools)
             async with self._slots:
                 if not all(one.may_repeat for one in self.job.tools if one.name == call.name):
                     await journal.begin_call(step, call)
@@ -314,7 +416,8 @@ class Driver:
             spent.append(one)
 
         seconds = self._deadline - self.turn.moment.at
-        seconds = min(seconds, seconds if effect.timeout_s is None else effect.timeout_s)
+        if effect.timeout_s is not None:
+            seconds = min(seconds, effect.timeout_s)
         scope = replace(
             self.job.scope,
             agent=self.job.agent,
@@ -332,21 +435,108 @@ class Driver:
         """The allowance of a subagent: as many tokens for each one that waits for its share, and for
         the run itself, which has to make something of what they find. A subagent has its share until
         the run has counted what was spent of it."""
-        open_, state = self.turn.tickets.open, self.turn.state
+        open_, state = self.turn.open, self.turn.state
         self._shares = {one: its for one, its in self._shares.items() if one in open_}
         waiting = {
             one
             for one, its in open_.items()
-            if one not in self._shares and its.wanted is not None and delegates(its.wanted)
+            if one not in self._shares and its.wanted and its.wanted.name.startswith(DELEGATE)
         } | {ticket}
         left = state.limits.token_budget - state.usage.total - sum(self._shares.values())
         self._shares[ticket] = tokens = max(0, left // (len(waiting) + 1))
         return Allowance(tokens, seconds)
 
 
-def _window_of(agent: AgentDef, model: str) -> int:
-    """Of a model that a tree or a rule may have chosen: as the agent or one of its fallbacks has it."""
-    one: AgentDef | None = agent
-    while one is not None and one.model != model:
-        one = one.fallback
-    return (one or agent).context_window
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What is wanted of whom, on whose behalf. `earlier` was said before, oldest first; the tree is
+    that of the agent `plan_of`; `notices` wait for the run, `kept` is what rules kept for it."""
+
+    agent: AgentDef
+    question: str
+    scope: ToolScope
+    plan_of: AgentId
+    soul: Soul | None = None
+    earlier: tuple[Node, ...] = ()
+    besides: Besides = field(default_factory=Besides)
+    notices: tuple[Notice, ...] = ()
+    kept: Mapping[str, object] = field(default_factory=dict)
+    context_id: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Builds the job of a run and drives it: for lanes, for callers who keep their conversation, and for
+    subagents. The model is metered, and pays from the budgets of the session in the assignment's scope."""
+
+    model: Model
+    gate: Gate
+    plans: Plans
+    decisions: DecisionTrees
+    rules: Callable[[], RuleSet]
+    decode: Decode
+    publish: Callable[[Event], None] = field(default=lambda event: None)
+    hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
+    price: Price = unpriced
+    packer: Packer = field(default_factory=Packer)
+
+    async def answer(
+        self,
+        assignment: Assignment,
+        journal: RunJournal,
+        emit: Emit,
+        control: RunControl | None = None,
+    ) -> RunResult:
+        """Cancelling this cancels the turn."""
+        control = control or RunControl()
+        lacking = await self.lacking(assignment.agent, control)
+        job = self.job(assignment, self.rules(), journal, lacking)
+        return await Driver(job, self.model, self.gate, journal, emit, control=control).drive()
+
+    async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[Lacking]:
+        """The tool servers of the agent that cannot be had now. A run that is stopped meanwhile waits
+        for none."""
+        if FAMILY not in " ".join(agent.tools):
+            return ()
+        with anyio.CancelScope() as scope:
+
+            def wake() -> None:
+                if any(isinstance(one, StopRequested) for one in control.requests):
+                    scope.cancel()
+
+            control.wake = wake
+            wake()
+            return await self.gate.prepare(agent)
+        return ()
+
+    def job(
+        self,
+        assignment: Assignment,
+        rules: RuleSet,
+        journal: RunJournal,
+        lacking: Sequence[Lacking] = (),
+    ) -> Job:
+        agent, tools = assignment.agent, self.gate.offered(assignment.agent)
+        plan, digest = self.plans.of(assignment.plan_of)
+        decision = self.decisions.chosen(agent.decision, plan.decision)
+        if decision != agent.decision:
+            agent = replace(agent, decision=decision)
+        question = Message("user", assignment.question)
+        soul, earlier, besides = assignment.soul, assignment.earlier, assignment.besides
+        return Job(
+            agent=agent,
+            plan=plan,
+            plan_digest=digest,
+            context=self.packer.pack(agent, soul, earlier, question, tools, besides=besides),
+            tools=tools,
+            scope=assignment.scope,
+            rules=RunRules(rules, only=agent.rules, kept=assignment.kept),
+            publish=self.publish,
+            hears=self.hears,
+            decode=self.decode,
+            decision=self.decisions.named(decision),
+            context_id=assignment.context_id,
+            known=journal.result,
+            waiting=(*assignment.notices, *map(notice_of, lacking)),
+            price=self.price,
+        )

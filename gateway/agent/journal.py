@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any, ParamSpec, TypeVar
@@ -52,15 +52,32 @@ class EventQueue:
         self.came.set()
 
 
-class Granted:
-    """What a run was granted so far, by step: it is granted again to its next attempt."""
+class RunJournal:
+    """The journal of one run, and the grants of its earlier attempts: an attempt that resumes a run is
+    granted the same again.
 
-    def __init__(self, entries: Iterable[JournalEntry] = (), part: str = "") -> None:
-        self.replies: dict[int, ModelReply] = {}
+    This one records nothing: it is for a run inside another run, and for one of which nothing is kept.
+    `part` names the call of the outer run that this one works on.
+    """
+
+    is_recorded = False
+    is_played = False  # True: the record says when events come, so nothing is waited for in line
+
+    def __init__(
+        self,
+        clock: Clock,
+        earlier: Sequence[JournalEntry] = (),
+        *,
+        part: str = "",
+        outer: "RunJournal | None" = None,
+    ) -> None:
+        self.clock, self.earlier, self.part, self.outer = clock, earlier, part, outer
+        self.has_sent = False  # something went over a network since a model was asked
+        self.replies: dict[int, ModelReply] = {}  # by step, as are the others
         self.results: dict[tuple[int, str], ToolResult] = {}
-        self.begun: set[tuple[int, str]] = set()
+        self.begun: set[tuple[int, str]] = set()  # calls that must not be made twice
         self.taken: dict[RunId, tuple[int, Steered]] = {}
-        for entry in entries:
+        for entry in earlier:
             if entry.kind == "sub":
                 if entry.values[0] == part:
                     self._add(JournalEntry(entry.values[1], tuple(entry.values[2])))
@@ -79,28 +96,6 @@ class Granted:
                 self.taken[RunId(run_id)] = (step, Steered(RunId(run_id), text))
             case _:
                 pass
-
-
-class RunJournal:
-    """Of one run that nobody records: a run inside another run, or one of which nothing is kept.
-
-    `part` names the call of the outer run that this one works on; `keep` writes the entries that
-    were added since, or does nothing.
-    """
-
-    is_recorded = False
-
-    def __init__(
-        self,
-        clock: Clock,
-        earlier: Sequence[JournalEntry] = (),
-        *,
-        part: str = "",
-        outer: "RunJournal | None" = None,
-    ) -> None:
-        self.clock, self.earlier, self.part, self.outer = clock, earlier, part, outer
-        self.granted = Granted(earlier, part)
-        self.has_sent = False  # something went over a network since a model was asked
 
     # -- time
 
@@ -157,27 +152,22 @@ class RunJournal:
             self.outer.grant("sub", self.part, kind, list(values))
 
     def result(self, step: int, call: ToolCall) -> ToolResult | None:
-        return self.granted.results.get((step, call.id))
+        return self.results.get((step, call.id))
 
     async def keep(self, what: str) -> None:
         """Writes what was granted, before it takes effect."""
         if self.outer is not None:
             await self.outer.keep(self.part + what)
 
-    def taken(self, step: int) -> Sequence[Steered]:
-        """The messages that this step took."""
-        taken = self.granted.taken
-        return [said for at, said in taken.values() if at == step] if taken else ()
-
     async def take(self, step: int, said: Steered) -> None:
-        if said.run_id not in self.granted.taken:
-            self.granted.taken[said.run_id] = (step, said)
+        if said.run_id not in self.taken:
+            self.taken[said.run_id] = (step, said)
             self.grant("taken", step, said.run_id, said.text)
             await self.keep(f"taken:{said.run_id}")
 
     async def keep_reply(self, step: int, reply: ModelReply) -> None:
         """Of a reply that asks for tools: one that does not ends the run anyway."""
-        self.granted.replies[step] = reply
+        self.replies[step] = reply
         if not self.is_recorded:  # else it stands there already
             self.grant("reply", step, asdict(reply))
         await self.keep(f"reply:{step}")
@@ -188,7 +178,7 @@ class RunJournal:
         await self.keep(f"begun:{call.id}")
 
     async def keep_result(self, step: int, call: ToolCall, result: ToolResult) -> None:
-        self.granted.results[step, call.id] = result
+        self.results[step, call.id] = result
         self.grant("result", call.id, step, call.name, call.arguments, plain_result(result))
         await self.keep(f"result:{call.id}")
 

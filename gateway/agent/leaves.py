@@ -43,7 +43,7 @@ def _plain(*names: str) -> Callable[[Plain], Plain]:
 @_plain("oracle.reset_state")
 def reset_state(turn: Turn) -> None:
     """A run starts clean by itself; this makes it so again in the middle of one."""
-    turn.exchange.messages.clear()
+    turn.messages.clear()
     turn.state.context_tokens = 0
 
 
@@ -81,7 +81,7 @@ def load_cross_session(turn: Turn) -> None:
 @_plain("oracle.build_system_prompt")
 def build_system_prompt(turn: Turn) -> None:
     context = turn.job.context
-    turn.exchange.system = context.system
+    turn.system = context.system
     turn.state.context_tokens += context.system_tokens
 
 
@@ -90,7 +90,7 @@ def add_tree_history(turn: Turn) -> None:
     context = turn.job.context
     if not context.history:
         return
-    turn.exchange.messages.extend(context.history)
+    turn.messages.extend(context.history)
     turn.state.context_tokens += context.history_tokens
     turn.output.event("session.resumed", {"messages": len(context.history)})
 
@@ -99,8 +99,8 @@ def add_tree_history(turn: Turn) -> None:
 def add_user_question(turn: Turn) -> None:
     context = turn.job.context
     if context.memory is not None:
-        turn.exchange.tell(context.memory, is_kept=False)
-    turn.exchange.tell(context.question, is_kept=False)  # its node is there already
+        turn.tell(context.memory, is_kept=False)
+    turn.tell(context.question, is_kept=False)  # its node is there already
 
 
 @_plain("oracle.get_tool_schemas")
@@ -114,8 +114,8 @@ def get_tool_schemas(turn: Turn) -> None:
 
 @_plain("decision.should_continue")
 def should_continue(turn: Turn) -> bool:
-    if turn.round.calls:
-        turn.exchange.close_round()
+    if turn.calls:
+        turn.close_round()
     return turn.state.reason is None and turn.state.may_continue()
 
 
@@ -126,7 +126,8 @@ def alive(turn: Turn) -> bool:
 
 @_plain("decision.on_turn_start", "oracle.check_iteration_budget")
 def on_turn_start(turn: Turn) -> None:
-    turn.state.start_turn()
+    turn.state.ask_policy("on_turn_start")
+    turn.output.event("agent.turn.started", {"turn": turn.state.turn})
 
 
 @REGISTRY.action("notify.drain", options=("point",))
@@ -134,44 +135,36 @@ def drain(turn: Turn, call: LeafCall) -> None:
     wanted = call.option("point") or "turn_start"
     for point in POINTS:
         if point == wanted:
-            turn.exchange.drain(point)
+            turn.drain(point)
             return
     raise ValueError(f"notices are told at {', '.join(POINTS)}, not at {wanted!r}")
 
 
-@REGISTRY.action("llm-call", writes=CALLS)
-def llm_call(turn: Turn, call: LeafCall) -> object:
-    return turn.ask(call)
+REGISTRY.action("llm-call", writes=CALLS)(Turn.ask)
 
 
 @REGISTRY.action("decision.detect_loop", writes=CALLS)
 @REGISTRY.action("oracle.detect_loop", writes=CALLS)
 def detect_loop(turn: Turn, call: LeafCall) -> bool:
     """Takes the calls out that were fruitless before; fails once the run does not take the hint."""
-    calls = turn.round.calls
+    calls = turn.calls
     refused = turn.state.refused(calls)
     if turn.state.reason is not None:
         return False
     for wanted in calls:
-        if wanted.id in refused and wanted.id not in turn.round.results:
-            turn.round.refuse(wanted, FRUITLESS)
-    call.write("tool_calls", turn.round.as_data())
+        if wanted.id in refused and wanted.id not in turn.results:
+            turn.refuse(wanted, FRUITLESS)
+    call.write("tool_calls", turn.waiting_calls())
     return True
 
 
 @REGISTRY.action("tool-call")
 def tool_call(turn: Turn, call: LeafCall) -> object:
-    [wanted] = call.values
-    id_ = wanted.get("id") if isinstance(wanted, Mapping) else None
-    found = turn.round.named(id_)
-    if found is None:
-        return call.failed("this is none of the calls that the model asked for", "unknown_call")
-    return turn.call_tool(call, found)
+    [named] = call.values
+    return turn.call_tool(call, named)
 
 
-@_plain("oracle.append_tool_results")
-def append_tool_results(turn: Turn) -> None:
-    turn.exchange.close_round()
+_plain("oracle.append_tool_results")(Turn.close_round)
 
 
 # -- the end
@@ -180,19 +173,16 @@ def append_tool_results(turn: Turn) -> None:
 @_plain("oracle.save_exchange")
 def save_exchange(turn: Turn) -> bool:
     """Question and answer are kept: in one commit, once the tree is over."""
-    return turn.exchange.is_answered
+    return turn.is_answered
 
 
-@_plain("oracle.yield_sources", "oracle.emit_session_end")
-def yield_sources(turn: Turn) -> None:
-    """`session.end` itself is told once the end is durable, also by a tree that does not ask for it."""
-    if turn.round.uncited:
-        turn.round.tell_sources()
+# `session.end` itself is published once the end is durable, also for a tree that does not ask for it.
+_plain("oracle.yield_sources", "oracle.emit_session_end")(Turn.tell_sources)
 
 
 @_plain("oracle.emit_termination", "oracle.emit_iteration_exceeded", "oracle.emit_done_warning")
 def emit_termination(turn: Turn) -> None:
-    turn.exchange.close_round()
+    turn.close_round()
     turn.find_reason()
     turn.state.tell_stop()
 
@@ -209,7 +199,7 @@ def nothing(_turn: Turn) -> None:
 
 @_plain("has-tool-calls?")
 def has_tool_calls(turn: Turn) -> bool:
-    return bool(turn.round.as_data())
+    return bool(turn.waiting_calls())
 
 
 @_plain("has-xml-tools?")
@@ -219,28 +209,26 @@ def has_xml_tools(_turn: Turn) -> bool:
 
 @REGISTRY.action(EXECUTE)
 def execute_item(turn: Turn, call: LeafCall) -> object:
-    """The call that the loop around is at. An error is a result too, and the next call is made."""
-    item = call.read("item")
-    found = turn.round.named(item.get("id") if isinstance(item, Mapping) else None)
-    return turn.call_tool(call, found) if found else call.failed("there is no such call")
+    """Executes the call that the loop around is at. An error is a result too, and the next call is made."""
+    return turn.call_tool(call, call.read("item"))
 
 
 @_plain("oracle.drain_after_tool")
 def drain_after_tool(turn: Turn) -> bool:
     """Fails while the round is not closed: older trees leave that to the next question, and repeat
     until success, which only an answer is."""
-    turn.exchange.drain("after_tool")
-    return not turn.round.calls
+    turn.drain("after_tool")
+    return not turn.calls
 
 
 @_plain("oracle.inject_notifications", "oracle.drain_turn_start")
 def drain_turn_start(turn: Turn) -> None:
-    turn.exchange.drain("turn_start")
+    turn.drain("turn_start")
 
 
 @_plain("oracle.drain_immediate")
 def drain_immediate(turn: Turn) -> None:
-    turn.exchange.drain("immediate")
+    turn.drain("immediate")
 
 
 log = logging.getLogger(__name__)
@@ -250,21 +238,17 @@ NO_OTHERS = DecisionTrees()
 SHIPPED = Path(__file__).parent / "trees"
 
 
-Tell = Callable[[str, Mapping[str, object]], None]  # a type of event and its payload
-
-
-def _nobody(_type: str, _payload: Mapping[str, object]) -> None:
-    """Hears it."""
+Tell = Callable[[str, Mapping[str, object]], None]  # publishes a type of event with its payload
 
 
 class Plans:
-    """`paths`: the file of each agent's tree."""
+    """The trees of the agents, each read from its file and kept fresh. `paths`: the file of each agent."""
 
     def __init__(
         self,
         texts: Texts,
         paths: Mapping[AgentId, str],
-        tell: Tell = _nobody,
+        tell: Tell = lambda type_, payload: None,
         *,
         decisions: DecisionTrees = NO_OTHERS,
     ) -> None:
@@ -278,12 +262,9 @@ class Plans:
         for path in self._files:
             self._plans[path] = await self._read(path)
 
-    def of(self, agent: AgentId) -> TreePlan:
-        return self._plans[self._paths[agent]][0]
-
-    def digest(self, agent: AgentId) -> str:
-        """Another one for every other text."""
-        return self._plans[self._paths[agent]][1]
+    def of(self, agent: AgentId) -> tuple[TreePlan, str]:
+        """The agent's tree, and the digest of its text."""
+        return self._plans[self._paths[agent]]
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -313,18 +294,13 @@ class Plans:
         return sorted(set(self._paths.values()))
 
     async def _read(self, path: str) -> tuple[TreePlan, str]:
-        text = await self._texts.read(path)
+        text, names = await self._texts.read(path), self._decisions.names
         plan = load(text, PurePath(path).name, REGISTRY)
-        self._check_decision(plan, text)
+        if plan.decision is not None and plan.decision not in names:
+            source = TreeSource(plan.file, text)
+            message = f'no decision tree is called "{plan.decision}"; there are {", ".join(names)}'
+            source.error("BT027", text.index(":decision", plan.at), message)
+            raise TreeInvalid(source.problems())
         for warning in plan.warnings:
             log.warning("tree", extra={"why": warning.render()})
         return plan, blake2b(text.encode(), digest_size=8).hexdigest()
-
-    def _check_decision(self, plan: TreePlan, text: str) -> None:
-        names = self._decisions.names
-        if plan.decision is None or plan.decision in names:
-            return
-        source = TreeSource(plan.file, text)
-        message = f'no decision tree is called "{plan.decision}"; there are {", ".join(names)}'
-        source.error("BT027", text.index(":decision", plan.at), message)
-        raise TreeInvalid(source.problems())

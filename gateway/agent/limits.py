@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import TypeVar, cast
 
-from gateway.agent.effects import Job, Moment, add_usage
+from gateway.agent.effects import Job, Moment
 from gateway.agent.output import STOPS, WARNINGS, Output, Reading, spent_reading, stop_text
 from gateway.control.policy import (
     AgentState,
@@ -21,12 +23,15 @@ from gateway.control.policy import (
 from gateway.control.trees.nodes import TreeAbort
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.messages import Chunk, DoneReason, ToolCall, ToolResult, Usage
+from gateway.domain.messages import Chunk, DoneReason, Spent, ToolCall, ToolResult, Usage
+from gateway.domain.model import ModelReply
 
 log = logging.getLogger(__name__)
 
+LIMITS = tuple(limit.name for limit in fields(Limits))
+_limits_of = attrgetter(*LIMITS)
 CONTEXT = "context_window"  # among the warnings of a run: it came near the window's end
-# Of a state, what is a policy's to change; the rest is what really happened.
+# The fields of a state that a policy may change; the rest is what really happened.
 OWN = ("recent_actions", "consecutive_errors", "judged", "circles", "extensions")
 SHOWN = (*OWN, "turn", "tokens_used", "start_time", "started", "now", "is_cancelled", "warnings")
 
@@ -50,9 +55,28 @@ def asked(policy: DecisionTree, method: str, kind: type[Answer], *given: object)
     return answer
 
 
+def plain_limits(limits: Limits) -> dict[str, object]:
+    """The limits by name."""
+    return dict(zip(LIMITS, _limits_of(limits), strict=True))
+
+
 def context_line(agent: AgentDef) -> int:
     """Tokens from which on the window counts as nearly full."""
     return max(1, agent.context_window * agent.context.warning_percent // 100)
+
+
+def add_usage(one: Usage, other: Usage) -> Usage:
+    cost = other.cost_usd if one.cost_usd is None else one.cost_usd
+    if one.cost_usd is not None and other.cost_usd is not None:
+        cost = one.cost_usd + other.cost_usd
+    return Usage(
+        one.input_tokens + other.input_tokens,
+        one.output_tokens + other.output_tokens,
+        one.cached_tokens + other.cached_tokens,
+        one.reasoning_tokens + other.reasoning_tokens,
+        cost,
+        one.estimated or other.estimated,
+    )
 
 
 class RunState:
@@ -73,15 +97,15 @@ class RunState:
 
     reason: DoneReason | None = None  # it is stopped
     why = ""  # in words
-    stop_after: DoneReason | None = None  # once the turn that is at work is over
+    stop_after: DoneReason | None = None  # at the end of the turn that is at work
     refusal: BudgetExceeded | None = None  # nothing more may be spent
     usage = Usage()
     context_tokens = 0
     asked = 0  # how often a model was asked
-    sent = 0  # tokens that went in, of the call that is made right now, about
-    live = 0.0  # tokens of the reply that is being heard, about
-    calm = 0.0  # so many of them change nothing
-    shown: int | None = None  # of the context, to the user
+    sent = 0  # estimated tokens of the request that is being answered
+    live = 0.0  # estimated tokens of the reply so far
+    calm = 0.0  # `live` changes nothing as long as it is below this
+    shown: int | None = None  # context tokens that the user was told last
     _has_told_stop = False
 
     def __init__(self, job: Job, output: Output, moment: Moment) -> None:
@@ -94,7 +118,6 @@ class RunState:
         self.start_time, self.started, self.now = moment.wall.timestamp(), moment.at, moment.at
         self._warns_at = warning_at(self.limits.token_budget, self.limits.token_warning_percent)
 
-    @property
     def snapshot(self) -> AgentState:
         """The state as it is now, for a policy that is not the default one."""
         shown = {name: getattr(self, name) for name in SHOWN}
@@ -103,9 +126,9 @@ class RunState:
 
     def evolve(self, **changes: object) -> AgentState:
         """The next state, like AgentState.evolve."""
-        return self.snapshot.evolve(**changes)
+        return self.snapshot().evolve(**changes)
 
-    def view(self) -> Mapping[str, object]:
+    def view(self) -> dict[str, object]:
         """The root `state` of rules and trees, and what an inspection shows."""
         limits = self.limits
         return {
@@ -120,9 +143,21 @@ class RunState:
             "reason": self.reason,
         }
 
-    # -- what is used
+    # -- usage
 
-    def spend(self, usage: Usage) -> None:
+    def spend(self, spent: ModelReply | Spent) -> None:
+        """Counts what a model used, and tells it to the user."""
+        usage = spent.usage
+        shown = {
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "cost_usd": usage.cost_usd,
+            "model": spent.model,
+            "provider": spent.provider,
+            "estimated": usage.estimated,
+        }
+        self._output.emit(Chunk("usage", shown))
         self.usage, self.sent, self.live = add_usage(self.usage, usage), 0, 0.0
         self.tokens_used = self.usage.total
         self.watch_tokens()
@@ -137,7 +172,7 @@ class RunState:
         return tokens < most
 
     def show_context(self) -> None:
-        """Tells how full the window is, if that has changed."""
+        """Tells the user how full the window is, if that has changed."""
         tokens, agent = self.context_tokens, self._agent
         if tokens == self.shown:
             return
@@ -146,7 +181,7 @@ class RunState:
         self._output.emit(Chunk("context_update", told))
         if tokens < context_line(agent):
             return
-        if self._job.was_near:  # it was told when the line was crossed
+        if self._job.was_near:  # the run before has warned of it
             self.warnings |= {CONTEXT}
         self.warn(CONTEXT)
 
@@ -168,18 +203,16 @@ class RunState:
 
     def warn(self, kind: str) -> None:
         """Warns once a run."""
-        if kind not in self.warnings:
-            self.warnings |= {kind}
-            self._tell_warning(kind)
-
-    def _tell_warning(self, kind: str) -> None:
-        if kind not in WARNINGS:
-            self._output.system("notice", kind)  # of a policy of somebody's own: its own words
+        if kind in self.warnings:
             return
-        event, text = WARNINGS[kind]
-        reading = self.reading(kind)
-        told = text.format(current=reading.current, limit=reading.limit)
-        self._output.warn(event, self.turn, told, reading)
+        self.warnings |= {kind}
+        if kind in WARNINGS:
+            event, text = WARNINGS[kind]
+            reading = self.reading(kind)
+            told = text.format(current=reading.current, limit=reading.limit)
+            self._output.warn(event, self.turn, told, reading)
+        else:
+            self._output.system("notice", kind)  # a foreign policy's own words
 
     def terminate(self, reason: DoneReason, why: str | None = None) -> None:
         """Stops the run. The first reason counts; `why` replaces its usual text."""
@@ -203,7 +236,7 @@ class RunState:
 
     def may_continue(self) -> bool:
         """Asks the policy whether another turn may begin. A cancel comes before its answer, limits after it."""
-        seen = self.snapshot if self._is_foreign else self
+        seen = self.snapshot() if self._is_foreign else self
         answer = asked(self._policy, "should_continue", tuple, seen)
         match answer:
             case (bool() as may, str() as reason):
@@ -227,15 +260,15 @@ class RunState:
         return "token_budget" if self.tokens_used >= self.limits.token_budget else None
 
     def _stop(self, reason: str) -> None:
-        """A reason that is not one of ours is told in the words of the policy."""
+        """Stops for a policy. A reason of its own is told in its words."""
         if reason in STOPS:
             self.terminate(cast(DoneReason, reason))
         else:
             self.terminate("cancelled", reason)
 
-    def _ask(self, method: str, *given: object) -> None:
+    def ask_policy(self, method: str, *given: object) -> None:
         """Lets the policy change the fields that are its own."""
-        before = self.snapshot if self._is_foreign else self
+        before = self.snapshot() if self._is_foreign else self
         after = asked(self._policy, method, object, before, *given)
         if after is before:
             return
@@ -244,20 +277,15 @@ class RunState:
             raise PolicyBroke(f"the decision tree gave a {name} in {method}, not a AgentState")
         for name in OWN:
             setattr(self, name, getattr(after, name))
-        new, self.warnings = after.warnings - self.warnings, self.warnings | after.warnings
-        for kind in sorted(new):
-            self._tell_warning(kind)
+        for kind in sorted(after.warnings):
+            self.warn(kind)
         if after.termination_reason is not None:
             self._stop(after.termination_reason)
-
-    def start_turn(self) -> None:
-        self._ask("on_turn_start")
-        self._output.event("agent.turn.started", {"turn": self.turn})
 
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """`results` of the calls that were executed, in order."""
         for call, result in results:
-            mark = self._signature(call)
+            mark = signature(call.name, call.arguments, self._job.decode)
             told = {
                 "tool": call.name,
                 "call_id": call.id,
@@ -266,25 +294,22 @@ class RunState:
                 "is_error": result.is_error,
             }
             if self.reason is None:
-                self._ask("on_tool_result", told)
+                self.ask_policy("on_tool_result", told)
                 self._tell_repeat(mark, call.name)
         self._output.event("agent.turn.ended", {"turn": self.turn})
         self.turn += 1
 
     # -- circles
 
-    def _signature(self, call: ToolCall) -> str:
-        return signature(call.name, call.arguments, self._job.decode)
-
     def refused(self, calls: Sequence[ToolCall]) -> frozenset[str]:
-        """Looks whether the calls of a turn go in circles, and tells it; gives those that are not
-        to be executed again. Stops a run that does not take the hint."""
+        """Looks whether the calls of a turn go in circles, and tells it; returns those that are not
+        to be executed again. Stops a run that goes on all the same."""
         if not calls:
             return frozenset()
-        limits = self.limits
+        limits, decode = self.limits, self._job.decode
         self.circles, finding = looked_at(
             self.circles,
-            [CallAsked(call.id, self._signature(call)) for call in calls],
+            [CallAsked(one.id, signature(one.name, one.arguments, decode)) for one in calls],
             window=limits.loop_window,
             threshold=limits.loop_threshold,
             repeats=limits.no_progress_repeats,

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
-from gateway.agent.effects import Fail, RunResult, add_usage
+from gateway.agent.driver import Assignment, Runner
+from gateway.agent.effects import Fail, RunResult
 from gateway.agent.journal import RunJournal, retry_store
+from gateway.agent.limits import add_usage
 from gateway.agent.output import EMPTY
-from gateway.agent.runner import Assignment, Runner
 from gateway.domain.agents import (
     DELEGATE,
     MEMORY,

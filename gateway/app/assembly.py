@@ -14,23 +14,24 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.agent.driver import Runner
 from gateway.agent.effects import Gate
+from gateway.agent.journal import RunJournal
 from gateway.agent.leaves import Plans
-from gateway.agent.runner import Runner
 from gateway.agent.subagents import Delegating, Subagents
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
 from gateway.app.shared import Shared, opened, provider_trial, scrubbing
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
 from gateway.channels.room import ChannelRoom, channel_room, delivering, keep_lines
 from gateway.config.authority import note_start
-from gateway.config.keys import json_schema
+from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
-from gateway.domain.ids import Secret
+from gateway.domain.ids import RunId, Secret
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
@@ -54,11 +55,10 @@ from gateway.sandbox.opening import (
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Front, MessageIntake, ServedDesk, Upkeep
-from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replayer
+from gateway.sessions.intake import Front, MessageIntake, ServedDesk
+from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import TurnRecall, Worker, WorkerDeps
+from gateway.sessions.worker import RunWorker, TurnRecall
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
 from gateway.web.asgi import WebApp
@@ -215,7 +215,7 @@ class Gateway:
             AuditMethods(stores.audit),
             PairMethods(self.pairing),
             channels,
-            MemoryMethods(*remembering, self.made.sharing, front.upkeep),
+            MemoryMethods(*remembering, self.made.sharing, front),
             ChatMethods(front, to_json),
             SessionMethods(front),
             UpkeepMethods(front),
@@ -240,7 +240,7 @@ class Gateway:
         core, lanes = self.core, self.shared.lanes
         self.health.draining = True
         self.channels.hang_up()
-        core.front.reception.close()
+        core.front.intake.close()
         core.stateless.close()
         lanes.pause()
         log.info("draining", extra={"running": lanes.working})
@@ -250,7 +250,8 @@ class Gateway:
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
-        self.shared.live.abandon_all()
+        for run in tuple(self.shared.live.values()):
+            run.abandon()
         core.stateless.abandon_all()
 
 
@@ -356,7 +357,7 @@ async def _open_mcp_servers(
     config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
 ) -> None:
     """A server is connected when a turn of an agent that has it begins."""
-    if not config.mcp_servers:
+    if not config.mcp.servers:
         return
     # An extra, and slow to import.
     from gateway.mcp.connecting import Dialling  # noqa: PLC0415
@@ -379,18 +380,18 @@ async def _open_mcp_servers(
         told_changed=told_changed,
         random=random.random,
     )
-    gate.foreign = await stack.enter_async_context(open_servers(config.mcp_servers, means))
+    gate.foreign = await stack.enter_async_context(open_servers(config.mcp.servers, means))
 
 
 async def _serve_mcp(
     config: GatewayConfig, shared: Shared, gate: ToolGate, front: Front, stack: AsyncExitStack
 ) -> Door | None:
     """The application at /mcp; None if MCP is not served."""
-    if not config.mcp_serving.is_enabled:
+    if not config.mcp.serve.is_enabled:
         return None
     from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
 
-    agent = replace(usual_agent(config), tools=config.mcp_serving.tools)
+    agent = replace(usual_agent(config), tools=config.mcp.serve.tools)
     desk = ServedDesk(front, gate, agent, to_json, from_json, shared.ids)
     most_bytes = config.gateway.max_body_bytes
     door = serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)
@@ -452,32 +453,21 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
     stores, clock, ids = shared.stores, shared.clock, shared.ids
     memory = _memory(made, shared, opened)
     gate = _gate(made, shared, opened)
-    means = _means(made, shared, opened, memory, gate)
+    worker = _worker(made, shared, opened, memory, gate)
     alone = gate is opened.gate
     forget = opened.gate.excerpts.forget if alone else stores.tools.forget_originals
-    reception = MessageIntake(
+    intake = MessageIntake(
         router=made.router,
-        inbox=stores.inbox,
+        worker=worker,
         lanes=shared.lanes,
-        runs=shared.live,
-        work=Worker(means, shared.live),
-        clock=clock,
         ids=ids,
         bounds=made.bounds,
-        manner=made.manner,
-    )
-    upkeep = Upkeep(
-        stores.sessions,
-        shared.episodes,
-        clock,
-        memory.indexer.note,
-        memory.forget,
-        reception.holding,
+        policy=made.manner,
     )
     front = Front(
         agents=made.agents,
         router=made.router,
-        reception=reception,
+        intake=intake,
         live=shared.live,
         inbox=stores.inbox,
         sessions=stores.sessions,
@@ -485,14 +475,15 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
         souls=opened.souls,
         plans=opened.plans,
         clock=clock,
-        upkeep=upkeep,
+        on_import=memory.indexer.note,
+        on_erase=memory.forget,
     )
     width = made.config.queue.max_running
     return Core(
         front,
         memory,
-        _replays(made, shared, means),
-        StatelessRuns(means, ids, opened.group, width=width, forget=forget),
+        _replays(made, shared, worker),
+        StatelessRuns(worker, ids, opened.group, width=width, forget=forget),
     )
 
 
@@ -514,7 +505,12 @@ def _gate(made: Generation, shared: Shared, opened: Resources) -> Gate:
     """The gate of agents that people talk to; they have subagents as tools."""
     config, stores = made.config, shared.stores
     known = {one.name: one for one in config.subagents}
-    found = (shared.settings.of, shared.clock, shared.live.journal_of)
+
+    def journal_of(run_id: RunId) -> RunJournal | None:
+        run = shared.live.get(run_id)
+        return None if run is None else run.journal
+
+    found = (shared.settings.of, shared.clock, journal_of)
     runner = _runner(made, shared, opened, opened.gate)
     subagents = Subagents(known, runner, opened.souls, *found, made.agents)
     opened.gate.renew("", subagents.tools)
@@ -537,9 +533,9 @@ def _runner(made: Generation, shared: Shared, opened: Resources, gate: Gate) -> 
     )
 
 
-def _means(
+def _worker(
     made: Generation, shared: Shared, opened: Resources, memory: Memory, gate: Gate
-) -> WorkerDeps:
+) -> RunWorker:
     stores = shared.stores
     compaction = Compaction(
         opened.model,
@@ -552,7 +548,7 @@ def _means(
     )
     config = made.config
     vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.tools)
-    return WorkerDeps(
+    return RunWorker(
         agents=made.agents,
         runner=_runner(made, shared, opened, gate),
         inbox=stores.inbox,
@@ -565,14 +561,15 @@ def _means(
         encode=to_json,
         decode=from_json,
         channels=frozenset(one.name for one in config.channels),
-        keeper=memory.keeper,
-        said=memory.indexer.note,
-        recollection=TurnRecall(memory.remembrance, vaults),
+        runs=shared.live,
+        extractor=memory.keeper,
+        on_finished=memory.indexer.note,
+        recall=TurnRecall(memory.recall, vaults),
         compact=compaction.consider,
     )
 
 
-def _replays(made: Generation, shared: Shared, means: WorkerDeps) -> Replayer:
+def _replays(made: Generation, shared: Shared, worker: RunWorker) -> Replayer:
     """Replays have the same clients, over what was recorded: without keys, addresses and waiting."""
     key = Secret("replayed")
     definitions = {name: replace(one, api_key=key) for name, one in made.config.providers.items()}
@@ -585,7 +582,7 @@ def _replays(made: Generation, shared: Shared, means: WorkerDeps) -> Replayer:
         return Models(clients)
 
     providers = frozenset({*definitions, "demo"})
-    return Replayer(means, shared.stores.inbox, shared.stores.sessions, wired_to, providers)
+    return Replayer(worker, shared.stores.sessions, wired_to, providers)
 
 
 def strict_json(text: str | bytes) -> Any:

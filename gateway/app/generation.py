@@ -61,7 +61,7 @@ class Generation:
 def build(config: GatewayConfig) -> Generation:
     """Imports the packages of decision trees that agents name. Raises DecisionTreeBroken,
     McpNotInstalled, RulesInvalid."""
-    if (config.mcp_servers or config.mcp_serving.is_enabled) and find_spec("mcp") is None:
+    if (config.mcp.servers or config.mcp.serve.is_enabled) and find_spec("mcp") is None:
         raise McpNotInstalled
     agents = {agent.id: agent for agent in config.agents}
     queue, everyone = config.queue, with_subagents(config)

@@ -20,9 +20,9 @@ from gateway.domain.supervision import supervise
 from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
 from gateway.host.process import has_terminal, settle
+from gateway.store.faults import file_faults
 from gateway.store.opening import note_owner
-from gateway.store.rows import file_faults
-from gateway.web.server import ListenAddress, WebServer
+from gateway.web.wire.server import ListenAddress, WebServer
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ async def open_doors(
     address: ListenAddress = await group.start(server.serve)
     url = f"http://{address}"
     await note_owner(data_dir, url)
-    resumed = await rooms.core.front.reception.resume()
+    resumed = await rooms.core.front.intake.resume()
     lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
     group.start_soon(lines, name="lines")
     rooms.health.starting = False

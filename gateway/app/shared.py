@@ -12,9 +12,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-from gateway.budgets.estimates import Estimates
-from gateway.budgets.metering import Meter
-from gateway.budgets.queue import BudgetQueue
+from gateway.budgets import BudgetQueue, Estimates, Meter
 from gateway.channels.room import Traffic
 from gateway.channels.translating import Scrub
 from gateway.config.values import GatewayConfig
@@ -25,7 +23,7 @@ from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
 from gateway.host.clock import SystemClock, TimeIds
 from gateway.memory.episodes import Episodes
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from gateway.outbound.secrets import Scrubber
 from gateway.providers.client import Models, ProviderClient
 from gateway.providers.demo import DemoModel
@@ -51,12 +49,12 @@ class HttpClients:
         return await self._once(f"http:{use}", open_outbound)
 
     async def guarded(self, use: str) -> Fetch:
-        from gateway.outbound.guard import open_guarded  # noqa: PLC0415  # see above
+        from gateway.outbound.client import open_guarded  # noqa: PLC0415  # see above
 
         return await self._once(f"guarded:{use}", open_guarded)
 
     async def dialler(self) -> Dialler:
-        from gateway.outbound.dialling import open_dialler  # noqa: PLC0415  # see above
+        from gateway.outbound.client import open_dialler  # noqa: PLC0415  # see above
 
         return await self._once("dialler", open_dialler)
 
@@ -136,7 +134,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             group=group,
             lanes=Lanes(group, width=config.queue.max_running),
             bus=Bus(),
-            live=LiveRuns(to_json),
+            live={},
             estimates=Estimates(),
             queue=BudgetQueue(),
             refusals=Counter(),

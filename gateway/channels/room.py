@@ -241,7 +241,7 @@ def channel_room(
     front, memos = commands.front, stores.channels
     clock = front.clock
     intake = Intake(
-        front.reception.accept,
+        front.intake.accept,
         stores.channels,
         memos,
         clock,
@@ -322,7 +322,7 @@ async def delivering(
             one = await room.opened(name)
             if one is not None:
                 post = Post(one.way_in.channel, one.way_in.adapter, fetch, front.clock)
-                streams[name] = Streaming(post, front.live.find, group)
+                streams[name] = Streaming(post, front.live.get, group)
                 couriers[name] = Courier(post, one.health, streams[name].draft_of)
             coming[name].set()
 

@@ -29,7 +29,8 @@ from gateway.host.clock import SystemClock
 from gateway.host.texts import FileTexts
 from gateway.memory.souls import Souls
 from gateway.providers.prices import DEFAULT_MODELS, is_listed
-from gateway.store.opening import look_over, read_owner
+from gateway.store.opening import read_owner
+from gateway.store.sqlite import look_over
 
 LOW_DISK_BYTES = 500 * 1024 * 1024
 LONG_SOUL_TOKENS = 1_500

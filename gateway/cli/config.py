@@ -16,12 +16,13 @@ from gateway.cli.context import (
     surroundings,
 )
 from gateway.cli.ending import BAD_CONFIG
-from gateway.config.problems import Code, ConfigInvalid, Finding, Problem, nearest
+from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
 from gateway.config.values import StartNotice
+from gateway.domain.text import nearest
 
 if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
     from gateway.config.effective import Row
-    from gateway.config.reading import Loaded
+    from gateway.config.load import Loaded
 
 
 @click.group("config")
@@ -61,7 +62,7 @@ def _warn(warnings: Iterable[Problem]) -> None:
 def _tried(loaded: "Loaded") -> tuple[Problem, ...]:
     """What is no error. Raises ConfigInvalid for what a start would refuse besides."""
     from gateway.cli.checks import TRIALS  # noqa: PLC0415  # the whole gateway, which reading does without
-    from gateway.config.placing import placed, warned  # noqa: PLC0415  # as above
+    from gateway.config.document import placed, warned  # noqa: PLC0415  # as above
 
     found = [finding for check in TRIALS for finding in check(loaded.config)]
     # Who listens there now may be gone at the start: the configuration is not wrong by that.
@@ -119,7 +120,7 @@ def _no_such_key(key: str, rows: Iterable["Row"]) -> str:
 @config.command()
 def schema() -> None:
     """Print the JSON Schema of config.toml, for editors."""
-    from gateway.config.keys import json_schema  # noqa: PLC0415  # pydantic is slow to import
+    from gateway.config.schema import json_schema  # noqa: PLC0415  # pydantic is slow to import
 
     click.echo(json.dumps(json_schema(), indent=2))
 
@@ -137,7 +138,7 @@ def path(context: CliContext) -> None:
 
 
 def _load(context: CliContext) -> "Loaded":
-    from gateway.config.reading import read  # noqa: PLC0415  # pydantic is slow to import
+    from gateway.config.load import read  # noqa: PLC0415  # pydantic is slow to import
 
     return read(config_path(context), surroundings(context))
 

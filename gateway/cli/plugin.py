@@ -18,8 +18,8 @@ from gateway.cli.plugin_granting import grant, install, revoke
 from gateway.cli.plugin_place import config_in_force
 from gateway.cli.plugin_scaffold import NoScaffold, made
 from gateway.cli.plugin_words import asked_lines, block, import_lines, shown, tool_line
-from gateway.config.problems import choose, quoted
 from gateway.domain.plugins import PluginDef
+from gateway.domain.text import choose, quoted
 from gateway.host.logs import logging_to
 
 
@@ -65,7 +65,7 @@ def new(context: CliContext, name: str, kind: str, lang: str, folder: Path | Non
 @click.pass_obj
 def build(context: CliContext, folder: Path) -> None:
     """Run the build command of DIR's plugin.toml, and note the sha256 of what comes out."""
-    from gateway.cli.plugin_building import built, keep  # noqa: PLC0415  # tomlkit is slow to import
+    from gateway.cli.plugin_building import built, keep  # noqa: PLC0415  # few verbs need it
     from gateway.config.environment import read_environment  # noqa: PLC0415  # as above
 
     wasm = built(folder, read_environment())

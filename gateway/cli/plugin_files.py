@@ -5,18 +5,20 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.cli.known import known
 from gateway.config.capabilities import BadCapability, parse_capability
-from gateway.config.kinds import PluginName
 from gateway.config.plugins import BUNDLED
-from gateway.config.problems import choose, quoted
+from gateway.config.sections import PLUGIN_NAME
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, PluginDef, PluginKind
+from gateway.domain.text import choose, quoted
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"
+PluginName = Annotated[str, Field(pattern=PLUGIN_NAME, max_length=32)]
 _NAME: TypeAdapter[str] = TypeAdapter(PluginName)
 
 

@@ -17,7 +17,7 @@ from gateway.domain.errors import Denied
 from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, PluginDef, StoreGrant
 from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction, PluginSpace
 from gateway.host.clock import SystemClock
-from gateway.outbound.asking import check_granted, read_headers, read_method, read_url
+from gateway.outbound.guard import check_granted, read_headers, read_method, read_url
 from gateway.sandbox.grants import missing
 from gateway.sandbox.plugins import Loaded, Sandbox
 

@@ -1,104 +1,87 @@
-"""`[agent]`, `[[agents]]` and `[[bindings]]` as the domain's values, with everything merged."""
+"""Agents and subagents with everything merged and checked that they name; projects and bindings."""
 
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from gateway.config.environment import DEMO, Choice, default_model
-from gateway.config.problems import Code, KeyPath, Report, choose, quoted
-from gateway.config.reaching import BindingSection, ProjectSection, SubagentSection
-from gateway.config.schema import (
-    AgentSection,
-    ConfigFile,
-    ContextSection,
-    ModelSection,
-)
-from gateway.config.values import Surroundings
+from gateway.config.environment import DEMO, default_model
+from gateway.config.problems import Code, KeyPath
+from gateway.config.reading import Reading
+from gateway.config.values import GatewayConfig
 from gateway.domain.agents import (
+    AUTO,
     DELEGATE,
     OPEN_PROJECT,
     OWN_CHANNELS,
     PLACES,
+    RESULT,
     AgentDef,
     Binding,
     ContextRules,
-    Limits,
     ProjectDef,
+    SubagentDef,
     TemplateInvalid,
     compile_prompt,
 )
-from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY
+from gateway.domain.text import choose, quoted
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5
 Tried = tuple[object, ...]  # what tells one way to ask a model from another
-BINDING_FIELDS = ("channel", "account_id", "peer_id", "guild_id", "team_id")
 
 
-@dataclass(frozen=True, slots=True)
-class Agents:
-    """Reads agents. `used` gathers the providers that they ask for, each with its first place."""
+def places(config: GatewayConfig) -> list[tuple[KeyPath, AgentDef]]:
+    """Each agent as it is written, with where it stands in the file."""
+    own: list[tuple[KeyPath, AgentDef]] = [(("agent",), config.agent)] if config.agent else []
+    return own + [(("agents", index), agent) for index, agent in enumerate(config.agents)]
 
-    around: Surroundings
-    choice: Choice
-    providers: tuple[str, ...]  # every name that an agent may give
-    plugins: Mapping[str, bool]  # every name, and whether it is enabled
-    sections: ConfigFile
-    folder: Path
-    report: Report
-    used: dict[str, KeyPath] = field(default_factory=dict)
 
-    def resolve(self) -> tuple[AgentDef, ...]:
-        agents: dict[str, AgentDef] = {}
-        own = [self.sections.agent] if self.sections.agent else []
-        for path, section in zip(self.places(), (*own, *self.sections.agents), strict=True):
-            if section.id in agents:
-                message, fix = f"another agent has id {quoted(section.id)}", "choose another id"
-                self.report.wrong(Code.DUPLICATE, (*path, "id"), message, fix)
-            agents[section.id] = self._agent(path, section)
-        return tuple(agents.values())
+def resolve_agents(reading: Reading, config: GatewayConfig) -> tuple[AgentDef, ...]:
+    agents: dict[str, AgentDef] = {}
+    for path, written in places(config):
+        reading.report.is_taken((*path, "id"), "agent", written.id, agents)
+        agents[written.id] = _Agent(reading, config, path, written).resolved()
+    return tuple(agents.values())
 
-    def places(self) -> list[KeyPath]:
-        """Where each agent stands in the file."""
-        own: list[KeyPath] = [("agent",)] if self.sections.agent else []
-        return own + [("agents", index) for index in range(len(self.sections.agents))]
 
-    def _agent(self, path: KeyPath, section: AgentSection) -> AgentDef:
-        who = f"agent {quoted(section.id)}"
-        self.check_tools(path, who, section.tools)
-        helpers = _helpers(path, section, self.sections.subagents, self.report)
-        asked = self._asked(path, section)
-        agent = AgentDef(
-            id=AgentId(section.id),
-            system_prompt=section.system_prompt,
-            soul_path=self._soul(path, section),
-            prompt_template=self._template(path, section),
-            tools=(*section.tools, *helpers),
-            project=self._project(path, section),
-            tree=self._tree(path, section),
-            decision=self._decision(path, section),
-            rules=tuple(section.rules),
-            limits=replace(Limits(), **{**_given(self.sections.limits), **_given(section.limits)}),
-            context=self._context(path, section.context, asked["context_window"]),
+class _Agent:
+    """One agent while it is resolved."""
+
+    def __init__(
+        self, reading: Reading, config: GatewayConfig, path: KeyPath, written: AgentDef
+    ) -> None:
+        self.reading, self.config, self.path, self.written = reading, config, path, written
+        self.report = reading.report
+
+    def resolved(self) -> AgentDef:
+        path, written, known = self.path, self.written, self.reading.around.known
+        check_tools(self.reading, path, f"agent {quoted(written.id)}", written.tools)
+        names, fix = [one.name for one in self.config.subagents], ", or add [[subagents]] with it"
+        for index, name in enumerate(written.subagents):
+            where = (*path, "subagents", index)
+            self.report.refers(where, "subagent", name, names, or_else=fix)
+        projects = (OPEN_PROJECT, *(project.id for project in self.config.projects))
+        fix = ", or add [[projects]] with it"
+        self.report.refers((*path, "project"), "project", written.project, projects, or_else=fix)
+        self.report.refers((*path, "decision"), "decision tree", written.decision, known.decisions)
+        helpers = (DELEGATE + name for name in dict.fromkeys(written.subagents))
+        asked = self._asked(path, written)
+        agent = replace(
+            written,
             **asked,
+            tools=(*written.tools, *helpers),
+            soul_path=written.soul_path and self._file("soul_path", "for the soul that is shipped"),
+            prompt_template=written.prompt_template and self._template(),
+            tree=self._tree(),
+            context=self._context(asked["context_window"], is_noted=True),
         )
-        below = self._fallback(path, section, section, agent, tried=(_tried(asked),))
-        return replace(agent, fallback=below)
+        return replace(agent, fallback=self._fallback(path, written, agent, (_tried(asked),)))
 
     def _fallback(
-        self,
-        above: KeyPath,
-        owner: AgentSection,
-        section: ModelSection,
-        agent: AgentDef,
-        *,
-        tried: tuple[Tried, ...],
+        self, above: KeyPath, section: AgentDef, agent: AgentDef, tried: tuple[Tried, ...]
     ) -> AgentDef | None:
         """The same agent with another model, which may be able to read less."""
         fallback, path = section.fallback, (*above, "fallback")
@@ -109,16 +92,8 @@ class Agents:
             self.report.wrong(Code.OUT_OF_RANGE, path, message, "remove this one", at="table")
             return None
         asked = self._asked(path, fallback)
-        context = self._context(None, owner.context, asked["context_window"])
-        below = self._fallback(path, owner, fallback, agent, tried=(*tried, _tried(asked)))
-        self._check_other(path, asked, tried)
-        return replace(agent, **asked, context=context, fallback=below)
-
-    def _check_other(
-        self, path: KeyPath, asked: Mapping[str, Any], tried: tuple[Tried, ...]
-    ) -> None:
-        """A fallback that asks what has just failed is none. A chain that is too long is reported
-        already."""
+        context = self._context(asked["context_window"], is_noted=False)
+        below = self._fallback(path, fallback, agent, (*tried, _tried(asked)))
         is_long = any(
             one.code == Code.OUT_OF_RANGE and one.path[: len(path)] == path
             for one in self.report.findings
@@ -128,230 +103,217 @@ class Agents:
             message = f"this fallback asks {what}, which has failed when it is needed"
             fix = "name another provider or model, or remove it"
             self.report.wrong(Code.NO_USE, path, message, fix, at="table")
+        return replace(agent, **asked, context=context, fallback=below)
 
-    def _asked(self, path: KeyPath, section: ModelSection) -> dict[str, Any]:
+    def _asked(self, path: KeyPath, section: AgentDef) -> dict[str, Any]:
         """What an agent and each of its fallbacks has of its own."""
-        known, provider = self.around.known, section.provider or self.choice.provider
-        model = self.model(path, provider, section.model)
-        max_tokens = self._max_tokens(path, section, model)
-        if section.thinking:
+        known, provider = (
+            self.reading.around.known,
+            section.provider or self.reading.choice.provider,
+        )
+        model = usual_model(self.reading, path, provider, section.model)
+        max_tokens, most = section.max_tokens, known.output_limit(model)
+        if most is not None and max_tokens > most:
+            if self.reading.is_given((*path, "max_tokens")):
+                message = f"{quoted(model)} gives at most {most} tokens, not {max_tokens}"
+                where = (*path, "max_tokens")
+                self.report.wrong(Code.OUT_OF_RANGE, where, message, f"write {most}")
+            max_tokens = most
+        if section.thinking and model:
             self._check_thinking(path, provider, model, max_tokens)
         return {
             "provider": provider,
             "model": model,
             "max_tokens": max_tokens,
             "context_window": section.context_window or known.context_window(model),
-            **section.model_dump(include={"temperature", "thinking", "stream"}),
+            "temperature": section.temperature,
+            "thinking": section.thinking,
+            "stream": section.stream,
         }
-
-    def model(self, path: KeyPath, provider: str, model: str | None) -> str:
-        """The one that is asked for, or the provider's usual one."""
-        if provider not in self.providers:
-            message = f"{quoted(provider)} is not a known provider"
-            fix = choose(provider, self.providers)
-            self.report.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
-        self.used.setdefault(provider, (*path, "provider"))
-        model = model or default_model(provider, self.around.known)
-        if model is None and provider in self.providers:
-            message = f'"model" is missing: {quoted(provider)} has none that is usual'
-            fix = 'add model = "..."'
-            self.report.wrong(Code.MISSING, (*path, "model"), message, fix, at="table")
-        return model or ""
 
     def _check_thinking(self, path: KeyPath, provider: str, model: str, max_tokens: int) -> None:
         """Of a provider that is not known nothing is said: that is wrong already."""
-        known, own = self.around.known, self.sections.providers.get(provider)
+        known, own = self.reading.around.known, self.config.providers.get(provider)
         preset = known.presets.get(provider)
         wire = preset.wire if preset else own.wire if own else None
-        if provider not in self.providers or (wire is None and provider != DEMO) or not model:
+        if provider not in self.reading.providers or (wire is None and provider != DEMO):
             return
         why = known.no_thinking(provider, wire, model, max_tokens)
         if why is not None:
             fix = "remove it, or choose a model that can"
             self.report.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
 
-    def _max_tokens(self, path: KeyPath, section: ModelSection, model: str) -> int:
-        most = self.around.known.output_limit(model)
-        if most is None or section.max_tokens <= most:
-            return section.max_tokens
-        if "max_tokens" in section.model_fields_set:
-            message = f"{quoted(model)} gives at most {most} tokens, not {section.max_tokens}"
-            self.report.wrong(Code.OUT_OF_RANGE, (*path, "max_tokens"), message, f"write {most}")
-        return most
-
-    def _context(self, path: KeyPath | None, own: ContextSection, window: int) -> ContextRules:
-        """A budget that the model cannot read becomes what it can; a `path` has that noted."""
-        given = {**_given(self.sections.context), **_given(own)}
-        budget, most = given.get("token_budget", ContextRules().token_budget), AUTO_SHARE * window
-        if budget != "auto" and budget <= window:
-            return replace(ContextRules(), **given)
-        if budget != "auto" and path and "token_budget" in given:
-            where = (*path, "context", "token_budget")
+    def _context(self, window: int, *, is_noted: bool) -> ContextRules:
+        """A budget that the model cannot read becomes what it can."""
+        context, most = self.written.context, int(AUTO_SHARE * window)
+        budget, key = context.token_budget, ("context", "token_budget")
+        if budget != AUTO and budget <= window:
+            return context
+        is_given = self.reading.is_given
+        if budget != AUTO and is_noted and (is_given(key) or is_given((*self.path, *key))):
             message = f"{budget} tokens are more than the model's window of {window}"
-            fix = f"{int(most)} is used; write that or set context_window"
-            self.report.note("context-clamped", where, message, fix)
-        return replace(ContextRules(), **{**given, "token_budget": int(most)})
+            fix = f"{most} is used; write that or set context_window"
+            self.report.note("context-clamped", (*self.path, *key), message, fix)
+        return replace(context, token_budget=most)
 
-    def check_tools(self, path: KeyPath, who: str, tools: Sequence[str]) -> None:
-        seen = set[str]()
-        for index, tool in enumerate(tools):
-            where = (*path, "tools", index)
-            plugin = tool if tool in self.plugins else tool.partition("/")[0]
-            if tool in seen:
-                message = f"{who} has {quoted(tool)} twice"
-                self.report.wrong(Code.DUPLICATE, where, message, "keep one")
-            elif tool.startswith(FAMILY) and plugin not in self.plugins:
-                _check_server(where, tool, tuple(self.sections.mcp.servers), self.report)
-            elif plugin not in self.plugins:
-                message = f"{who}: there is no plugin {quoted(plugin)}"
-                self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(plugin))
-            elif not self.plugins[plugin]:
-                message = f"{who} lists {quoted(tool)}, which is not enabled"
-                fix = "remove it, or write enabled = true in its [[plugins]]"
-                self.report.note("plugin-disabled", where, message, fix)
-            seen.add(tool)
+    def _file(self, key: str, otherwise: str = "") -> str:
+        fix = f"create it, or remove {key} {otherwise}".rstrip()
+        return self.reading.file((*self.path, key), getattr(self.written, key), fix)
 
-    def _project(self, path: KeyPath, section: AgentSection) -> str:
-        projects = (OPEN_PROJECT, *(project.id for project in self.sections.projects))
-        if section.project not in projects:
-            message = f"there is no project {quoted(section.project)}"
-            fix = f"{choose(section.project, projects)}, or add [[projects]] with it"
-            self.report.wrong(Code.UNKNOWN_NAME, (*path, "project"), message, fix)
-        return section.project
-
-    def _tree(self, path: KeyPath, section: AgentSection) -> str:
+    def _tree(self) -> str:
         """A name of ours, or the file of the operator's own."""
-        if section.tree.endswith(".bt"):
-            fix = "create it, or remove tree for the one that is shipped"
-            return self.file((*path, "tree"), section.tree, fix)
-        trees = self.around.known.trees
-        if section.tree not in trees:
-            message = f"there is no tree {quoted(section.tree)}"
-            fix = f"{choose(section.tree, trees)}, or name a .bt file"
-            self.report.wrong(Code.UNKNOWN_NAME, (*path, "tree"), message, fix)
-        return section.tree
+        if self.written.tree.endswith(".bt"):
+            return self._file("tree", "for the one that is shipped")
+        where, trees = (*self.path, "tree"), self.reading.around.known.trees
+        self.report.refers(where, "tree", self.written.tree, trees, or_else=", or name a .bt file")
+        return self.written.tree
 
-    def _decision(self, path: KeyPath, section: AgentSection) -> str:
-        decisions = self.around.known.decisions
-        if section.decision not in decisions:
-            message = f"there is no decision tree {quoted(section.decision)}"
-            fix = choose(section.decision, decisions)
-            self.report.wrong(Code.UNKNOWN_NAME, (*path, "decision"), message, fix)
-        return section.decision
-
-    def _remedy(self, tool: str) -> str:
-        """How to come by a plugin that an agent names."""
-        bundled = self.around.known.bundled.get(tool)
-        if bundled is None:
-            names = (*self.plugins, *self.around.known.bundled)
-            return f"{choose(tool, names)}; or add [[plugins]] name = {quoted(tool)}"
-        needs = f", capabilities = {json.dumps(list(bundled.needs))}" if bundled.needs else ""
-        return f'add [[plugins]] name = "{tool}", path = "bundled:{tool}"{needs}'
-
-    def _soul(self, path: KeyPath, section: AgentSection) -> str | None:
-        fix = "create it, or remove soul_path for the soul that is shipped"
-        return section.soul_path and self.file((*path, "soul_path"), section.soul_path, fix)
-
-    def _template(self, path: KeyPath, section: AgentSection) -> str | None:
-        if section.prompt_template is None:
-            return None
-        where = (*path, "prompt_template")
-        fix = "create it, or remove prompt_template"
-        file = Path(self.file(where, section.prompt_template, fix))
+    def _template(self) -> str:
+        where, file = (*self.path, "prompt_template"), Path(self._file("prompt_template"))
+        name = self.reading.around.name(file)
         try:
             compile_prompt(file.read_text("utf-8-sig"))
         except TemplateInvalid as error:
             fix = choose(error.name, PLACES) if error.name is not None else "mend the file"
-            message = f"{self.around.name(file)}:{error}"
-            self.report.wrong(Code.MALFORMED, where, message, fix)
+            self.report.wrong(Code.MALFORMED, where, f"{name}:{error}", fix)
         except UnicodeDecodeError as error:
-            message = f"{self.around.name(file)} is not UTF-8 (byte {error.start})"
+            message = f"{name} is not UTF-8 (byte {error.start})"
             self.report.wrong(Code.MALFORMED, where, message, "save it as UTF-8")
         except OSError:
-            pass  # is told already
+            pass  # is reported already
         return str(file)
-
-    def file(self, where: KeyPath, written: str, fix: str) -> str:
-        found = self.around.path(written, self.folder)
-        if not found.is_file() or not os.access(found, os.R_OK):
-            message = f"there is no file {quoted(str(found))} that can be read"
-            self.report.wrong(Code.MISSING_FILE, where, message, fix)
-        return str(found)
 
 
 def _tried(asked: Mapping[str, Any]) -> Tried:
     return tuple(asked[name] for name in ("provider", "model", "thinking", "stream"))
 
 
-def _check_server(where: KeyPath, tool: str, servers: Sequence[str], report: Report) -> None:
-    name, slash, one = tool.removeprefix(FAMILY).partition("/")
-    if name not in servers:
-        message = f"there is no MCP server {quoted(name)}"
-        fix = f"{choose(name, servers)}; or add [mcp.servers.NAME]"
-        report.wrong(Code.UNKNOWN_NAME, where, message, fix)
-    elif slash and not one:
-        message = f"{quoted(tool)} names no tool"
-        report.wrong(Code.MALFORMED, where, message, "write mcp:SERVER or mcp:SERVER/TOOL")
+def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | None) -> str:
+    """The model that is asked for, or the provider's usual one; the provider is used then."""
+    if provider not in reading.providers:
+        message = f"{quoted(provider)} is not a known provider"
+        fix = choose(provider, reading.providers)
+        reading.report.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
+    reading.used.setdefault(provider, (*path, "provider"))
+    model = model or default_model(provider, reading.around.known)
+    if model is None and provider in reading.providers:
+        message = f'"model" is missing: {quoted(provider)} has none that is usual'
+        where = (*path, "model")
+        reading.report.wrong(Code.MISSING, where, message, 'add model = "..."', at="table")
+    return model or ""
 
 
-def _helpers(
-    path: KeyPath, section: AgentSection, known: Sequence[SubagentSection], report: Report
-) -> Sequence[str]:
-    """The tools that an agent's subagents are."""
-    names = [one.name for one in known]
-    for index, name in enumerate(section.subagents):
-        if name not in names:
-            message, where = f"there is no subagent {quoted(name)}", (*path, "subagents", index)
-            fix = f"{choose(name, names)}, or add [[subagents]] with it"
-            report.wrong(Code.UNKNOWN_NAME, where, message, fix)
-    return tuple(DELEGATE + name for name in dict.fromkeys(section.subagents))
-
-
-def _given(section: BaseModel) -> dict[str, Any]:
-    """What was written, without the defaults."""
-    return {name: getattr(section, name) for name in section.model_fields_set}
-
-
-def resolve_projects(sections: Iterable[ProjectSection], report: Report) -> tuple[ProjectDef, ...]:
-    projects: dict[str, ProjectDef] = {}
-    for index, section in enumerate(sections):
-        if section.id == OPEN_PROJECT or section.id in projects:
-            is_open = section.id == OPEN_PROJECT
-            message = (
-                f"project {quoted(section.id)} {'is open to all' if is_open else 'is there twice'}"
+def check_tools(
+    reading: Reading, path: KeyPath, who: str, tools: Sequence[str], more: Collection[str] = ()
+) -> None:
+    """`more`: names that are no plugins."""
+    plugins = {**reading.plugins, **dict.fromkeys(more, True)}
+    seen = set[str]()
+    for index, tool in enumerate(tools):
+        where = (*path, "tools", index)
+        plugin = tool if tool in plugins else tool.partition("/")[0]
+        if tool in seen:
+            message = f"{who} has {quoted(tool)} twice"
+            reading.report.wrong(Code.DUPLICATE, where, message, "keep one")
+        elif tool.startswith(FAMILY) and plugin not in plugins:
+            server, slash, one = tool.removeprefix(FAMILY).partition("/")
+            fix = "; or add [mcp.servers.NAME]"
+            is_there = reading.report.refers(
+                where, "MCP server", server, reading.servers, or_else=fix
             )
-            report.wrong(Code.DUPLICATE, ("projects", index, "id"), message, "choose another id")
-        projects[section.id] = ProjectDef(section.id, tuple(section.users))
-    return tuple(projects.values())
+            if is_there and slash and not one:
+                message, fix = (
+                    f"{quoted(tool)} names no tool",
+                    "write mcp:SERVER or mcp:SERVER/TOOL",
+                )
+                reading.report.wrong(Code.MALFORMED, where, message, fix)
+        elif plugin not in plugins:
+            message = f"{who}: there is no plugin {quoted(plugin)}"
+            fix = _how_to_add(reading, plugin, plugins)
+            reading.report.wrong(Code.UNKNOWN_NAME, where, message, fix)
+        elif not plugins[plugin]:
+            message = f"{who} lists {quoted(tool)}, which is not enabled"
+            fix = "remove it, or write enabled = true in its [[plugins]]"
+            reading.report.note("plugin-disabled", where, message, fix)
+        seen.add(tool)
 
 
-def resolve_bindings(
-    sections: Iterable[BindingSection],
-    agent_ids: tuple[str, ...],
-    channels: tuple[str, ...],
-    report: Report,
-) -> tuple[Binding, ...]:
-    bindings = []
+def _how_to_add(reading: Reading, plugin: str, plugins: Mapping[str, bool]) -> str:
+    bundled = reading.around.known.bundled
+    if plugin not in bundled:
+        return f"{choose(plugin, (*plugins, *bundled))}; or add [[plugins]] name = {quoted(plugin)}"
+    needs = json.dumps(list(bundled[plugin].needs))
+    capabilities = f", capabilities = {needs}" if bundled[plugin].needs else ""
+    return f'add [[plugins]] name = "{plugin}", path = "bundled:{plugin}"{capabilities}'
+
+
+def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[SubagentDef, ...]:
+    names, found = set(reading.agents), []
+    tools = [one.tool for one in config.subagents]
+    for index, one in enumerate(config.subagents):
+        path: KeyPath = ("subagents", index)
+        reading.report.is_taken((*path, "name"), "agent or subagent", one.name, names)
+        names.add(one.name)
+        others = [tool for tool in tools if tool != one.tool]
+        check_tools(reading, path, f"subagent {quoted(one.name)}", one.tools, others)
+        model = one.model
+        if one.provider is not None:
+            model = usual_model(reading, path, one.provider, model)
+        known = reading.around.known
+        found.append(
+            replace(
+                one,
+                prompt_path=reading.file((*path, "prompt_path"), one.prompt_path, "create it"),
+                model=model,
+                context_window=known.context_window(model) if model else None,
+                output_limit=known.output_limit(model) if model else None,
+            )
+        )
+    return tuple(found)
+
+
+def with_result(agent: AgentDef) -> AgentDef:
+    """Whoever has tools can read what they gave, if it is not always shown whole."""
+    if not agent.tools:
+        return agent
+    tools = agent.tools if RESULT in agent.tools else (*agent.tools, RESULT)
+    below = agent.fallback
+    return replace(agent, tools=tools, fallback=below and with_result(below))
+
+
+def check_projects(reading: Reading, projects: Sequence[ProjectDef]) -> None:
+    ids = set[str]()
+    for index, project in enumerate(projects):
+        if project.id == OPEN_PROJECT or project.id in ids:
+            is_open = project.id == OPEN_PROJECT
+            message = (
+                f"project {quoted(project.id)} {'is open to all' if is_open else 'is there twice'}"
+            )
+            where = ("projects", index, "id")
+            reading.report.wrong(Code.DUPLICATE, where, message, "choose another id")
+        ids.add(project.id)
+
+
+def check_bindings(reading: Reading, bindings: Sequence[Binding]) -> None:
+    names = [one.name for one in fields(Binding) if one.name != "agent_id"]
     first: dict[tuple[str | None, ...], int] = {}
-    for index, section in enumerate(sections):
+    for index, binding in enumerate(bindings):
         path: KeyPath = ("bindings", index)
-        if section.agent_id not in agent_ids:
-            message = f"no agent has id {quoted(section.agent_id)}"
-            fix = choose(section.agent_id, agent_ids)
-            report.wrong(Code.UNKNOWN_NAME, (*path, "agent_id"), message, fix)
-        places = section.model_dump(include=set(BINDING_FIELDS))
-        if not any(places.values()):
+        reading.report.refers((*path, "agent_id"), "agent", binding.agent_id, reading.agents)
+        place = tuple(getattr(binding, name) for name in names)
+        if not any(place):
             message = f"binding {index} says not where: it matches nothing"
-            fix = f"add at least one of {', '.join(BINDING_FIELDS)}"
-            report.wrong(Code.MISSING, path, message, fix, at="table")
-        if section.channel is not None and section.channel not in (*channels, *OWN_CHANNELS):
-            message = f"there is no channel {quoted(section.channel)}"
-            fix = f"{choose(section.channel, channels)}; only who may impersonate can speak as another"
-            report.note("unknown-channel", (*path, "channel"), message, fix)
-        fields = tuple(places[name] for name in BINDING_FIELDS)
-        earlier = first.setdefault(fields, index)
-        if earlier != index and any(fields):
+            fix = f"add at least one of {', '.join(names)}"
+            reading.report.wrong(Code.MISSING, path, message, fix, at="table")
+        channel = binding.channel
+        if channel is not None and channel not in (*reading.channels, *OWN_CHANNELS):
+            message = f"there is no channel {quoted(channel)}"
+            fix = choose(channel, reading.channels)
+            fix += "; only who may impersonate can speak as another"
+            reading.report.note("unknown-channel", (*path, "channel"), message, fix)
+        earlier = first.setdefault(place, index)
+        if earlier != index and any(place):
             message = f"it can never win: binding {earlier} asks for the same and comes first"
-            report.note("bindings.shadowed", path, message, "remove it, or make it say more")
-        bindings.append(Binding(AgentId(section.agent_id), **places))
-    return tuple(bindings)
+            reading.report.note(
+                "bindings.shadowed", path, message, "remove it, or make it say more"
+            )

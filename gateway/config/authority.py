@@ -64,7 +64,7 @@ def _authority(config: GatewayConfig) -> Iterator[tuple[str, object]]:
         yield f"plugins.{plugin.name}", _grants(plugin)
     for channel in config.channels:
         yield f"channels.{channel.name}", _door(channel)
-    for server in config.mcp_servers:
+    for server in config.mcp.servers:
         yield f"mcp.{server.name}", {"url": server.url, "command": server.command}
     yield from _workers(config)
     for project in config.projects:

@@ -1,4 +1,4 @@
-"""The bytes of a config.toml as a plain document, or the one problem that prevents it."""
+"""The text of a config.toml: what it says, where each key of it stands, and errors at their place."""
 
 import grp
 import os
@@ -6,29 +6,220 @@ import pwd
 import re
 import stat
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from gateway.config.masking import fitted, is_sensitive
-from gateway.config.problems import Code, ConfigInvalid, Problem
+from gateway.config.problems import (
+    SHOWN,
+    At,
+    Code,
+    ConfigInvalid,
+    Finding,
+    KeyPath,
+    Problem,
+    dotted,
+)
+from gateway.config.schema import patterns
+from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
+from gateway.config.values import StartNotice
+from gateway.domain.text import printable
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
 LONGEST_PATH = 8_192
+DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
+BOM = "\ufeff"
 _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 _HEADER = re.compile(r"^\s*\[+\s*([^\]\n]+)", re.MULTILINE)
 _WORD = re.compile(r"[\w-]+")
+_GAP = re.compile(r"(?:[\s\ufeff]|#[^\n]*)*+")  # blanks, line breaks, comments
+_NAME = re.compile(r"""'[^'\n]*'|"(?:[^"\\\n]++|\\.)*+"|[\w-]+""")
+_DOT = re.compile(r"[ \t]*\.[ \t]*")
+_PLAIN = re.compile(  # any value without values of its own, in text that is valid
+    r'''"""(?:\\.|"{1,2}(?!")|[^"\\]++)*+"{3,5}'''
+    r"""|'''(?:'{1,2}(?!')|[^']++)*+'{3,5}"""
+    r"""|"(?:[^"\\]++|\\.)*+"|'[^']*'|\d{4}-\d\d-\d\d \d\d:[^\s,\]}#]+|[^\s,\]}#]+""",
+    re.DOTALL,
+)
 
 
-@dataclass(frozen=True, slots=True)
+class Span(NamedTuple):
+    """Characters of a text."""
+
+    start: int
+    end: int
+
+
+class Statement(NamedTuple):
+    """A header with its table's path, or a pair of a key and its value."""
+
+    path: KeyPath
+    span: Span
+    is_header: bool
+
+
+class Positions:
+    """A place for every key path of a text that is valid TOML."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.places: dict[KeyPath, dict[At, Span]] = {}
+        self.statements: list[Statement] = []
+        self._last: dict[KeyPath, int] = {}  # arrays of tables: the last index
+        table: KeyPath = ()
+        at = self._skip(0)
+        while at < len(text):
+            start = at
+            if text[at] == "[":
+                table, at = self._header(at)
+                self.statements.append(Statement(table, Span(start, at), is_header=True))
+            else:
+                path, at = self._pair(table, at)
+                self.statements.append(Statement(path, Span(start, at), is_header=False))
+            at = self._skip(at)
+
+    def span(self, path: KeyPath, at: At) -> Span:
+        """The nearest place that the file has for this path."""
+        for length in range(len(path), 0, -1):
+            place = self.places.get(path[:length], {})
+            # what is missing is missing from the table that there is
+            wanted: At = at if length == len(path) else "table"
+            kinds: tuple[At, ...] = (wanted, "value", "key", "table")
+            for kind in kinds:
+                if kind in place:
+                    return place[kind]
+        return Span(0, 0)
+
+    def value(self, path: KeyPath) -> Span | None:
+        return self.places.get(path, {}).get("value")
+
+    def elements_of(self, path: KeyPath) -> list[Span]:
+        """The elements of a list that is written in brackets."""
+        spans: list[Span] = []
+        while span := self.value((*path, len(spans))):
+            spans.append(span)
+        return spans
+
+    def leaves(self) -> list[tuple[KeyPath, Span]]:
+        """Every value that is no table or list, or too deep to be told apart."""
+        found = ((path, place["value"]) for path, place in self.places.items() if "value" in place)
+        return [
+            (path, span)
+            for path, span in found
+            if len(path) >= DEEPEST or self.text[span.start] not in "[{"
+        ]
+
+    def line_column(self, offset: int) -> tuple[int, int]:
+        return end_of(self.text[:offset].removeprefix(BOM))
+
+    def _skip(self, at: int) -> int:
+        found = _GAP.match(self.text, at)
+        return found.end() if found else at
+
+    def _header(self, at: int) -> tuple[KeyPath, int]:
+        is_array, opening = self.text.startswith("[[", at), Span(at, at + 1)
+        parts, end = self._parts(self._skip(at + 1 + is_array))
+        path: KeyPath = ()
+        for number, (name, span) in enumerate(parts, start=1):
+            path = self._add((*path, name), {"key": span, "table": opening})
+            if number == len(parts) and is_array:
+                self._last[path] = self._last.get(path, -1) + 1
+            if path in self._last:
+                path = self._add((*path, self._last[path]), {"key": span, "table": opening})
+        self.places[path]["table"] = opening  # better than a header that passes through
+        return path, self.text.index("]", end) + 1 + is_array
+
+    def _pair(self, table: KeyPath, at: int) -> tuple[KeyPath, int]:
+        parts, end = self._parts(at)
+        path = table
+        for name, span in parts:
+            path = self._add((*path, name), {"key": span, "table": parts[0][1]})
+        return path, self._value(path, self._skip(self.text.index("=", end) + 1))
+
+    def _value(self, path: KeyPath, start: int) -> int:
+        """Adds the places of a value; where it ends."""
+        opening, end = self.text[start], start
+        if opening in "[{":
+            end, number = self._skip(start + 1), 0
+            while self.text[end] not in "]}":
+                if opening == "[":
+                    end = self._value((*path, number), end)
+                else:
+                    _, end = self._pair(path, end)
+                end, number = self._skip(end), number + 1
+                end = self._skip(end + 1) if self.text[end] == "," else end
+            end += 1
+        elif found := _PLAIN.match(self.text, start):
+            end = found.end()
+        self._add(path, {"value": Span(start, end), "table": Span(start, end)})
+        return end
+
+    def _parts(self, at: int) -> tuple[list[tuple[str, Span]], int]:
+        """The parts of a dotted key, each with its place, and where it ends."""
+        parts: list[tuple[str, Span]] = []
+        while found := _NAME.match(self.text, at):
+            name, at = found[0], found.end()
+            if name[0] in "\"'":
+                name = next(iter(tomllib.loads(f"{name} = 0")))
+            parts.append((name, Span(*found.span())))
+            dot = _DOT.match(self.text, at)
+            if dot is None:
+                break
+            at = dot.end()
+        return parts[:DEEPEST], at
+
+    def _add(self, path: KeyPath, spans: dict[At, Span]) -> KeyPath:
+        """The first place of each kind counts."""
+        if len(path) <= DEEPEST:
+            self.places[path] = {**spans, **self.places.get(path, {})}
+        return path
+
+
+@dataclass(frozen=True)
 class Document:
-    """A file that is valid TOML; `name` is how messages call it. Without a file: empty."""
+    """A text that is valid TOML; `name` is how messages call its file. Without a file: empty."""
 
     path: Path | None = None
     name: str = ""
-    source: bytes = b""
+    text: str = ""
     content: dict[str, Any] = field(default_factory=dict)
     status: os.stat_result | None = None
+
+    @staticmethod
+    def parsed(
+        path: Path, name: str, source: bytes, status: os.stat_result | None = None
+    ) -> "Document":
+        """Raises ConfigInvalid at the place where the file stops being TOML."""
+        text = source.decode(errors="replace").removeprefix(BOM)
+        try:
+            whole = source.decode()
+            return Document(path, name, whole, tomllib.loads(whole.removeprefix(BOM)), status)
+        except UnicodeDecodeError as error:
+            before = source[: error.start].decode().removeprefix(BOM)
+            message, (line, column) = (
+                "this byte is not UTF-8: save the file as UTF-8",
+                end_of(before),
+            )
+        except tomllib.TOMLDecodeError as error:
+            message, found = _AT.sub("", str(error))[:120], _AT.search(str(error))
+            line, column = end_of(text.rstrip())
+            if found and found[1]:
+                line, column = int(found[1]), int(found[2])
+        except (RecursionError, ValueError):
+            message, line, column = "nested too deeply, or a number is far too long", 1, 1
+        lines = text.split("\n")
+        shown = _shown(lines[line - 1], "\n".join(lines[: line - 1]))
+        excerpt, caret = fitted(shown[: column - 1], shown[column - 1 :])
+        message = message[:1].lower() + message[1:]
+        fix = 'TOML wants key = value, one a line, under a [section]; texts in quotes: "text"'
+        problem = Problem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
+        raise ConfigInvalid((problem,)) from None
+
+    @cached_property
+    def positions(self) -> Positions:
+        return Positions(self.text)
 
     @property
     def can_others_read(self) -> bool:
@@ -36,13 +227,13 @@ class Document:
 
     def why_untrusted(self) -> str | None:
         """Who besides this user may have written the file, in words."""
-        status = self.status
-        if status is None or self.path is None:
+        if self.status is None or self.path is None:
             return None
         # A link is as good as its owner: another user's may lead anywhere.
-        for uid in (status.st_uid, self.path.lstat().st_uid):
+        for uid in (self.status.st_uid, self.path.lstat().st_uid):
             if uid != os.geteuid():
-                return f"it belongs to another user ({_user(uid)})"
+                names = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
+                return f"it belongs to another user ({names.get(uid, uid)})"
         return self.why_writable()
 
     def why_writable(self) -> str | None:
@@ -53,7 +244,8 @@ class Document:
             return "every user of this machine can write it"
         group = self.status.st_gid
         if self.status.st_mode & stat.S_IWGRP and _is_shared(group, self.status.st_uid):
-            return f"the group {_group(group)} can write it"
+            names = {one.gr_gid: one.gr_name for one in grp.getgrall()}
+            return f"the group {names.get(group, group)} can write it"
         return None
 
 
@@ -68,24 +260,10 @@ def _is_shared(gid: int, owner: int) -> bool:
     return bool(members - {user.pw_name for user in users if user.pw_uid == owner})
 
 
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
 def read_document(path: Path, name: str) -> Document:
     """Raises ConfigInvalid for a file that cannot be read or is not TOML."""
     source, status = _read(path, name)
-    return Document(path, name, source, parse(source, name), status)
+    return Document.parsed(path, name, source, status)
 
 
 def written_data_dir(path: Path, name: str) -> str | None:
@@ -94,10 +272,10 @@ def written_data_dir(path: Path, name: str) -> str | None:
     Raises ConfigInvalid for a file that cannot be read.
     """
     source, _ = _read(path, name)
-    text = source.decode(errors="replace").removeprefix("\ufeff")
+    text = source.decode(errors="replace").removeprefix(BOM)
     try:
         return _data_dir(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+    except (RecursionError, ValueError):
         return _sought_data_dir(text)
 
 
@@ -124,61 +302,35 @@ def _data_dir(content: dict[str, Any]) -> str | None:
 
 
 def _read(path: Path, name: str) -> tuple[bytes, os.stat_result]:
+    def unreadable(message: str, fix: str) -> ConfigInvalid:
+        problem = Problem(Code.MISSING_FILE, name, 1, 1, "", f"the file {message}", fix)
+        return ConfigInvalid((problem,))
+
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for its writer
-            raise _unreadable(name, "is not a regular file", "name a config.toml")
+            raise unreadable("is not a regular file", "name a config.toml")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())  # of what is read, whatever the path leads to next
             source = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        fix = "check the path and its permissions"
-        raise _unreadable(name, f"cannot be read: {reason}", fix) from error
+        raise unreadable(
+            f"cannot be read: {reason}", "check the path and its permissions"
+        ) from error
     if len(source) > LARGEST:
         fix = f"a configuration has at most {LARGEST} bytes"
-        raise _unreadable(name, "is too large for a configuration", fix)
+        raise unreadable("is too large for a configuration", fix)
     return source, status
 
 
-def _unreadable(name: str, message: str, fix: str) -> ConfigInvalid:
-    return ConfigInvalid((Problem(Code.MISSING_FILE, name, 1, 1, "", f"the file {message}", fix),))
-
-
-def parse(source: bytes, name: str) -> dict[str, Any]:
-    """Raises ConfigInvalid at the place where the file stops being TOML."""
-    text = source.decode(errors="replace").removeprefix("\ufeff")
-    try:
-        return tomllib.loads(source.decode().removeprefix("\ufeff"))
-    except UnicodeDecodeError as error:
-        before = source[: error.start].decode().removeprefix("\ufeff")
-        message, (line, column) = "this byte is not UTF-8: save the file as UTF-8", _end(before)
-    except tomllib.TOMLDecodeError as error:
-        message, found = _AT.sub("", str(error))[:120], _AT.search(str(error))
-        line, column = _end(text.rstrip())
-        if found and found[1]:
-            line, column = int(found[1]), int(found[2])
-    except (RecursionError, ValueError):
-        message, line, column = "nested too deeply, or a number is far too long", 1, 1
-    lines = text.split("\n")
-    shown = _shown(lines[line - 1], "\n".join(lines[: line - 1]))
-    excerpt, caret = fitted(shown[: column - 1], shown[column - 1 :])
-    message = message[:1].lower() + message[1:]
-    fix = 'TOML wants key = value, one a line, under a [section]; texts in quotes: "text"'
-    problem = Problem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
-    raise ConfigInvalid((problem,)) from None
-
-
-def _end(text: str) -> tuple[int, int]:
-    """Line and column behind a text."""
+def end_of(text: str) -> tuple[int, int]:
+    """Line and column behind a text, from one."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 def _shown(line: str, above: str) -> str:
     """In what is not TOML nothing can be told for sure: a line is only shown if it is made of
     words of ours, or sets, alone, a key of ours that holds no secret."""
-    # only errors need it
-    from gateway.config.keys import patterns  # noqa: PLC0415  # pydantic is slow to import
-
     harmless = {str(path[-1]) for path in patterns() if not is_sensitive(path)}
     words, section = _WORD.findall(line), _WORD.findall((_HEADER.findall(above) or [""])[-1])
     key = line.partition("=")[0].strip().rpartition(".")[2]
@@ -186,3 +338,119 @@ def _shown(line: str, above: str) -> str:
     is_inside_text = any(above.count(quote) % 2 for quote in ('"""', "'''"))
     is_sure = not is_inside_text and not is_sensitive((*words, *section))
     return line if is_sure and (is_ours or all(word in harmless for word in words)) else ""
+
+
+def placed(
+    findings: Sequence[Finding],
+    document: Document,
+    *,
+    left_out: int = 0,
+    notices: Sequence[StartNotice] = (),
+) -> ConfigInvalid:
+    """In the order of the file, behind what did not come from it."""
+    unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
+    problems = _problems(findings, document, "error", unknown)
+    more = left_out + len(findings) - len(problems)
+    return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
+
+
+def warned(notices: Sequence[StartNotice], document: Document) -> tuple[Problem, ...]:
+    """Notices with their places, in the order of the file."""
+    found = [Finding(one.code, one.place, one.message, one.fix) for one in notices]
+    return _problems(found, document, "warning")
+
+
+def _problems(
+    findings: Sequence[Finding],
+    document: Document,
+    severity: Literal["error", "warning"],
+    unknown: frozenset[KeyPath] | set[KeyPath] = frozenset(),
+) -> tuple[Problem, ...]:
+    """With their places; `unknown` keys may hold a secret, whatever they are called."""
+    positions = document.positions
+    hidden, secrets = _hiding(positions, unknown)
+
+    def start(finding: Finding) -> int:
+        if finding.variable:
+            return -1
+        span = positions.span(finding.path, finding.at)
+        return span.start + _into(document.text[span.start : span.end], finding.column)
+
+    found: list[Problem] = []
+    for one in sorted(findings, key=start)[:SHOWN]:
+        line, column, text, caret = 0, 0, "", 0
+        if not one.variable and document.path:
+            line, column = positions.line_column(start(one))
+            text, caret = fitted(*_excerpt(document.text, start(one), hidden), secrets)
+        source = one.variable or document.name or "configuration"
+        key, message, fix = (
+            struck(said, secrets) for said in (dotted(one.path), one.message, one.fix)
+        )
+        found.append(
+            Problem(one.code, source, line, column, key, message, fix, text, caret, severity)
+        )
+    return tuple(found)
+
+
+def _into(text: str, column: int | None) -> int:
+    """Where in a text, as the file has it, a character is; its beginning if that is not sure."""
+    if column is None or text[:1] not in {"'", '"'} or "\\" in text or "\r" in text:
+        return 0
+    quotes = 3 if text[:3] in {"'''", '"""'} and len(text) >= 6 else 1
+    return quotes + (text[quotes : quotes + 1] == "\n") + column  # that line break does not count
+
+
+def _hiding(
+    positions: Positions, unknown: frozenset[KeyPath] | set[KeyPath]
+) -> tuple[list[Span], list[str]]:
+    """What must not be shown: what sensitive keys hold, which is also struck out wherever else it
+    stands (what is shorter than four hides nothing by itself), and the texts of unknown keys."""
+    hidden: list[Span] = []
+    secrets: set[str] = set()
+    for path, span in positions.leaves():
+        value = positions.text[span.start : span.end]
+        if is_sensitive(path):
+            hidden.append(span)
+            secrets.add(_bare(value))
+        elif value[0] in "'\"[{" and any(
+            path[:depth] in unknown for depth in range(1, len(path) + 1)
+        ):
+            hidden.append(span)
+    return sorted(hidden), sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
+
+
+def _bare(value: str) -> str:
+    return value.strip("\"'\r\n")
+
+
+def masked(text: str) -> list[str]:
+    """The lines of a valid text as they may be shown. References are: they hold no secret."""
+    everything, secrets = _hiding(Positions(text), frozenset())
+    is_reference: Callable[[str], object] = REFERENCE.fullmatch
+    hidden = [one for one in everything if not is_reference(_bare(text[one.start : one.end]))]
+    secrets = [secret for secret in secrets if not is_reference(secret)]
+    starts = [0, *(found.end() for found in re.finditer("\n", text))]
+    lines = ["".join(_excerpt(text, start, hidden)) for start in starts]
+    return [printable(struck(line.removeprefix(BOM), secrets)) for line in lines]
+
+
+def _excerpt(text: str, offset: int, hidden: Sequence[Span]) -> tuple[str, str]:
+    """The line before and after an offset, with what is hidden masked.
+
+    Beside something hidden a comment is left out; a line that begins inside of it is not shown.
+    """
+    start, end = text.rfind("\n", 0, offset) + 1, text.find("\n", offset)
+    end = len(text) if end < 0 else end
+    spans = [span for span in hidden if span.start < end and span.end > start]
+    if spans and spans[0].start < start:
+        return "", ""
+    if spans:
+        comment = text.find("#", max(offset, spans[-1].end), end)
+        end = end if comment < 0 else comment
+    before, after = text[start:offset], text[offset:end]
+    for span in reversed(spans):
+        if span.start < offset:
+            before = before[: span.start - start] + MASK + before[span.end - start :]
+        else:
+            after = after[: span.start - offset] + MASK + after[span.end - offset :]
+    return before, after

@@ -1,30 +1,37 @@
-"""Changes to a config.toml that leave all the rest as it is, comments too; imported only by who edits."""
+"""Changes to a config.toml that leave all the rest as it is, comments too: keys set, tables and elements
+added and removed. Each change is proved: the new text says what it was to say, and nothing else."""
 
 import difflib
+import json
 import os
+import re
 import stat
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import tomlkit
-
 from gateway.config.capabilities import BadCapability, parse_capability
-from gateway.config.document import Document, parse, read_document
-from gateway.config.lists import line_end, longer, shorter
-from gateway.config.placing import Positions, Span, locate, masked, written
-from gateway.config.problems import KeyPath, choose, quoted
-from gateway.config.reading import interpreted
+from gateway.config.document import BOM, Document, Positions, Span, masked, read_document
+from gateway.config.load import interpreted
+from gateway.config.problems import KeyPath
 from gateway.config.values import GatewayConfig, Surroundings
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, HttpGrant
+from gateway.domain.text import choose, quoted
 
-_BUDGETS = ("session", "daily", "monthly", "per_agent")
 OWNERS_ALONE = 0o600  # the mode of a new file
+NOT_AS_IT_SHOULD_BE = "the file is not as it should be; `exogate config validate` says why"
+_BUDGETS = ("session", "daily", "monthly", "per_agent")
+_FIRST_KEYS = ("path", "name", "model", "provider", "id", "plugin")  # new keys stand behind them
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_UP_TO_COMMA = re.compile(r"((?:\s|#[^\n]*\n)*),")
+_REST_OF_LINE = re.compile(r"[ \t]*(#[^\n]*)?\r?\n")
+_INDENT = re.compile(r"[ \t]*")
 
 
 class CannotEdit(GatewayError):
@@ -33,144 +40,254 @@ class CannotEdit(GatewayError):
     code = "cannot_edit"
 
 
-def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
-    """Adds it behind the others; the keys of `plugin` are those of `[[plugins]]`."""
-    document = _parsed(text)
-    plugins = document.setdefault("plugins", [])
-    if any(one.get("name") == plugin["name"] for one in plugins):
-        raise CannotEdit(f"there is a plugin {quoted(str(plugin['name']))} already")
-    plugins.append(dict(plugin))
-    source, positions = text.encode(), locate(text.encode())
-    whole, others = positions.value(("plugins",)), positions.elements_of(("plugins",))
-    if whole is not None:  # plugins = [{...}]: no header may follow it
-        return _proved(longer(source, whole, others, _written(dict(plugin))), document)
-    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    table = f"{gap}{tomlkit.dumps({'plugins': [dict(plugin)]})}".encode()
-    return _proved(source + table.replace(b"\n", line_end(source)), document)
+@dataclass(frozen=True)
+class _Edit:
+    """A text, and what it is to say once it is edited."""
+
+    text: str
+    wanted: dict[str, Any]  # a change is made here first
+
+    @staticmethod
+    def of(text: str) -> "_Edit":
+        try:
+            wanted = tomllib.loads(text.removeprefix(BOM))
+        except tomllib.TOMLDecodeError as error:
+            raise CannotEdit("the file is not TOML; `exogate config validate` says why") from error
+        tables = [wanted.get("agent", {}), *_tables(wanted, "plugins"), *_tables(wanted, "agents")]
+        if not all(map(_is_editable, tables)):
+            raise CannotEdit(NOT_AS_IT_SHOULD_BE)
+        return _Edit(text, wanted)
+
+    @cached_property
+    def positions(self) -> Positions:
+        return Positions(self.text)
+
+    @property
+    def line_end(self) -> str:
+        """How the lines of the file end: as its first one does."""
+        return "\r\n" if self.text.partition("\n")[0].endswith("\r") else "\n"
+
+    def at(self, path: KeyPath) -> Any:
+        here: Any = self.wanted
+        for part in path:
+            here = here[part]
+        return here
+
+    def proved(self, text: str) -> str:
+        try:
+            is_right = tomllib.loads(text.removeprefix(BOM)) == self.wanted
+        except tomllib.TOMLDecodeError:
+            is_right = False
+        if not is_right:
+            raise CannotEdit(
+                "the file is written in a way that cannot be edited; change it by hand"
+            )
+        return text
+
+    def spliced(self, place: Span, new: str) -> str:
+        return self.proved(self.text[: place.start] + new + self.text[place.end :])
+
+    def appended(self, lines: Sequence[str]) -> str:
+        """With these lines at the end, behind an empty one."""
+        gap = "" if not self.text else "\n" if self.text.endswith("\n") else "\n\n"
+        added = gap + "".join(f"{line}\n" for line in lines)
+        return self.proved(self.text + added.replace("\n", self.line_end))
+
+    def with_value(self, path: KeyPath, value: object) -> str:
+        """Sets a key of a table that there is."""
+        *above, key = path
+        self.at(tuple(above))[key] = value
+        place = self.positions.value(path)
+        if place is not None:
+            return self.spliced(place, written(value))
+        return self._with_pair(tuple(above), written_key(str(key)), value)
+
+    def _with_pair(self, table: KeyPath, key: str, value: object) -> str:
+        """Behind a key that such a table usually has, else behind its header."""
+        pair, positions = f"{key} = {written(value)}", self.positions
+        opening = positions.places[table]["table"]
+        if self.text[opening.start] == "{":
+            places = [positions.value((*table, other)) for other in self.at(table)]
+            ends = [place.end for place in places if place]
+            at = max(ends, default=opening.start + 1)
+            return self.spliced(Span(at, at), (", " if ends else " ") + pair)
+        places = [positions.value((*table, other)) for other in _FIRST_KEYS]
+        end = next((place.end for place in places if place), opening.end)
+        start = self.text.rfind("\n", 0, end) + 1
+        line = self.text[start:].partition("\n")[0].removesuffix("\r")
+        indent = line[: len(line) - len(line.lstrip())]
+        end = start + len(line)
+        return self.spliced(Span(end, end), self.line_end + indent + pair)
+
+    def with_inner_value(self, above: KeyPath, table: str, key: str, value: object) -> str:
+        """Also where the table is only there by dotted keys of the one above, `config.scheme = ...`."""
+        with suppress(CannotEdit):
+            return self.with_value((*above, table, key), value)
+        return self._with_pair(above, f"{table}.{written_key(key)}", value)
+
+    def with_element(self, path: KeyPath, value: object) -> str:
+        """A list with one more element at its end, on a line of its own if others are."""
+        whole, elements = self.positions.value(path), self.positions.elements_of(path)
+        if whole is None:
+            return self.with_value(path, [value])
+        self.at(path).append(value)
+        text, new = self.text, written(value)
+        end = elements[-1].end if elements else whole.start + 1
+        if "\n" not in text[whole.start : whole.end]:
+            return self.proved(text[:end] + (", " if elements else "") + new + text[end:])
+        rest = text[end : whole.end - 1]
+        kept = rest.rstrip()
+        closing = rest[len(kept) :]
+        closing = closing if "\n" in closing else self.line_end
+        comma = "" if not elements or _UP_TO_COMMA.match(rest) else ","
+        indent = self._indent(elements[-1].start if elements else end)
+        line = f"{self.line_end}{indent}{new},"
+        return self.proved(text[:end] + comma + kept + line + closing + text[whole.end - 1 :])
+
+    def _indent(self, offset: int) -> str:
+        """Of the line that this begins, else the usual one."""
+        start = self.text.rfind("\n", 0, offset) + 1
+        found = _INDENT.match(self.text, start, offset)
+        return found[0] if found and found.end() == offset else "    "
+
+    def without_elements(self, path: KeyPath, gone: Sequence[int]) -> str:
+        places, text = self.positions.elements_of(path), self.text
+        for index in sorted(gone, reverse=True):
+            del self.at(path)[index]
+            text = _without(text, places[index])
+        return self.proved(text)
+
+    def without(self, goes: Callable[[KeyPath], bool]) -> str:
+        """Without the lines of these tables and keys; comments behind a table's last key belong to what
+        follows."""
+        spans: list[Span] = []
+        is_gone = False
+        for path, span, is_header in self.positions.statements:
+            is_gone = goes(path) if is_header else is_gone
+            if is_gone and not is_header:
+                spans[-1] = Span(spans[-1].start, span.end)
+            elif goes(path):
+                spans.append(span)
+        text = self.text
+        for span in reversed(spans):
+            start, end = text.rfind("\n", 0, span.start) + 1, text.find("\n", span.end - 1)
+            before = text[:start]
+            if before.endswith(("\n\n", "\n\r\n")):  # the empty line goes with what it set apart
+                before = before.rstrip("\r\n") + self.line_end
+            text = before + ("" if end < 0 else text[end + 1 :])
+        return text
 
 
-def with_channel(text: str, name: str, channel: Mapping[str, object]) -> str:
-    """Adds it at the end; the keys of `channel` are those of `[channels.NAME]`."""
-    return _with_named(text, "channels", name, channel)
+def _without(text: str, element: Span) -> str:
+    """Without an element of a list; a line that it had for itself goes with its comment."""
+    before, after = text[: element.start], text[element.end :]
+    comma = _UP_TO_COMMA.match(after)
+    if comma:
+        after = comma[1] + after[comma.end() :]
+    start = before.rfind("\n") + 1
+    line = _REST_OF_LINE.match(after)
+    if line and not before[start:].strip():
+        return before[:start] + after[line.end() :]
+    # "a", "b" without "b" is "a"; without "a" it is "b"
+    return before + after.lstrip(" \t") if comma else re.sub(r",[ \t]*\Z", "", before) + after
 
 
-def with_channel_keys(
-    text: str, name: str, keys: Mapping[str, str], tables: Mapping[str, Mapping[str, object]]
-) -> str:
-    """Sets `keys` of `[channels.NAME]`, and those of its tables `config` and `secrets`."""
-    for key, text_of_key in keys.items():
-        text = _Table.of_channel(text, name).with_value(key, text_of_key)
-    for table, values in tables.items():
-        for key, value in values.items():
-            found = _Table.of_channel(text, name)
-            inner = found.table.get(table)
-            if inner is None:
-                text = found.with_value(table, {key: value})
-                continue
-            below = replace(found, table=inner, path=(*found.path, table))
-            if isinstance(inner.get(key), dict) and isinstance(value, dict):  # a secret with hosts
-                inner = replace(below, table=inner[key], path=(*below.path, key))
-                text = inner.with_value("value", value["value"])
-            else:
-                text = below.with_inner_value(found, key, value)
-    return text
+def written(value: object) -> str:
+    """As TOML writes it within a line."""
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{written_key(str(key))} = {written(one)}" for key, one in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def plugin_of_channel(text: str, name: str) -> str:
-    """The name of its adapter. Raises CannotEdit."""
-    return str(_Table.of_channel(text, name).table.get("plugin"))
+def written_key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else written(name)
 
 
-def bindings_of(text: str, channel: str) -> int:
-    """How many bindings only messages of this channel can match."""
-    return len(_bindings_of(_parsed(text), channel))
+def _pairs(table: Mapping[str, object]) -> list[str]:
+    return [f"{written_key(key)} = {written(value)}" for key, value in table.items()]
 
 
-def _bindings_of(document: Mapping[str, Any], channel: str) -> set[int]:
-    bindings = _tables(document, "bindings")
-    return {
-        index
-        for index, one in enumerate(bindings)
-        if isinstance(one, dict) and one.get("channel") == channel
-    }
+def _tables(document: Mapping[str, Any], key: str) -> list[Any]:
+    tables = document.get(key, [])
+    return tables if isinstance(tables, list) else [None]
 
 
-def without_channel(text: str, name: str) -> str:
-    """Removes `[channels.NAME]`, and the bindings that only messages from there could match."""
-    found = _Table.of_channel(text, name)
-    document = found.document
-    bindings, gone = document.get("bindings", []), _bindings_of(document, name)
-    del document["channels"][name]
-    if gone:
-        document["bindings"] = [one for i, one in enumerate(bindings) if i not in gone]
-    source = found.source
-
-    def goes(path: KeyPath) -> bool:
-        is_binding = path[:1] == ("bindings",) and len(path) > 1 and path[1] in gone
-        return path[:2] == ("channels", name) or is_binding
-
-    for span in reversed(written(source, goes)):
-        before = source[: span.start]
-        if before.endswith((b"\n\n", b"\n\r\n")):  # the empty line goes with what it set apart
-            before = before.rstrip(b"\r\n") + line_end(source)
-        source = before + source[span.end :]
-    left = tomllib.loads(source.decode().removeprefix("\ufeff"))
-    for key in ("channels", "bindings"):  # without a header of its own an empty table is none
-        if not document.get(key) and key not in left:
-            document.pop(key, None)
-    return _proved(source, document)
+def _is_editable(table: object) -> bool:
+    lists = ("capabilities", "tools")
+    return isinstance(table, dict) and all(isinstance(table.get(k, []), list) for k in lists)
 
 
-def has_agents(text: str) -> bool:
-    document = _parsed(text)
-    return "agent" in document or "agents" in document
+# ------------------------------------------------------------------------------------- plugins
 
 
 def has_plugin(text: str, name: str) -> bool:
-    return any(one.get("name") == name for one in _parsed(text).get("plugins", []))
+    return any(one.get("name") == name for one in _tables(_Edit.of(text).wanted, "plugins"))
 
 
-def with_agent(text: str, agent: Mapping[str, object]) -> str:
-    """Adds `[agent]` at the end, or sets these keys of the one that there is."""
-    document = _parsed(text)
-    if "agent" in document:
-        for key, value in agent.items():
-            text = _Table.of_agent(text, None).with_value(key, value)
-        return text
-    if "agents" in document:
-        raise CannotEdit("the file has [[agents]] and no default agent; set its provider by hand")
-    document["agent"] = dict(agent)
-    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    lines = [f"{key} = {_written(value).decode()}" for key, value in agent.items()]
-    added = "\n".join(["[agent]", *lines, ""])
-    source = text.encode()
-    return _proved(source + (gap + added).encode().replace(b"\n", line_end(source)), document)
+def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
+    """Adds it behind the others; the keys of `plugin` are those of `[[plugins]]`."""
+    edit = _Edit.of(text)
+    if has_plugin(text, str(plugin["name"])):
+        raise CannotEdit(f"there is a plugin {quoted(str(plugin['name']))} already")
+    if edit.positions.value(("plugins",)) is not None:  # plugins = [{...}]: no header may follow it
+        return edit.with_element(("plugins",), dict(plugin))
+    edit.wanted.setdefault("plugins", []).append(dict(plugin))
+    return edit.appended(["[[plugins]]", *_pairs(plugin)])
 
 
-def with_provider(text: str, name: str, provider: Mapping[str, object]) -> str:
-    """Adds it at the end; the keys of `provider` are those of `[providers.NAME]`."""
-    return _with_named(text, "providers", name, provider)
+def _plugin(edit: _Edit, name: str) -> KeyPath:
+    names = [str(table.get("name")) for table in _tables(edit.wanted, "plugins")]
+    if name not in names:
+        message = f"the file has no [[plugins]] named {quoted(name)}"
+        raise CannotEdit(f"{message}; {choose(name, names)}")
+    return ("plugins", names.index(name))
 
 
-def _with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
-    document = _parsed(text)
-    named = document.setdefault(section, {})
-    if not isinstance(named, dict) or name in named:
-        raise CannotEdit(f"there is a {section.removesuffix('s')} {quoted(name)} already")
-    named[name] = dict(table)
-    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    lines = [f"{key} = {_written(value).decode()}" for key, value in table.items()]
-    added = "\n".join([f"[{section}.{_key(name)}]", *lines, ""])
-    source = text.encode()
-    return _proved(source + (gap + added).encode().replace(b"\n", line_end(source)), document)
+def with_sha256(text: str, plugin: str, sha256: str) -> str:
+    """Pins the plugin's file."""
+    edit = _Edit.of(text)
+    return edit.with_value((*_plugin(edit, plugin), "sha256"), sha256)
+
+
+def with_path(text: str, plugin: str, path: str) -> str:
+    """Gives the plugin another file."""
+    edit = _Edit.of(text)
+    return edit.with_value((*_plugin(edit, plugin), "path"), path)
 
 
 def with_capability(text: str, plugin: str, capability: Capability) -> str:
     """Grants it; the same text if it is granted already."""
-    found = _Table.of_plugin(text, plugin)
-    if any(_is_same(one, capability) for one in found.table.get("capabilities", [])):
+    edit = _Edit.of(text)
+    path = _plugin(edit, plugin)
+    if any(_is_same(one, capability) for one in edit.at(path).get("capabilities", [])):
         return text
-    return found.with_element("capabilities", str(capability))
+    return edit.with_element((*path, "capabilities"), str(capability))
+
+
+def without_capability(text: str, plugin: str, capability: Capability) -> str:
+    """Revokes it. Secrets that are for its host alone go with it."""
+    for lost in lost_hosts(text, plugin, capability):
+        text = _without_host(text, lost)
+    edit = _Edit.of(text)
+    path = (*_plugin(edit, plugin), "capabilities")
+    granted = edit.at(path[:-1]).get("capabilities", [])
+    gone = [index for index, one in enumerate(granted) if _is_same(one, capability)]
+    if not gone:
+        has = ", ".join(str(one) for one in granted) or "nothing"
+        raise CannotEdit(f"plugin {quoted(plugin)} is not granted {capability}; it has: {has}")
+    return edit.without_elements(path, gone)
+
+
+def _is_same(text: object, capability: Capability) -> bool:
+    try:
+        return parse_capability(str(text)) == capability
+    except BadCapability:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +307,13 @@ def lost_hosts(text: str, plugin: str, capability: Capability) -> tuple[LostHost
     """What becomes of secrets if it is revoked: a secret for a host that is not granted is an error."""
     if not isinstance(capability, HttpGrant):
         return ()
-    document = _parsed(text)
+    document = _Edit.of(text).wanted
     lost: list[LostHost] = []
-    for index, table in enumerate(document.get("plugins", [])):
+    for index, table in enumerate(_tables(document, "plugins")):
         if table.get("name") == plugin:
             others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
             is_last = not any(str(one).startswith("http:") for one in others)
-            where: KeyPath = ("plugins", index)
-            lost += _lost(where, table, capability, bare=is_last)
+            lost += _lost(("plugins", index), table, capability, bare=is_last)
     channels = document.get("channels", {})
     for name, table in channels.items() if isinstance(channels, dict) else ():
         if isinstance(table, dict) and table.get("plugin") == plugin:
@@ -221,280 +337,225 @@ def _lost(
 
 
 def _without_host(text: str, lost: LostHost) -> str:
-    document, written = _parsed(text), tomlkit.parse(text)
-    for whole in (document, written):
-        table: Any = whole
-        for part in lost.path[:-2]:
-            table = table[part]
-        secrets = table["secrets"]
-        if lost.hosts:
-            secrets[lost.name]["hosts"] = list(lost.hosts)
-        elif len(secrets) > 1:
-            del secrets[lost.name]
-        else:
-            del table["secrets"]
-    return _proved(tomlkit.dumps(written).encode(), document)
+    edit = _Edit.of(text)
+    if lost.hosts:
+        hosts = edit.at(lost.path)["hosts"]
+        gone = [index for index, host in enumerate(hosts) if host not in lost.hosts]
+        return edit.without_elements((*lost.path, "hosts"), gone)
+    return _without_key(edit, lost.path)
 
 
-def without_capability(text: str, plugin: str, capability: Capability) -> str:
-    """Revokes it. Secrets that are for its host alone go with it."""
-    for lost in lost_hosts(text, plugin, capability):
-        text = _without_host(text, lost)
-    found = _Table.of_plugin(text, plugin)
-    granted: list[object] = found.table.get("capabilities", [])
-    kept = [one for one in granted if not _is_same(one, capability)]
-    if len(kept) == len(granted):
-        has = ", ".join(str(one) for one in granted) or "nothing"
-        raise CannotEdit(f"plugin {quoted(plugin)} is not granted {capability}; it has: {has}")
-    source = found.source
-    for one, element in reversed(list(zip(granted, found.elements("capabilities"), strict=True))):
-        if _is_same(one, capability):
-            source = shorter(source, element)
-    found.table["capabilities"] = kept
-    return _proved(source, found.document)
+def _without_key(edit: _Edit, path: KeyPath) -> str:
+    """Without a key, and without its table if that holds no other."""
+    table = edit.at(path[:-1])
+    del table[path[-1]]
+    if not table:
+        path = path[:-1]
+        del edit.at(path[:-1])[path[-1]]
+
+    def goes(other: KeyPath) -> bool:
+        return other[: len(path)] == path
+
+    if any(goes(one.path) for one in edit.positions.statements):
+        return edit.proved(edit.without(goes))
+    place = edit.positions.places[path]
+    return edit.proved(_without(edit.text, Span(place["key"].start, place["value"].end)))
 
 
-def with_sha256(text: str, plugin: str, sha256: str) -> str:
-    """Pins the plugin's file."""
-    return _Table.of_plugin(text, plugin).with_value("sha256", sha256)
+# ------------------------------------------------------------------------------------ channels
 
 
-def with_path(text: str, plugin: str, path: str) -> str:
-    """Gives the plugin another file."""
-    return _Table.of_plugin(text, plugin).with_value("path", path)
+def with_channel(text: str, name: str, channel: Mapping[str, object]) -> str:
+    """Adds it at the end; the keys of `channel` are those of `[channels.NAME]`."""
+    return _with_named(text, "channels", name, channel)
+
+
+def with_provider(text: str, name: str, provider: Mapping[str, object]) -> str:
+    """Adds it at the end; the keys of `provider` are those of `[providers.NAME]`."""
+    return _with_named(text, "providers", name, provider)
+
+
+def _with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
+    edit = _Edit.of(text)
+    named = edit.wanted.setdefault(section, {})
+    if not isinstance(named, dict) or name in named:
+        raise CannotEdit(f"there is a {section.removesuffix('s')} {quoted(name)} already")
+    named[name] = dict(table)
+    return edit.appended([f"[{section}.{written_key(name)}]", *_pairs(table)])
+
+
+def _channel(edit: _Edit, name: str) -> KeyPath:
+    channels = edit.wanted.get("channels", {})
+    table = channels.get(name) if isinstance(channels, dict) else None
+    if not isinstance(table, dict) or not all(
+        isinstance(table.get(key, {}), dict) for key in ("config", "secrets")
+    ):
+        raise CannotEdit(f"the file has no [channels.{name}]; {choose(name, channels)}")
+    return ("channels", name)
+
+
+def plugin_of_channel(text: str, name: str) -> str:
+    """The name of its adapter. Raises CannotEdit."""
+    edit = _Edit.of(text)
+    return str(edit.at(_channel(edit, name)).get("plugin"))
+
+
+def with_channel_keys(
+    text: str, name: str, keys: Mapping[str, str], tables: Mapping[str, Mapping[str, object]]
+) -> str:
+    """Sets `keys` of `[channels.NAME]`, and those of its tables `config` and `secrets`."""
+    for key, value in keys.items():
+        edit = _Edit.of(text)
+        text = edit.with_value((*_channel(edit, name), key), value)
+    for table, values in tables.items():
+        for key, given in values.items():
+            edit = _Edit.of(text)
+            path = _channel(edit, name)
+            inner = edit.at(path).get(table)
+            if inner is None:
+                text = edit.with_value((*path, table), {key: given})
+            elif isinstance(inner.get(key), dict) and isinstance(given, dict):
+                text = edit.with_value((*path, table, key, "value"), given["value"])  # keeps hosts
+            else:
+                text = edit.with_inner_value(path, table, key, given)
+    return text
+
+
+def bindings_of(text: str, channel: str) -> int:
+    """How many bindings only messages of this channel can match."""
+    return len(_bindings_of(_Edit.of(text).wanted, channel))
+
+
+def _bindings_of(document: Mapping[str, Any], channel: str) -> set[int]:
+    return {
+        index
+        for index, one in enumerate(_tables(document, "bindings"))
+        if isinstance(one, dict) and one.get("channel") == channel
+    }
+
+
+def without_channel(text: str, name: str) -> str:
+    """Removes `[channels.NAME]`, and the bindings that only messages from there could match."""
+    edit = _Edit.of(text)
+    _channel(edit, name)
+    wanted, gone = edit.wanted, _bindings_of(edit.wanted, name)
+    del wanted["channels"][name]
+    if gone:
+        wanted["bindings"] = [one for i, one in enumerate(wanted["bindings"]) if i not in gone]
+
+    def goes(path: KeyPath) -> bool:
+        is_binding = path[:1] == ("bindings",) and len(path) > 1 and path[1] in gone
+        return path[:2] == ("channels", name) or is_binding
+
+    found = edit.without(goes)
+    left = tomllib.loads(found.removeprefix(BOM))
+    for key in ("channels", "bindings"):  # without a header of its own an empty table is none
+        if not wanted.get(key) and key not in left:
+            wanted.pop(key, None)
+    return edit.proved(found)
+
+
+# ---------------------------------------------------------------------------- agents and budgets
+
+
+def has_agents(text: str) -> bool:
+    document = _Edit.of(text).wanted
+    return "agent" in document or "agents" in document
+
+
+def with_agent(text: str, agent: Mapping[str, object]) -> str:
+    """Adds `[agent]` at the end, or sets these keys of the one that there is."""
+    edit = _Edit.of(text)
+    if "agent" in edit.wanted:
+        for key, value in agent.items():
+            text = _Edit.of(text).with_value(("agent", key), value)
+        return text
+    if "agents" in edit.wanted:
+        raise CannotEdit("the file has [[agents]] and no default agent; set its provider by hand")
+    edit.wanted["agent"] = dict(agent)
+    return edit.appended(["[agent]", *_pairs(agent)])
 
 
 def with_tool(text: str, agent: str | None, plugin: str) -> str:
     """Gives the plugin's tools to an agent (None: to the default one); the same text if it has them
     already, or if the file defines no agent: then the usual one has all."""
-    document = _parsed(text)
-    if "agent" not in document and "agents" not in document:
+    if not has_agents(text):
         if agent is not None:
             raise CannotEdit("the file defines no agent, and the usual one has every plugin")
         return text
-    found = _Table.of_agent(text, agent)
-    if plugin in found.table.get("tools", []):
+    edit = _Edit.of(text)
+    path = _agent(edit, agent)
+    if plugin in edit.at(path).get("tools", []):
         return text
-    return found.with_element("tools", plugin)
+    return edit.with_element((*path, "tools"), plugin)
+
+
+def _agent(edit: _Edit, id_: str | None) -> KeyPath:
+    paths: list[KeyPath] = [("agent",)] if "agent" in edit.wanted else []
+    paths += [("agents", index) for index in range(len(_tables(edit.wanted, "agents")))]
+    ids = {path: str(edit.at(path).get("id", "main")) for path in paths}
+    for path in paths:
+        if ids[path] == id_ or (id_ is None and path == ("agent",)):
+            return path
+    if id_ is None:
+        raise CannotEdit(f"there is no default agent; say which: {', '.join(ids.values())}")
+    raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, ids.values())}")
 
 
 def with_budget(text: str, scope: str, tokens: int) -> str:
     """Limits session, daily, monthly, per_agent or agent:ID; a limit in USD stays as it is."""
-    found, key = _Table.of_budget(text, scope)
-    if isinstance(found.table.get(key), dict):
-        below = replace(found, table=found.table[key], path=(*found.path, key))
-        return below.with_value("tokens", tokens)
-    if "table" in found.positions.places.get(found.path, {}) or found.place(key) is not None:
+    kind, _, agent = scope.partition(":")
+    if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
+        there_are = ", ".join((*_BUDGETS, "agent:ID"))
+        raise CannotEdit(f"{quoted(scope)} is no scope; there are: {there_are}")
+    path: tuple[str, ...] = ("budgets", "agent") if agent else ("budgets",)
+    key, edit = agent or kind, _Edit.of(text)
+    table: Any = edit.wanted
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise CannotEdit(NOT_AS_IT_SHOULD_BE)
+    if isinstance(table.get(key), dict):
+        return edit.with_value((*path, key, "tokens"), tokens)
+    if path in edit.positions.places:
         with suppress(CannotEdit):  # a header that only passes through, as in [budgets.agent]
-            return found.with_value(key, tokens)
-    found.table[key] = tokens
-    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    header, pair = ".".join(map(str, found.path)), _written({key: tokens}).decode().strip("{} ")
-    return _proved(f"{text}{gap}[{header}]\n{pair}\n".encode(), found.document)
+            return edit.with_value((*path, key), tokens)
+    table[key] = tokens
+    return edit.appended([f"[{'.'.join(path)}]", *_pairs({key: tokens})])
+
+
+# ---------------------------------------------------------------------------------- the file
 
 
 def difference(before: str, after: str, name: str) -> str:
     """A unified diff to be shown: no secret is in it. Empty if nothing differs."""
-    old, new = masked(before.encode()), masked(after.encode())
-    return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
+    return "\n".join(difflib.unified_diff(masked(before), masked(after), name, name, lineterm=""))
 
 
 def current(path: Path, around: Surroundings) -> str:
     """The text of a file, empty if there is none; raises ConfigInvalid if it is not TOML."""
-    if not path.exists():
-        return ""
-    return read_document(path, around.name(path)).source.decode()
+    return read_document(path, around.name(path)).text if path.exists() else ""
 
 
 def checked(text: str, path: Path, around: Surroundings) -> GatewayConfig:
     """What a text comes to. Raises ConfigInvalid if the gateway could not start with it."""
-    name, source = around.name(path), text.encode()
     status = path.stat() if path.exists() else None
-    return interpreted(Document(path, name, source, parse(source, name), status), around).config
+    document = Document.parsed(path, around.name(path), text.encode(), status)
+    return interpreted(document, around).config
 
 
 def save(path: Path, before: str, after: str, around: Surroundings) -> None:
     """Writes all of it or nothing. Raises ConfigInvalid if the gateway could not start with it,
     CannotEdit if the file is not what it was or cannot be written."""
-    name, source = around.name(path), after.encode()
+    name = around.name(path)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWNERS_ALONE
     checked(after, path, around)
     if current(path, around) != before:
         raise CannotEdit(f"{name} has changed meanwhile; try again")
     try:
-        _replace(path.resolve(), source, mode)  # of a link, what it leads to
+        _replace(path.resolve(), after.encode(), mode)  # of a link, what it leads to
     except OSError as error:
         raise CannotEdit(f"{name} cannot be written: {error.strerror}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A plugin or an agent of a text, and the document that an edit is to come to."""
-
-    source: bytes
-    document: dict[str, Any]
-    table: dict[str, Any]  # of the document: what changes here, changes there
-    path: KeyPath
-    positions: Positions
-
-    @staticmethod
-    def of_plugin(text: str, name: str) -> "_Table":
-        document, source = _parsed(text), text.encode()
-        plugins = document.get("plugins", [])
-        for index, table in enumerate(plugins):
-            if table.get("name") == name:
-                return _Table(source, document, table, ("plugins", index), locate(source))
-        names = [str(table.get("name")) for table in plugins]
-        message = f"the file has no [[plugins]] named {quoted(name)}"
-        raise CannotEdit(f"{message}; {choose(name, names)}")
-
-    @staticmethod
-    def of_channel(text: str, name: str) -> "_Table":
-        document, source = _parsed(text), text.encode()
-        channels = document.get("channels", {})
-        table = channels.get(name) if isinstance(channels, dict) else None
-        if not isinstance(table, dict) or not all(
-            isinstance(table.get(key, {}), dict) for key in ("config", "secrets")
-        ):
-            message = f"the file has no [channels.{name}]"
-            raise CannotEdit(f"{message}; {choose(name, channels)}")
-        return _Table(source, document, table, ("channels", name), locate(source))
-
-    @staticmethod
-    def of_agent(text: str, id_: str | None) -> "_Table":
-        document, source = _parsed(text), text.encode()
-        tables: dict[KeyPath, Any] = {("agent",): document["agent"]} if "agent" in document else {}
-        tables |= {("agents", index): one for index, one in enumerate(document.get("agents", []))}
-        ids = {path: str(table.get("id", "main")) for path, table in tables.items()}
-        for path, table in tables.items():
-            if ids[path] == id_ or (id_ is None and path == ("agent",)):
-                return _Table(source, document, table, path, locate(source))
-        if id_ is None:
-            raise CannotEdit(f"there is no default agent; say which: {', '.join(ids.values())}")
-        raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, ids.values())}")
-
-    @staticmethod
-    def of_budget(text: str, scope: str) -> "tuple[_Table, str]":
-        """The table of a limit, made if there is none, and its key there."""
-        kind, _, agent = scope.partition(":")
-        if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
-            there_are = ", ".join((*_BUDGETS, "agent:ID"))
-            raise CannotEdit(f"{quoted(scope)} is no scope; there are: {there_are}")
-        path: KeyPath = ("budgets", "agent") if agent else ("budgets",)
-        document = _parsed(text)
-        table: Any = document
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise CannotEdit(
-                    "the file is not as it should be; `exogate config validate` says why"
-                )
-        source = text.encode()
-        return _Table(source, document, table, path, locate(source)), agent or kind
-
-    def place(self, key: str) -> Span | None:
-        return self.positions.value((*self.path, key))
-
-    def elements(self, key: str) -> list[Span]:
-        return self.positions.elements_of((*self.path, key))
-
-    def spliced(self, place: Span, new: bytes) -> str:
-        return _proved(self.source[: place.start] + new + self.source[place.end :], self.document)
-
-    def with_value(self, key: str, value: object) -> str:
-        self.table[key] = value
-        place = self.place(key)
-        return self._with_key(key, value) if place is None else self.spliced(place, _written(value))
-
-    def with_inner_value(self, above: "_Table", key: str, value: object) -> str:
-        """Also where the table is only there by dotted keys, `config.scheme = ...`, of the one above."""
-        with suppress(CannotEdit):
-            return self.with_value(key, value)
-        return above._with_pair(f"{self.path[-1]}.{_key(key)}", value)  # noqa: SLF001  # of this class
-
-    def with_element(self, key: str, value: str) -> str:
-        """A list of texts with one more."""
-        whole = self.place(key)
-        if whole is None:
-            return self.with_value(key, [value])
-        self.table[key] = [*self.table[key], value]
-        return _proved(
-            longer(self.source, whole, self.elements(key), _written(value)), self.document
-        )
-
-    def _with_key(self, key: str, value: object) -> str:
-        return self._with_pair(_key(key), value)
-
-    def _with_pair(self, key: str, value: object) -> str:
-        """Behind a key that such a table usually has, else behind its header."""
-        pair = key.encode() + b" = " + _written(value)
-        table = self.positions.places[self.path]["table"]
-        places = (
-            self.place(other) for other in ("path", "name", "model", "provider", "id", "plugin")
-        )
-        end = next((place.end for place in places if place), table.end)
-        if self.source[table.start : table.start + 1] == b"{":
-            ends = [place.end for other in self.table if (place := self.place(other))]
-            at = max(ends, default=table.start + 1)
-            return self.spliced(Span(at, at), (b", " if ends else b" ") + pair)
-        start = self.source.rfind(b"\n", 0, end) + 1
-        line = self.source[start:].partition(b"\n")[0].removesuffix(b"\r")
-        indent = line[: len(line) - len(line.lstrip())]
-        end = start + len(line)
-        return self.spliced(Span(end, end), line_end(self.source) + indent + pair)
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(text.removeprefix("\ufeff"))
-    except tomllib.TOMLDecodeError as error:
-        raise CannotEdit("the file is not TOML; `exogate config validate` says why") from error
-    agents = [document.get("agent", {}), *_tables(document, "agents")]
-    if not all(map(_is_editable, (*_tables(document, "plugins"), *agents))):
-        raise CannotEdit("the file is not as it should be; `exogate config validate` says why")
-    return document
-
-
-def _tables(document: Mapping[str, Any], key: str) -> list[object]:
-    tables = document.get(key, [])
-    return tables if isinstance(tables, list) else [None]
-
-
-def _is_editable(table: object) -> bool:
-    lists = ("capabilities", "tools")
-    return isinstance(table, dict) and all(isinstance(table.get(k, []), list) for k in lists)
-
-
-def _proved(source: bytes, document: Mapping[str, Any]) -> str:
-    """The edited text if it says what it was to say, and nothing else."""
-    text = source.decode()
-    try:
-        is_right = tomllib.loads(text.removeprefix("\ufeff")) == document
-    except tomllib.TOMLDecodeError:
-        is_right = False
-    if not is_right:
-        raise CannotEdit("the file is written in a way that cannot be edited; change it by hand")
-    return text
-
-
-def _key(name: str) -> str:
-    return tomlkit.key(name).as_string()
-
-
-def _written(value: object) -> bytes:
-    """As TOML writes it within a line."""
-    if isinstance(value, dict):
-        table = tomlkit.inline_table()
-        table.update(value)
-        return table.as_string().encode()
-    return tomlkit.item(value).as_string().encode()
-
-
-def _is_same(text: object, capability: Capability) -> bool:
-    try:
-        return parse_capability(str(text)) == capability
-    except BadCapability:
-        return False
 
 
 def _replace(path: Path, source: bytes, mode: int) -> None:

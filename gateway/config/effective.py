@@ -1,24 +1,25 @@
 """Every value that is in force, and where it comes from; secrets stay hidden."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from gateway.config.given import as_host
-from gateway.config.masking import MASK, is_sensitive, struck_arguments, struck_value
-from gateway.config.placing import Positions, locate
+from gateway.config.load import Loaded
+from gateway.config.plugins import as_host
 from gateway.config.problems import KeyPath, dotted
-from gateway.config.reading import Loaded
-from gateway.domain.channels import ChannelDef
+from gateway.config.schema import default_of
+from gateway.config.secrets import MASK, is_sensitive, struck_arguments, struck_value
+from gateway.config.sections import Key, is_section, keys_of
+from gateway.config.values import GatewayConfig
+from gateway.domain.budgets import Limit
+from gateway.domain.events import Action
 from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef
-from gateway.domain.plugins import PluginDef, PluginSecret
+from gateway.domain.plugins import PluginSecret
 
-LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules"}  # of tables
-_LISTS = {(name,) for name in LISTS}
 _SHORTEST = 6  # a shorter value stands in unrelated words by chance
-NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "project", "rules", "limits"}
-NOT_OF_FALLBACKS |= {"context", "prompt_template"}
+# Lists of tables have no row of their own if they are empty.
+_LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules", "subagents"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,101 +33,84 @@ class Row:
 
 def effective(loaded: Loaded) -> tuple[Row, ...]:
     """In the order of the documentation."""
-    positions = locate(loaded.document.source)
     return tuple(
-        Row(dotted(path), value, _origin(path, loaded, positions))
-        for key, section in _sections(loaded)
-        for path, value in _values((key,), section)
+        Row(dotted(path), value, _origin(path, loaded))
+        for key in keys_of(GatewayConfig).values()
+        for path, value in _values((key.name,), _of_file(key, loaded), key)
     )
 
 
-def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
-    config, sections = loaded.config, loaded.sections
-    yield "config_version", sections.config_version
-    yield from (("gateway", config.gateway), ("tokens", config.tokens), ("store", config.store))
-    yield "providers", config.providers
-    has_default = config.default_agent is not None
-    yield from (("agent", agent) for agent in config.agents[:has_default])
-    yield "agents", config.agents[has_default:]
-    yield "projects", config.projects
-    yield "subagents", tuple(section.model_dump() for section in sections.subagents)
-    yield "delegation", sections.delegation.model_dump()
-    yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
-    yield "budgets", sections.budgets.model_dump()
-    yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
-    yield "sandbox", config.sandbox
-    servers = {one.name: _server(one) for one in config.mcp_servers}
-    yield "mcp", {"servers": servers, "serve": sections.mcp.serve.model_dump()}
-    yield "channels", {one.name: _channel(one) for one in config.channels}
-    yield "bindings", config.bindings
-    yield "rules", tuple(rule.model_dump(exclude_none=True) for rule in sections.rules)
-    yield "rules_dir", config.rule_folder.path if config.rule_folder else None
-    yield from (("queue", config.queue), ("observability", config.observability))
+def _of_file(key: Key, loaded: Loaded) -> object:
+    """Lists without what is told elsewhere."""
+    config = loaded.config
+    if key.name == "agents":
+        return config.agents[config.agent is not None :]
+    if key.name == "rules":
+        name = loaded.document.name
+        return tuple(one for one in config.rules if one.source.partition(":")[0] == name)
+    if key.name == "rules_dir":
+        return config.rule_folder.path if config.rule_folder else None
+    return getattr(config, key.field)
 
 
-def _plugin(plugin: PluginDef) -> dict[str, object]:
-    """As a configuration has it."""
-    return {
-        "name": plugin.name,
-        "path": plugin.path,
-        "capabilities": tuple(str(capability) for capability in plugin.capabilities),
-        "sha256": plugin.sha256,
-        "config": plugin.config,
-        "secrets": _secrets(plugin.secrets),
-        "limits": plugin.limits,
-        "enabled": plugin.is_enabled,
-        "deny_unused": plugin.deny_unused,
-    }
-
-
-def _server(server: McpServerDef) -> dict[str, object]:
-    """As a configuration has it."""
-    own = (one.name for one in fields(server) if one.name not in {"name", "hidden"})
-    secrets = [one.reveal() for one in (*server.env.values(), *server.headers.values())]
-    args = tuple(struck_arguments(server.args, [one for one in secrets if len(one) >= _SHORTEST]))
-    return {**{name: getattr(server, name) for name in own}, "args": args}
-
-
-def _channel(channel: ChannelDef) -> dict[str, object]:
-    """As a configuration has it."""
-    keys = {one.name: getattr(channel, one.name) for one in fields(channel) if one.name != "name"}
-    groups = {
-        room: {"allow_from": sorted(rule.allow_from), "require_mention": rule.require_mention}
-        for room, rule in channel.groups.items()
-    }
-    own = {"allow_from": sorted(channel.allow_from), "secrets": _secrets(channel.secrets)}
-    return {**keys, **own, "groups": groups}
-
-
-def _secrets(secrets: Iterable[PluginSecret]) -> dict[str, object]:
-    return {
-        secret.name: {
-            "value": secret.value,
-            "hosts": tuple(sorted(map(as_host, secret.origins))),
-        }
-        for secret in secrets
-    }
-
-
-def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+def _values(
+    path: KeyPath, value: object, key: Key | None = None
+) -> Iterator[tuple[KeyPath, object]]:
     """Each plain value below, with its path."""
     if isinstance(value, Secret) or "headers" in path[:-1] or _is_hidden(path, value):
         yield path, MASK
-    elif items := _items(path, value):
-        for name, item in items:
+    elif isinstance(value, Action):
+        yield from _values(path, {value.kind: value.value, **value.options})
+    elif isinstance(value, PluginSecret):
+        yield (*path, "value"), MASK
+        yield (*path, "hosts"), sorted(map(as_host, value.origins))
+    elif is_section(type(value)):
+        yield from _of_section(path, value, key)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
             yield from _values((*path, name), item)
-    elif not isinstance(value, Mapping) and path not in _LISTS:
+    elif isinstance(value, list | tuple) and any(_has_keys(item) for item in value):
+        for number, item in enumerate(value):
+            name = item.name if key and key.setting.by_name else number
+            yield from _values((*path, name), item)
+    elif not (path[-1] in _LISTS and len(path) == 1) and not (key and key.setting.by_name):
         yield path, _plain(value)
 
 
+def _has_keys(item: object) -> bool:
+    is_leaf = isinstance(item, Secret) or not is_section(type(item))
+    return isinstance(item, dict | list | PluginSecret | Action) or not (
+        is_leaf or str(item) != repr(item)
+    )
+
+
+def _of_section(path: KeyPath, section: Any, above: Key | None) -> Iterator[tuple[KeyPath, object]]:
+    only = above.setting.only if above else ()
+    for name, key in keys_of(section.__class__).items():
+        value = getattr(section, key.field)
+        if isinstance(section, McpServerDef) and name == "args":
+            values = (*section.env.values(), *section.headers.values())
+            secrets = [one.reveal() for one in values if len(one.reveal()) >= _SHORTEST]
+            value = struck_arguments(section.args, secrets)
+        if value is not None and key.setting.scale > 1:
+            value = value / key.setting.scale
+        is_absent = value is None and (key.name == "fallback" or path[0] in {"bindings", "rules"})
+        if (only and name not in only) or is_absent:
+            continue
+        if value == Limit() and default_of(key) is None and path[0] == "budgets":
+            value = None
+        words = {number: word for word, number in key.setting.words.items()}
+        yield from _values((*path, name), words.get(value, value) if words else value, key)
+
+
 def _plain(value: object) -> object:
+    if isinstance(value, frozenset):
+        value = sorted(value)
     if isinstance(value, tuple | list):
         return [_plain(one) for one in value]
-    return struck_value(value) if isinstance(value, str) else _text_of(value)
-
-
-def _text_of(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, str):
+        return struck_value(value)
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def _is_hidden(path: KeyPath, value: object) -> bool:
@@ -136,31 +120,10 @@ def _is_hidden(path: KeyPath, value: object) -> bool:
     return is_leaf and path[2:3] == ("config",) and is_sensitive(path[3:])
 
 
-def _items(path: KeyPath, value: object) -> Iterable[tuple[str | int, object]]:
-    """What a value is made of that has keys of its own."""
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if path[-1] in LISTS and isinstance(value, tuple):
-        return list(enumerate(value))
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        return list(enumerate(value))
-    if not is_dataclass(value):
-        return ()
-    parts = [(field.name, getattr(value, field.name)) for field in fields(value)]
-    return [(name, part) for name, part in parts if _is_key(path, name, part)]
-
-
-def _is_key(path: KeyPath, name: str, value: object) -> bool:
-    if path[-1] == "fallback" and name in NOT_OF_FALLBACKS:
-        return False
-    if path[0] == "providers":
-        return name != "name"
-    return value is not None or (name != "fallback" and path[0] != "bindings")
-
-
-def _origin(path: KeyPath, loaded: Loaded, positions: Positions) -> str:
+def _origin(path: KeyPath, loaded: Loaded) -> str:
     if path in loaded.origins:
         return loaded.origins[path]
+    positions = loaded.document.positions
     if path in positions.places:
         line, _ = positions.line_column(positions.span(path, "key").start)
         return f"{loaded.document.name}:{line}"
@@ -174,4 +137,4 @@ def _origin(path: KeyPath, loaded: Loaded, positions: Positions) -> str:
             elsewhere = path[1:]
         case ("agents", int(), "limits" | "context", _):
             elsewhere = path[2:]
-    return _origin(elsewhere, loaded, positions) if elsewhere else "default"
+    return _origin(elsewhere, loaded) if elsewhere else "default"

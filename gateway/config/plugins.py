@@ -1,96 +1,285 @@
-"""`[[plugins]]` as the domain's definitions: files found, grants parsed, secrets followed."""
+"""Plugins and channels: files found, grants and secrets checked, who may talk; and what they are
+given, as it is, without any secret."""
 
+import json
+import math
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date, time
 from pathlib import Path
+from typing import cast
 
 from gateway.config.capabilities import BadCapability, parse_capability
-from gateway.config.given import Given, said
-from gateway.config.problems import Code, KeyPath, Report, choose, quoted
-from gateway.config.schema import PluginSection
-from gateway.config.values import Surroundings
-from gateway.domain.agents import OWN_TOOLS
-from gateway.domain.plugins import Capability, PluginDef, PluginLimits
+from gateway.config.problems import Code, KeyPath
+from gateway.config.reading import BUNDLED as BUNDLED
+from gateway.config.reading import Reading
+from gateway.config.secrets import REFERENCE, looks_secret
+from gateway.config.sections import what_to_write
+from gateway.config.values import BundledPlugin, SecretKeys
+from gateway.domain.agents import OWN_CHANNELS, OWN_TOOLS
+from gateway.domain.channels import ChannelDef
+from gateway.domain.ids import Secret
+from gateway.domain.model import is_loopback
+from gateway.domain.plugins import HttpGrant, Origin, PluginDef, PluginSecret
+from gateway.domain.text import choose, quoted
 
-BUNDLED = "bundled:"
+LARGEST_CONFIG = 65_536  # bytes: it travels with every call
+DEEPEST_CONFIG = 16
+LARGEST_INTEGER_BITS = 63
+ANYBODY = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Plugins:
-    """Reads `[[plugins]]`."""
+def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[PluginDef, ...]:
+    plugins: dict[str, PluginDef] = {}
+    for index, one in enumerate(written):
+        path: KeyPath = ("plugins", index)
+        if one.name in OWN_TOOLS:
+            message = f"{quoted(one.name)} is a tool of the gateway itself"
+            reading.report.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
+        reading.report.is_taken((*path, "name"), "plugin", one.name, plugins)
+        check_config(reading, (*path, "config"), one.config)
+        for at, capability in enumerate(one.capabilities):
+            if capability in one.capabilities[:at]:
+                message = f"plugin {quoted(one.name)} is granted {capability} twice"
+                where = (*path, "capabilities", at)
+                reading.report.wrong(Code.DUPLICATE, where, message, "keep one")
+        # else what follows from a capability that is reported already is no news
+        is_sure = len(one.capabilities) == len(_grants(reading, index))
+        file, is_bundled = _file(reading, (*path, "path"), one)
+        secrets = _secrets(reading, (*path, "secrets"), one.secrets, one, is_sure=is_sure)
+        plugins[one.name] = replace(one, path=file, secrets=secrets, is_bundled=is_bundled)
+    return tuple(plugins.values())
 
-    around: Surroundings
-    given: Given
-    folder: Path  # what relative paths are relative to
-    report: Report
 
-    def resolve(self, sections: Iterable[PluginSection]) -> tuple[PluginDef, ...]:
-        plugins: dict[str, PluginDef] = {}
-        for index, section in enumerate(sections):
-            path: KeyPath = ("plugins", index)
-            if section.name in OWN_TOOLS:
-                message = f"{quoted(section.name)} is a tool of the gateway itself"
-                self.report.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
-            if section.name in plugins:
-                message = f"another plugin is named {quoted(section.name)}"
-                self.report.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
-            plugins[section.name] = self._plugin(path, section)
-        return tuple(plugins.values())
+def _grants(reading: Reading, index: int) -> Sequence[object]:
+    table = reading.tree["plugins"][index]
+    grants = table.get("capabilities", []) if isinstance(table, dict) else []
+    return grants if isinstance(grants, list) else []
 
-    def _plugin(self, path: KeyPath, section: PluginSection) -> PluginDef:
-        self.given.check_config((*path, "config"), section.config)
-        plugin = PluginDef(
-            name=section.name,
-            path=self._file((*path, "path"), section),
-            capabilities=self._capabilities((*path, "capabilities"), section),
-            sha256=section.sha256.lower() if section.sha256 else None,
-            config=section.config,
-            limits=PluginLimits(**dict(section.limits)),
-            is_enabled=section.enabled,
-            deny_unused=section.deny_unused,
-            is_bundled=section.path.startswith(BUNDLED),
+
+def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, bool]:
+    """Whether a file that is shipped is really there is seen when it is loaded."""
+    written, bundled = str(plugin.path), reading.around.known.bundled
+    if written.startswith(BUNDLED):
+        name = written.removeprefix(BUNDLED)
+        if name not in bundled:
+            message, fix = f"no plugin {quoted(name)} is bundled", choose(name, bundled)
+            reading.report.wrong(Code.UNKNOWN_NAME, path, message, fix)
+        return bundled[name].file if name in bundled else Path(name), True
+    file = reading.around.path(written, reading.folder).absolute()
+    if plugin.is_enabled and not (file.is_file() and os.access(file, os.R_OK)):
+        message = f"there is no file {quoted(str(file))} that can be read"
+        fix = "correct the path, build the plugin, or write enabled = false"
+        reading.report.wrong(Code.MISSING_FILE, path, message, fix)
+    return file, False
+
+
+def _secrets(
+    reading: Reading,
+    above: KeyPath,
+    written: Iterable[object],
+    plugin: PluginDef,
+    *,
+    is_sure: bool = True,
+    must_reach: bool = True,
+) -> tuple[PluginSecret, ...]:
+    """`is_sure`: what the plugin is granted was read whole. `must_reach`: each is for some host."""
+    secrets = []
+    for secret in cast("Iterable[SecretKeys]", written):
+        path = (*above, secret.name)
+        where = (*path, "value") if secret.hosts else path
+        origins: frozenset[Origin] = frozenset()
+        if is_sure:
+            origins = _origins(reading, path, secret, plugin, must_reach=must_reach)
+        text = secret.value.reveal()
+        value = reading.source.follow(where, text, is_needed=plugin.is_enabled)
+        if value is not None:
+            secrets.append(PluginSecret(secret.name, Secret(value), origins))
+    return tuple(secrets)
+
+
+def _origins(
+    reading: Reading, path: KeyPath, secret: SecretKeys, plugin: PluginDef, *, must_reach: bool
+) -> frozenset[Origin]:
+    """Where a secret may go: hosts that are granted, and that nobody can listen to."""
+    named = [((*path, "hosts", index), host) for index, host in enumerate(secret.hosts)]
+    origins = [(where, _named(reading, where, host, plugin)) for where, host in named]
+    if not named and len(plugin.origins) == 1:
+        origins = [(path, next(iter(plugin.origins)))]
+    elif not named and must_reach:
+        hosts = ", ".join(sorted(as_host(origin) for origin in plugin.origins))
+        reach = "several hosts" if hosts else "no host"
+        fix = f'write {{ value = "...", hosts = [...] }} with some of: {hosts}'
+        if not hosts:
+            fix = 'add "http:HOST" to its capabilities, the host that the secret is for'
+        message = f"plugin {quoted(plugin.name)} may reach {reach}"
+        reading.report.wrong(Code.MISSING, path, message, fix)
+    for where, origin in origins:
+        if origin and origin.scheme == "http" and not is_loopback(origin.host):
+            message = f"a secret is not sent to {origin}: others could read it on the way"
+            reading.report.wrong(Code.MALFORMED, where, message, "grant and name it with https")
+    return frozenset(origin for _, origin in origins if origin)
+
+
+def _named(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Origin | None:
+    granted = {str(HttpGrant(origin)): origin for origin in plugin.origins}
+    try:
+        wanted = str(parse_capability(f"http:{host}"))
+    except BadCapability as error:
+        message = f"{quoted(host)} {what_to_write(error)[0]}"
+        fix = "write HOST or SCHEME://HOST:PORT"
+        reading.report.wrong(Code.MALFORMED, path, message, fix)
+        return None
+    if wanted not in granted:
+        message = f"plugin {quoted(plugin.name)} is not granted {wanted}"
+        fix = f'add "{wanted}" to its capabilities, or name a host that is granted'
+        reading.report.wrong(Code.UNKNOWN_NAME, path, message, fix)
+    return granted.get(wanted)
+
+
+def as_host(origin: Origin) -> str:
+    """As `hosts` has it."""
+    return str(HttpGrant(origin)).removeprefix("http:")
+
+
+def check_config(reading: Reading, path: KeyPath, config: Mapping[str, object]) -> None:
+    """What a plugin is given has to become JSON, and must hold no secret."""
+    known = len(reading.report.findings)
+    _check_value(reading, path, config)
+    if len(reading.report.findings) == known and (size := len(json.dumps(config))) > LARGEST_CONFIG:
+        message, fix = f"{size} bytes are too much", f"keep it below {LARGEST_CONFIG} bytes"
+        reading.report.wrong(Code.OUT_OF_RANGE, path, message, fix)
+
+
+def _check_value(reading: Reading, path: KeyPath, value: object) -> None:
+    items: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+    if len(path) > DEEPEST_CONFIG:
+        message = "this is nested too deeply"
+        reading.report.wrong(Code.OUT_OF_RANGE, path, message, "flatten it")
+        return
+    for key, item in items:
+        _check_value(reading, (*path, key), item)
+    problem = _not_json(value)
+    if problem:
+        reading.report.wrong(Code.MALFORMED, path, *problem)
+    elif isinstance(value, str) and looks_secret(str(path[-1])):
+        message = "this is given to the plugin, and looks like a secret"
+        fix = "put it into secrets: the host fills it in, and the plugin never has it"
+        reading.report.note("secret-in-config", path, message, fix)
+
+
+def _not_json(value: object) -> tuple[str, str] | None:
+    """Why a value cannot be given to a plugin, and what to do."""
+    if isinstance(value, str) and REFERENCE.search(value):
+        message = "references are not followed here: a plugin is given no secret"
+        return message, "put it into secrets"
+    if isinstance(value, date | time):
+        return "JSON has no dates and times", "put it into quotes"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "JSON has no such number", "choose another, or leave it out"
+    if isinstance(value, int) and value.bit_length() > LARGEST_INTEGER_BITS:
+        return "this number is too large", "put it into quotes"
+    return None
+
+
+def resolve_channels(
+    reading: Reading, written: Iterable[ChannelDef], plugins: Sequence[PluginDef]
+) -> tuple[ChannelDef, ...]:
+    by_name = {one.name: one for one in plugins}
+    channels = tuple(_channel(reading, one, by_name) for one in written)
+    _check_proofs(reading, channels, by_name)
+    for channel in channels:
+        _check_mentions(reading, channel, by_name)
+    return channels
+
+
+def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, PluginDef]) -> ChannelDef:
+    """What kind of plugin its adapter is, is seen when it is loaded."""
+    path: KeyPath = ("channels", written.name)
+    report, names = reading.report, reading.plugins
+    if written.name in OWN_CHANNELS:
+        message = f"{quoted(written.name)} is a surface of the gateway itself"
+        report.wrong(Code.DUPLICATE, path, message, "choose another name")
+    check_config(reading, (*path, "config"), written.config)
+    where = (*path, "plugin")
+    if report.refers(where, "plugin", written.plugin, names) and not names[written.plugin]:
+        message = f"plugin {quoted(written.plugin)} is not enabled"
+        report.wrong(Code.UNKNOWN_NAME, where, message, "enable it, or remove the channel")
+    lists: list[KeyPath] = [(*path, "allow_from")]
+    lists += [(*path, "groups", room, "allow_from") for room in written.groups]
+    for people in lists:
+        _check_people(reading, people)
+    plugin, secrets = plugins.get(written.plugin), ()
+    if plugin is not None:
+        secrets = _secrets(  # type: ignore[assignment]  # as many as there are
+            reading, (*path, "secrets"), written.secrets, plugin, must_reach=False
         )
-        is_sure = len(plugin.capabilities) == len(section.capabilities)
-        where = (*path, "secrets")
-        return replace(
-            plugin, secrets=self.given.secrets(where, section.secrets, plugin, is_sure=is_sure)
-        )
+    return replace(written, secrets=secrets)
 
-    def _file(self, path: KeyPath, section: PluginSection) -> Path:
-        if section.path.startswith(BUNDLED):
-            return self._bundled(path, section.path.removeprefix(BUNDLED))
-        file = self.around.path(section.path, self.folder).absolute()
-        if section.enabled and not (file.is_file() and os.access(file, os.R_OK)):
-            message = f"there is no file {quoted(str(file))} that can be read"
-            fix = "correct the path, build the plugin, or write enabled = false"
-            self.report.wrong(Code.MISSING_FILE, path, message, fix)
-        return file
 
-    def _bundled(self, path: KeyPath, name: str) -> Path:
-        """Whether a file that is shipped is really there is seen when it is loaded."""
-        bundled = self.around.known.bundled
-        if name in bundled:
-            return bundled[name].file
-        message, fix = f"no plugin {quoted(name)} is bundled", choose(name, bundled)
-        self.report.wrong(Code.UNKNOWN_NAME, path, message, fix)
-        return Path(name)
+def _check_people(reading: Reading, path: KeyPath) -> None:
+    ids = reading.given(path)
+    if isinstance(ids, list) and ANYBODY in ids:
+        message = f"{quoted(ANYBODY)} is nobody's id"
+        fix = 'write dm_policy = "open", or leave allow_from of a room empty'
+        reading.report.wrong(Code.MALFORMED, (*path, ids.index(ANYBODY)), message, fix)
 
-    def _capabilities(self, path: KeyPath, section: PluginSection) -> tuple[Capability, ...]:
-        found: dict[Capability, None] = {}
-        for index, text in enumerate(section.capabilities):
-            capability = self._parsed((*path, index), text)
-            if capability in found:
-                message = f"plugin {quoted(section.name)} is granted {capability} twice"
-                self.report.wrong(Code.DUPLICATE, (*path, index), message, "keep one")
-            if capability is not None:
-                found[capability] = None
-        return tuple(found)
 
-    def _parsed(self, path: KeyPath, text: str) -> Capability | None:
-        try:
-            return parse_capability(text)
-        except BadCapability as error:
-            problem, fix = said(error)
-            self.report.wrong(Code.MALFORMED, path, f"capability {quoted(text)} {problem}", fix)
-            return None
+def _bundled(
+    reading: Reading, channel: ChannelDef, plugins: Mapping[str, PluginDef]
+) -> BundledPlugin | None:
+    """The adapter of a channel, if it ships with the gateway."""
+    plugin, bundled = plugins.get(channel.plugin), reading.around.known.bundled.values()
+    return next((one for one in bundled if plugin and one.file == plugin.path), None)
+
+
+def _check_proofs(
+    reading: Reading, channels: Sequence[ChannelDef], plugins: Mapping[str, PluginDef]
+) -> None:
+    """No two channels take each other's calls. Of adapters of others it is seen when they are loaded."""
+    known: dict[str, tuple[str, str]] = {}
+    for channel in channels:
+        for key, value in _proofs(channel, _bundled(reading, channel, plugins)):
+            first, its = known.setdefault(value, (channel.name, key))
+            if first == channel.name:
+                continue
+            message = (
+                f"channels {quoted(first)} ({its}) and {quoted(channel.name)} ({key}) have the "
+                "same value to prove who calls, so each may take the other's calls"
+            )
+            path = ("channels", channel.name, *key.split("."))
+            fix = "give each channel a value of its own"
+            reading.report.wrong(Code.DUPLICATE, path, message, fix)
+
+
+def _proofs(channel: ChannelDef, adapter: BundledPlugin | None) -> Iterator[tuple[str, str]]:
+    """What proves who calls it, by its key in the section, if its platform calls it."""
+    is_usual = channel.transport is None and adapter is not None and adapter.is_called
+    if adapter is None or not (channel.transport == "webhook" or is_usual):
+        return
+    secrets = {one.name: one.value.reveal() for one in channel.secrets}
+    for key in adapter.proofs:
+        kind, _, name = key.partition(".")
+        given = secrets.get(name) if kind == "secrets" else channel.config.get(name)
+        if isinstance(given, str) and given:
+            yield key, given if kind == "secrets" else given.lower()
+
+
+def _check_mentions(
+    reading: Reading, channel: ChannelDef, plugins: Mapping[str, PluginDef]
+) -> None:
+    """A room whose adapter knows no mention stays silent until somebody answers the bot."""
+    bundled = _bundled(reading, channel, plugins)
+    key = bundled.mention_key if bundled else None
+    if key is None or channel.config.get(key) not in (None, ""):
+        return
+    for room, rule in channel.groups.items():
+        asked = rule.require_mention
+        if channel.require_mention if asked is None else asked:
+            message = f"rooms need a mention, and config.{key} is missing to know one"
+            fix = f"add {key} to config of [channels.{channel.name}], or require_mention = false"
+            where = ("channels", channel.name, "groups", room)
+            reading.report.note("no-mentions", where, message, fix)

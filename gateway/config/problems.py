@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
 from gateway.config.values import StartNotice
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import choose, quoted
 
 KeyPath = tuple[str | int, ...]
 At = Literal["key", "value", "table"]  # what the caret points at
@@ -51,10 +51,17 @@ class Finding:
     column: int | None = None  # from 0, inside the text that stands there
 
 
-def is_news(later: Finding, first: Iterable[Finding]) -> bool:
-    """What follows from a mistake that is reported already is none."""
-    one = later.path
-    return not any(one[: len(f.path)] == f.path[: len(one)] for f in first)
+def without_consequences(later: Iterable[Finding], first: Iterable[Finding]) -> list[Finding]:
+    """Errors that an already reported error causes are suppressed: those on its path."""
+    paths = [finding.path for finding in first]
+    whole = set(paths)
+    above = {path[:length] for path in paths for length in range(len(path))}
+    return [
+        one
+        for one in later
+        if one.path not in above
+        and not any(one.path[:length] in whole for length in range(len(one.path) + 1))
+    ]
 
 
 @dataclass(slots=True)
@@ -64,11 +71,39 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     notices: list[StartNotice] = field(default_factory=list)
 
-    def wrong(self, code: Code, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
-        self.findings.append(Finding(code, path, message, fix, at))
+    def wrong(
+        self,
+        code: Code,
+        path: KeyPath,
+        message: str,
+        fix: str,
+        *,
+        at: At = "value",
+        variable: str | None = None,
+    ) -> None:
+        self.findings.append(Finding(code, path, message, fix, at, variable))
 
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
         self.notices.append(StartNotice(code, dotted(path), message, fix, path))
+
+    def refers(
+        self, path: KeyPath, what: str, name: str, names: Iterable[str], *, or_else: str = ""
+    ) -> bool:
+        """Whether a name leads to something that there is; it is reported if not."""
+        names = tuple(names)
+        if name in names:
+            return True
+        fix = choose(name, names) + or_else
+        self.wrong(Code.UNKNOWN_NAME, path, f"there is no {what} {quoted(name)}", fix)
+        return False
+
+    def is_taken(self, path: KeyPath, what: str, name: str, taken: Iterable[str]) -> bool:
+        """Whether a name stands for something else already; that is reported."""
+        if name not in taken:
+            return False
+        message = f"another {what} has the name {quoted(name)}"
+        self.wrong(Code.DUPLICATE, path, message, "choose another name")
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +160,3 @@ def dotted(path: KeyPath) -> str:
 def _part(part: str) -> str:
     is_bare = part.isascii() and part.replace("-", "").replace("_", "").isalnum()
     return part[:60] if is_bare else quoted(part)
-
-
-def quoted(text: str) -> str:
-    """A value inside a message: short, on one line, without control characters."""
-    return f'"{printable(text if len(text) <= 60 else f"{text[:57]}...")}"'
-
-
-def printable(text: str) -> str:
-    """One column a character."""
-    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)
-
-
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that was probably meant."""
-    by_lower = {choice.lower(): choice for choice in choices}
-    found = get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
-
-
-def choose(word: str, choices: Iterable[str]) -> str:
-    """The fix for a word that is not one of the choices."""
-    names = tuple(choices)
-    near = nearest(word, names)
-    meant = f'did you mean "{near}"? ' if near else ""
-    return f"{meant}choose one of: {', '.join(names)}" if names else f"{meant}none is defined"

@@ -1,125 +1,275 @@
-"""`[providers.NAME]` and presets as provider definitions, each with its key.
+"""What agents ask: model providers with their keys and prices, and MCP servers.
 
-A key comes from the environment, then a secret file, then the configuration. The first two go to
-the preset's own address only.
+A provider's key comes from the environment, then a secret file, then the configuration. The first two
+go to the preset's own address only.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from gateway.config.environment import DEMO, key_variables, value_of
-from gateway.config.masking import looks_secret
-from gateway.config.problems import Code, KeyPath, Report, quoted
-from gateway.config.schema import ProviderSection
-from gateway.config.secrets import SecretSource
-from gateway.config.values import Known, Preset
+from gateway.config.problems import Code, KeyPath
+from gateway.config.reading import Reading
+from gateway.config.secrets import looks_secret
+from gateway.config.sections import SectionReader
+from gateway.config.values import GatewayConfig, Preset
+from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import Budgets
 from gateway.domain.ids import Secret
-from gateway.domain.model import Price, ProviderDef, Wire
+from gateway.domain.mcp import DEPTH_HEADER, McpNotInstalled, McpServerDef
+from gateway.domain.model import ProviderDef
+from gateway.domain.text import choose, quoted
 
-_AS_WRITTEN = ("connect_timeout_s", "idle_timeout_s", "max_retries", "tool_markup")
+_OUR_HEADERS = {
+    *("accept", "accept-encoding", "connection", "content-length", "content-type", "host"),
+    *("last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version", "mcp-session-id"),
+    *("transfer-encoding", DEPTH_HEADER),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Providers:
-    """Reads `[providers]`. `used`: what agents ask for, with the place where they say so."""
+def resolve_providers(
+    reading: Reading, config: GatewayConfig
+) -> tuple[dict[str, ProviderDef], dict[str, str]]:
+    """The providers of the file and the presets that agents ask, and where their keys come from."""
+    known, written = reading.around.known, config.providers
+    presets = [name for name in reading.used if name in known.presets and name not in written]
+    found: dict[str, ProviderDef] = {}
+    origins: dict[str, str] = {}
+    for name in (*written, *presets):
+        if name == DEMO:
+            for key in reading.tree["providers"][DEMO]:
+                message = "the demo answers in this process: there is nothing to configure"
+                path = ("providers", DEMO, key)
+                reading.report.wrong(Code.MALFORMED, path, message, "remove it", at="key")
+            continue
+        one = written.get(name) or SectionReader().section(ProviderDef, {}, ("providers", name))
+        provider = _Provider(reading, one)
+        if (resolved := provider.resolved()) is not None:
+            found[name] = resolved
+            if provider.origin:
+                origins[name] = provider.origin
+    return found, origins
 
-    known: Known
-    source: SecretSource
-    report: Report
-    used: Mapping[str, KeyPath]
-    definitions: dict[str, ProviderDef] = field(default_factory=dict)
-    key_origins: dict[str, str] = field(default_factory=dict)  # in words
 
-    def resolve(self, sections: Mapping[str, ProviderSection]) -> None:
-        """Fills `definitions` and `key_origins`."""
-        presets = [n for n in self.used if n in self.known.presets and n not in sections]
-        for name in (*sections, *presets):
-            section = sections.get(name) or ProviderSection()
-            if name != DEMO:
-                self._define(name, section)
-        for key in sections[DEMO].model_fields_set if DEMO in sections else ():
-            message = "the demo answers in this process: there is nothing to configure"
-            path = ("providers", DEMO, key)
-            self.report.wrong(Code.MALFORMED, path, message, "remove it", at="key")
+class _Provider:
+    """One provider while it is resolved."""
 
-    def _define(self, name: str, section: ProviderSection) -> None:
-        preset = self.known.presets.get(name)
-        wire, base_url = self._wire(name, section, preset), self._base_url(name, section, preset)
-        headers = self._headers(name, section)
-        if wire is None or base_url is None:
-            return
-        # what is at hand for a preset goes to no other address
-        own = preset if preset and base_url.rstrip("/") == preset.base_url.rstrip("/") else None
-        key = self._key(name, section, own)
-        if key is None and self.key_origins.pop(name, None) is None and preset:
-            self._say_what_is_missing(name, preset.key_variable, is_own=own is not None)
-        secret = Secret(key) if key else None
-        others = section.model_dump(include=set(_AS_WRITTEN))
-        self.definitions[name] = ProviderDef(
-            name, wire, base_url, secret, headers, **others, prices=_prices(section)
-        )
+    def __init__(self, reading: Reading, written: ProviderDef) -> None:
+        self.reading, self.written, self.name = reading, written, written.name
+        self.path: KeyPath = ("providers", written.name)
+        self.preset: Preset | None = reading.around.known.presets.get(written.name)
+        self.origin: str | None = None  # of its key, in words
 
-    def _wire(self, name: str, section: ProviderSection, preset: Preset | None) -> Wire | None:
-        path = ("providers", name, "wire")
+    def resolved(self) -> ProviderDef | None:
+        written, preset, source = self.written, self.preset, self.reading.source
         if preset is None:
-            if section.wire is None:
-                self._own_needs(path, 'wire = "openai" or wire = "anthropic"')
-            return section.wire
-        if section.wire not in {None, preset.wire}:
-            message = f"the preset {name} speaks {preset.wire}"
+            self._check_own()
+        elif written.wire not in {None, preset.wire}:
+            message = f"the preset {self.name} speaks {preset.wire}"
             fix = "remove wire, or give the provider another name"
-            self.report.wrong(Code.NOT_A_CHOICE, path, message, fix)
-        return preset.wire
-
-    def _base_url(self, name: str, section: ProviderSection, preset: Preset | None) -> str | None:
-        if section.base_url is None and preset is None:
-            self._own_needs(("providers", name, "base_url"), 'base_url = "https://..."')
-        return section.base_url or (preset.base_url if preset else None)
-
-    def _own_needs(self, path: KeyPath, line: str) -> None:
-        presets = ", ".join((*self.known.presets, DEMO))
-        message = f'"{path[-1]}" is missing: {quoted(str(path[1]))} is not a preset ({presets})'
-        self.report.wrong(Code.MISSING, path, message, f"add {line}", at="table")
-
-    def _headers(self, name: str, section: ProviderSection) -> dict[str, str]:
+            self.reading.report.wrong(Code.NOT_A_CHOICE, (*self.path, "wire"), message, fix)
         headers = {}
-        for header, text in section.headers.items():
-            path = ("providers", name, "headers", header)
-            is_open = not looks_secret(header)
-            value = self.source.follow(path, text, is_needed=name in self.used, is_open=is_open)
+        for header, text in written.headers.items():
+            where, is_open = (*self.path, "headers", header), not looks_secret(header)
+            value = source.follow(where, text, is_needed=self.is_used, is_open=is_open)
             if value is not None:
                 headers[header] = value
-        return headers
+        wire = preset.wire if preset else written.wire
+        base_url = written.base_url or (preset.base_url if preset else None)
+        if wire is None or base_url is None:
+            return None
+        key = self._key(base_url)
+        return replace(
+            written,
+            wire=wire,
+            base_url=base_url,
+            headers=headers,
+            api_key=Secret(key) if key else None,
+        )
 
-    def _key(self, name: str, section: ProviderSection, own: Preset | None) -> str | None:
+    @property
+    def is_used(self) -> bool:
+        return self.name in self.reading.used
+
+    def _check_own(self) -> None:
+        """A provider that is no preset needs its protocol and its address."""
+        presets = ", ".join((*self.reading.around.known.presets, DEMO))
+        lines = {
+            "wire": 'wire = "openai" or wire = "anthropic"',
+            "base_url": 'base_url = "https://..."',
+        }
+        for key, line in lines.items():
+            if getattr(self.written, key) is None:
+                message = f'"{key}" is missing: {quoted(self.name)} is not a preset ({presets})'
+                where = (*self.path, key)
+                self.reading.report.wrong(Code.MISSING, where, message, f"add {line}", at="table")
+
+    def _key(self, base_url: str) -> str | None:
         """None also if its problem is reported."""
-        path = ("providers", name, "api_key")
-        for variable in key_variables(name, own.key_variable if own else None):
-            if value_of(self.source.environment, variable):
-                self.key_origins[name] = variable
-                return self.source.variable(path, variable)
-        file = f"{name}_api_key"
-        if own and os.path.lexists(self.source.folder / file):
-            self.key_origins[name] = f"secret file {file}"
-            return self.source.follow(path, f"${{file:{file}}}", is_needed=name in self.used)
-        if section.api_key:
-            self.key_origins[name] = "config"
-            return self.source.follow(path, section.api_key, is_needed=name in self.used)
-        return None
-
-    def _say_what_is_missing(self, name: str, variable: str | None, *, is_own: bool) -> None:
-        if variable is None:
-            return
-        if not is_own and value_of(self.source.environment, variable):
+        source, path, preset = self.reading.source, (*self.path, "api_key"), self.preset
+        # what is at hand for a preset goes to no other address
+        is_own = preset is not None and base_url.rstrip("/") == preset.base_url.rstrip("/")
+        variable = preset.key_variable if preset else None
+        for name in key_variables(self.name, variable if is_own else None):
+            if value_of(source.environment, name):
+                self.origin = name
+                return source.variable(path, name)
+        file = f"{self.name}_api_key"
+        if is_own and os.path.lexists(source.folder / file):
+            self.origin = f"secret file {file}"
+            return source.follow(path, f"${{file:{file}}}", is_needed=self.is_used)
+        if self.written.api_key:
+            self.origin = "config"
+            return source.follow(path, self.written.api_key.reveal(), is_needed=self.is_used)
+        if variable and not is_own and value_of(source.environment, variable):
             message = f"{variable} is not sent to an address of your own"
             fix = f'write api_key = "${{env:{variable}}}" if it should be'
-            self.report.note("key-kept-back", ("providers", name, "api_key"), message, fix)
-        elif is_own and name in self.used:
-            message = f'no key for provider "{name}": {variable} is not set'
-            fix = f"set {variable}, or write the key into {self.source.folder}/{name}_api_key"
-            self.report.wrong(Code.NO_KEY, self.used[name], message, f"{fix} (chmod 600)")
+            self.reading.report.note("key-kept-back", path, message, fix)
+        elif variable and is_own and self.is_used:
+            message = f'no key for provider "{self.name}": {variable} is not set'
+            fix = f"set {variable}, or write the key into {source.folder}/{file} (chmod 600)"
+            self.reading.report.wrong(Code.NO_KEY, self.reading.used[self.name], message, fix)
+        return None
 
 
-def _prices(section: ProviderSection) -> dict[str, Price]:
-    return {model: Price(price.input, price.output) for model, price in section.prices.items()}
+def check_budgets(reading: Reading, config: GatewayConfig) -> None:
+    """Each limit holds something back: an agent is there, and a limit in USD needs prices."""
+    for name in config.budgets.agents:
+        if name not in reading.agents:
+            where, fix = ("budgets", "agent", name), choose(name, reading.agents)
+            message = f"there is no agent {quoted(name)}"
+            reading.report.wrong(Code.UNKNOWN_NAME, where, message, fix, at="key")
+
+
+def check_prices(
+    reading: Reading, config: GatewayConfig, agents: Mapping[KeyPath, AgentDef]
+) -> None:
+    """A limit in USD holds nothing back where no price is known: that is an error."""
+    if not config.budgets.in_money:  # looking for prices is slow
+        return
+    delegation = config.delegation
+    reader = delegation.subagent if delegation.is_enabled else None  # for every agent
+    for place, agent in agents.items():
+        limit = _limit_in_money(config.budgets, agent.id)
+        if limit is None:
+            continue
+        path, link = place, agent
+        while link is not None:
+            _check_price(reading, config, path, (link.provider, link.model), limit)
+            path, link = (*path, "fallback"), link.fallback  # type: ignore[assignment]  # ends
+        for index, helper in enumerate(config.subagents):
+            if helper.model and (helper.name == reader or helper.tool in agent.tools):
+                asked = (helper.provider or agent.provider, helper.model)
+                _check_price(reading, config, ("subagents", index), asked, limit)
+
+
+def _limit_in_money(budgets: Budgets, agent: str) -> str | None:
+    """The key of a limit in USD that holds for an agent."""
+    own = budgets.agents.get(agent)
+    limits = {
+        "session": budgets.session,
+        "daily": budgets.daily,
+        "monthly": budgets.monthly,
+        f"agent.{agent}" if own else "per_agent": own or budgets.per_agent,
+    }
+    return next((name for name, one in limits.items() if one.nano_usd is not None), None)
+
+
+def _check_price(
+    reading: Reading, config: GatewayConfig, path: KeyPath, asked: tuple[str, str], limit: str
+) -> None:
+    provider, model = asked
+    definition, where = config.providers.get(provider), (*path, "model")
+    if definition is None or not model or reading.around.known.is_priced(definition, model):
+        return  # demo costs nothing, and what does not exist is reported already
+    if any(found.path == where for found in reading.report.findings):
+        return
+    message = f"budgets.{limit} is in USD, and {quoted(model)} of {quoted(provider)} has no price"
+    fix = (
+        f"in [providers.{provider}] add prices = {{ {quoted(model)} = {{ input = USD, output = "
+        "USD } }, for a million tokens each; 0 if it costs nothing"
+    )
+    reading.report.wrong(Code.MISSING, where, message, fix)
+
+
+def resolve_servers(reading: Reading, config: GatewayConfig) -> tuple[McpServerDef, ...]:
+    """The MCP servers with their secrets; checks what is served at /mcp as well."""
+    _check_trust(reading, config)
+    _check_served(reading, config)
+    if not reading.around.known.has_mcp:
+        where: list[KeyPath] = [("mcp", "servers", one.name) for one in config.mcp.servers]
+        where += [("mcp", "serve", "enabled")] if config.mcp.serve.is_enabled else []
+        message, _, fix = str(McpNotInstalled()).partition(": ")
+        for path in where:
+            reading.report.wrong(Code.NOT_INSTALLED, path, message, fix, at="table")
+    return tuple(_server(reading, one) for one in config.mcp.servers)
+
+
+def _check_trust(reading: Reading, config: GatewayConfig) -> None:
+    """A file that only lies in the current folder starts no program for whoever else wrote it."""
+    programs = [one.name for one in config.mcp.servers if one.command is not None]
+    name = reading.document.name
+    why = reading.document.why_untrusted() if programs and not reading.around.is_named else None
+    if why is not None:
+        message = f"{name} was found, not named, and starts a program, but {why}"
+        fix = f"read it, then chown or chmod 600 it, or name it: --config {name}"
+        for program in programs:
+            where = ("mcp", "servers", program, "command")
+            reading.report.wrong(Code.UNTRUSTED_FILE, where, message, fix)
+
+
+def _check_served(reading: Reading, config: GatewayConfig) -> None:
+    served, plugins = config.mcp.serve.tools, reading.plugins_alone
+    for index, tool in enumerate(served):
+        where = ("mcp", "serve", "tools", index)
+        if tool not in plugins:
+            message = f"{quoted(tool)} is no plugin, and only tools of plugins are served"
+            reading.report.wrong(Code.UNKNOWN_NAME, where, message, choose(tool, plugins))
+        elif tool in served[:index]:
+            message = f"{quoted(tool)} is there twice"
+            reading.report.wrong(Code.DUPLICATE, where, message, "keep one")
+        elif not plugins[tool]:
+            message = f"{quoted(tool)} is served, and not enabled"
+            fix = "remove it, or write enabled = true in its [[plugins]]"
+            reading.report.note("plugin-disabled", where, message, fix)
+
+
+def _server(reading: Reading, written: McpServerDef) -> McpServerDef:
+    path: KeyPath = ("mcp", "servers", written.name)
+    _check_server(reading, path, written)
+    values: dict[str, dict[str, Secret]] = {"env": {}, "headers": {}}
+    hidden = []
+    for kind, found in values.items():
+        for name, secret in getattr(written, kind).items():
+            text, is_open = secret.reveal(), not looks_secret(name)
+            value = reading.source.follow((*path, kind, name), text, is_open=is_open)
+            if value is not None:
+                found[name] = Secret(value)
+                hidden += [Secret(value)] if "${" in text or not is_open else []
+    return replace(written, env=values["env"], headers=values["headers"], hidden=tuple(hidden))
+
+
+def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> None:
+    report, name, own = reading.report, quoted(written.name), written.user_header
+    if (written.url is None) == (written.command is None):
+        message = f"the MCP server {name} needs url or command, one of the two"
+        report.wrong(Code.MISSING, path, message, "write the one that it is", at="table")
+        return
+    kind, others = ("url", ("args", "env"))
+    if written.url is None:
+        kind, others = "command", ("headers", "user_header")
+    for key in others:
+        if reading.is_given((*path, key)):
+            message = f"the MCP server {name} has a {kind}: {key} says nothing to it"
+            report.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
+    named = [((*path, "headers", header), header) for header in written.headers]
+    for where, header in [*named, ((*path, "user_header"), own)]:
+        if header.lower() in _OUR_HEADERS:
+            message = f"{quoted(header)} is a header that the gateway itself sets"
+            report.wrong(Code.MALFORMED, where, message, "take another name")
+    for where, header in named:
+        if header.lower() == own.lower():
+            message = f"{quoted(header)} says who the user is: it cannot be the same for all"
+            fix = "remove it, or choose another user_header"
+            report.wrong(Code.DUPLICATE, where, message, fix)

@@ -2,25 +2,25 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
-from gateway.config.checking import check
-from gateway.config.document import Document, read_document
+from gateway.config.agents import places
+from gateway.config.document import Document, placed, read_document
 from gateway.config.problems import (
     Code,
     ConfigInvalid,
     Finding,
     KeyPath,
     Report,
-    choose,
-    is_news,
-    quoted,
+    without_consequences,
 )
-from gateway.config.schema import ActionSection, ConfigFile, RuleSection
-from gateway.config.values import RuleFolder
-from gateway.domain.events import Action, ActionKind, Batch, RefusedRules, RuleDef, RuleProblem
+from gateway.config.reading import Reading
+from gateway.config.sections import SectionReader
+from gateway.config.values import ActionKeys, GatewayConfig, RuleFolder
+from gateway.domain.events import Action, ActionKind, RefusedRules, RuleDef, RuleProblem
+from gateway.domain.text import choose, quoted
 
 KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "emit": ("severity", "payload"),
 }
 MOST_FILES = 1_000
-_HEADER = re.compile(rb"^[ \t]*\[\[[ \t]*rules[ \t]*\]\]", re.MULTILINE)
+_HEADER = re.compile(r"^[ \t]*\[\[[ \t]*rules[ \t]*\]\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,17 @@ class RuleReader:
 
     def whole(self, document: Document, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
         """Of a document that holds rules alone. Raises ConfigInvalid."""
-        report, content = Report(), dict(document.content)
-        for key in content.keys() - {"rules"}:
+        report, reader = Report(), SectionReader()
+        for key in document.content.keys() - {"rules"}:
             message, fix = f"unknown key {quoted(key)}", "a file of rules holds [[rules]] alone"
             report.wrong(Code.UNKNOWN_KEY, (key,), message, fix, at="key")
-        sections, wrong, left_out = check({"rules": content.get("rules", [])})
-        rules = self.rules(sections.rules if sections else (), document, report, taken)
-        findings = [*wrong, *(one for one in report.findings if is_news(one, wrong))]
+        rules = {"rules": document.content.get("rules", [])}
+        written = reader.section(GatewayConfig, rules, ()).rules
+        found = self.rules(written, document, report, taken)
+        findings = [*reader.findings, *without_consequences(report.findings, reader.findings)]
         if findings:
-            # tree-sitter and all that only errors need
-            from gateway.config.placing import placed  # noqa: PLC0415  # only errors need a place
-
-            raise placed(findings, document, left_out=left_out)
-        return rules
+            raise placed(findings, document, left_out=reader.left_out)
+        return found
 
     def folder(self, path: Path, taken: Mapping[str, RuleDef]) -> RuleFolder:
         """Every `*.toml` there, in order of names; a file that is not valid is left out whole."""
@@ -77,40 +75,53 @@ class RuleReader:
 
     def rules(
         self,
-        sections: Sequence[RuleSection],
+        written: Sequence[RuleDef],
         document: Document,
         report: Report,
         taken: Mapping[str, RuleDef],
     ) -> tuple[RuleDef, ...]:
         found: dict[str, RuleDef] = {}
-        lines = _lines(document, len(sections))
-        for index, section in enumerate(sections):
+        starts = [header.start() for header in _HEADER.finditer(document.text)]
+        for index, one in enumerate(written):
             path: KeyPath = ("rules", index)
-            line = f":{lines[index]}" if index < len(lines) else ""
-            _check_id((*path, "id"), section.id, {**taken, **found}, report)
-            rule = _definition(path, section, f"{document.name}{line}", report)
-            for one in self.problems(rule):
-                code = Code.UNKNOWN_NAME if one.path[0] == "on" else Code.MALFORMED
-                where = (*path, *one.path)
+            source = document.name
+            # else they are written in another way, or a text holds such a line
+            if len(starts) == len(written):
+                source += f":{document.text.count(chr(10), 0, starts[index]) + 1}"
+            _check_id((*path, "id"), one.id, {**taken, **found}, report)
+            rule = replace(one, do=_actions(path, one, report), source=source)
+            for problem in self.problems(rule):
+                code = Code.UNKNOWN_NAME if problem.path[0] == "on" else Code.MALFORMED
+                where, column = (*path, *problem.path), problem.column
                 report.findings.append(
-                    Finding(code, where, one.message, one.fix, column=one.column)
+                    Finding(code, where, problem.message, problem.fix, column=column)
                 )
             found[rule.id] = rule
         return tuple(found.values())
 
 
-def check_agents(sections: ConfigFile, ids: Sequence[str], report: Report) -> None:
-    """Whether the rules that agents name are there."""
-    agents: list[tuple[KeyPath, Sequence[str]]] = [
-        (("agents", index), agent.rules) for index, agent in enumerate(sections.agents)
-    ]
-    if sections.agent is not None:
-        agents.append((("agent",), sections.agent.rules))
-    for path, names in agents:
-        for index, name in enumerate(names):
-            if name not in ids:
-                where, message = (*path, "rules", index), f"no rule has id {quoted(name)}"
-                report.wrong(Code.UNKNOWN_NAME, where, message, choose(name, ids))
+def resolve_rules(
+    reading: Reading, config: GatewayConfig
+) -> tuple[tuple[RuleDef, ...], RuleFolder | None]:
+    """All rules by their ids, the core ones first, and what `rules_dir` holds."""
+    known, report, folder = reading.around.known, reading.report, None
+    reader = RuleReader(known.rule_problems, reading.around.name)
+    core = reader.file(known.core_rules, {}) if known.core_rules else ()
+    rules = {rule.id: rule for rule in core}
+    rules |= {rule.id: rule for rule in reader.rules(config.rules, reading.document, report, rules)}
+    if config.rules_dir:
+        path = reading.around.path(config.rules_dir, reading.folder).absolute()
+        if not path.is_dir():
+            message = f"there is no folder {quoted(str(path))}"
+            fix = "create it, or remove this"
+            report.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
+        folder = reader.folder(path, rules)
+    if folder is None or not folder.refused:  # else it may be there once that is mended
+        ids = [*rules, *(rule.id for rule in (folder.rules if folder else ()))]
+        for place, agent in places(config):
+            for index, name in enumerate(agent.rules):
+                report.refers((*place, "rules", index), "rule", name, ids)
+    return tuple(rules.values()), folder
 
 
 def _check_id(path: KeyPath, rule_id: str, taken: Mapping[str, RuleDef], report: Report) -> None:
@@ -122,28 +133,19 @@ def _check_id(path: KeyPath, rule_id: str, taken: Mapping[str, RuleDef], report:
         report.wrong(Code.DUPLICATE, path, message, fix)
 
 
-def _definition(path: KeyPath, section: RuleSection, source: str, report: Report) -> RuleDef:
+def _actions(path: KeyPath, rule: RuleDef, report: Report) -> tuple[Action, ...]:
     for key in ("on", "do"):
-        if not getattr(section, key):
+        if not getattr(rule, key):
             message = f"the rule has nothing in {quoted(key)}"
             report.wrong(Code.MISSING, (*path, key), message, "add at least one")
-    actions = (_action((*path, "do", at), one, report) for at, one in enumerate(section.do))
-    return RuleDef(
-        id=section.id,
-        on=tuple(section.on),
-        do=tuple(action for action in actions if action),
-        is_core=section.core,
-        is_enabled=section.enabled,
-        batch=Batch(**dict(section.batch)),
-        source=source,
-        **section.model_dump(
-            include={"description", "priority", "min_severity", "when", "once_per"}
-        ),
-    )
+    written = cast("Sequence[ActionKeys]", rule.do)
+    actions = (_action((*path, "do", at), one, report) for at, one in enumerate(written))
+    return tuple(action for action in actions if action)
 
 
-def _action(path: KeyPath, section: ActionSection, report: Report) -> Action | None:
-    given: dict[str, Any] = {name: getattr(section, name) for name in section.model_fields_set}
+def _action(path: KeyPath, written: ActionKeys, report: Report) -> Action | None:
+    values = {one.name: getattr(written, one.name) for one in fields(written)}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     kinds = [kind for kind in KINDS if kind in given]
     if len(kinds) != 1:
         message = f"an action does one thing, this one {' and '.join(kinds) or 'nothing'}"
@@ -155,11 +157,3 @@ def _action(path: KeyPath, section: ActionSection, report: Report) -> Action | N
         message, fix = f"{quoted(key)} is no option of {kinds[0]}", choose(key, allowed)
         report.wrong(Code.UNKNOWN_KEY, (*path, key), message, fix, at="key")
     return Action(kinds[0], value, given)
-
-
-def _lines(document: Document, count: int) -> Sequence[int]:
-    """Where each rule begins. The positions of everything take a parser that is slow to load."""
-    starts = [found.start() for found in _HEADER.finditer(document.source)]
-    if len(starts) != count:
-        return ()  # it is written in another way, or a text holds such a line
-    return [document.source.count(b"\n", 0, start) + 1 for start in starts]

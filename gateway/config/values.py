@@ -1,83 +1,174 @@
-"""What a configuration is once it is read: frozen values with their defaults."""
+"""What a configuration is once it is read: frozen values, whose fields say how config.toml has them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from gateway.domain.agents import AgentDef, Binding, Delegation, ProjectDef, SubagentDef
+from gateway.domain.agents import (
+    AgentDef,
+    Binding,
+    ContextRules,
+    Delegation,
+    Limits,
+    ProjectDef,
+    SubagentDef,
+)
 from gateway.domain.budgets import Budgets
 from gateway.domain.channels import ChannelDef
-from gateway.domain.events import RefusedRules, RuleDef, RuleProblem
+from gateway.domain.events import Point, Priority, RefusedRules, RuleDef, RuleProblem, Severity, To
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.inbox import QueueMode
 from gateway.domain.mcp import McpServerDef, McpServing
 from gateway.domain.model import ProviderDef, Wire
 from gateway.domain.plugins import PluginDef
+from gateway.domain.settings import Setting, setting
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 StoreUrl = Literal["embedded", "memory"]
+Plain = str | bool | int | float
+
+MILLION, HUNDRED_MILLION = 1_000_000, 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Where the gateway listens and what it refuses."""
 
-    bind: str = "127.0.0.1"
-    port: int = 7200
-    data_dir: Path = Path("~/.local/share/exogate")  # always absolute once loaded
-    token: Secret | None = None
-    allowed_origins: tuple[str, ...] = ()
-    trusted_proxies: tuple[str, ...] = ()
-    drain_s: float = 20.0
-    max_connections: int = 12_000
-    max_connections_per_address: int = 1_000
-    max_unauthenticated: int = 256
-    max_frame_bytes: int = 1_048_576
-    max_body_bytes: int = 4_194_304
+    bind: str = setting(
+        "127.0.0.1", "Address to listen on. Anything but loopback needs a token.", form="host"
+    )
+    port: int = setting(7200, "Port to listen on; 0 takes any free one.", 0, 65_535)
+    data_dir: Path = setting(  # absolute once it is loaded
+        Path("~/.local/share/exogate"), "Directory for everything that is stored.", form="path"
+    )
+    token: Secret | None = setting(None, "The operator's token; EXOGATE_TOKEN comes first.")
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Web origins that may connect: scheme://host[:port].", form="origin"
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        (), "Addresses or networks of proxies that are believed.", form="network"
+    )
+    drain_s: float = setting(20.0, "Seconds that turns get to finish.", 0, 3_600)
+    max_connections: int = setting(12_000, "Open connections.", 1, MILLION)
+    max_connections_per_address: int = setting(
+        1_000, "Of one address, or IPv6 /64; loopback is exempt.", 1, MILLION
+    )
+    max_unauthenticated: int = setting(256, "Without a valid token, in all.", 1, MILLION)
+    max_frame_bytes: int = setting(
+        1_048_576, "Largest WebSocket frame, in bytes.", 1_024, 67_108_864
+    )
+    max_body_bytes: int = setting(4_194_304, "Largest HTTP body, in bytes.", 1_024, 268_435_456)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenGrant:
-    """Who may do what; `name` is the principal."""
+    """One more token, for a program or a person; `name` is the principal."""
 
-    name: str
-    token: Secret
-    scopes: tuple[str, ...] = ("chat",)
+    name: Annotated[
+        str,
+        Setting("Whose token it is: letters, digits, dot, hyphen, underscore.", form="token"),
+    ]
+    token: Annotated[Secret, Setting("The token itself, best as a reference.")]
+    scopes: tuple[str, ...] = setting(
+        ("chat",), "Out of chat, read, admin, impersonate, metrics, agent:ID.", 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    url: StoreUrl = "embedded"
-    journal_days: int = 30
+    """Where conversations are kept."""
+
+    url: StoreUrl = setting("embedded", "embedded: SQLite under data_dir; memory: gone at the end.")
+    journal_days: int = setting(30, "Days that journals are kept.", 1, 3_650)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    mode: QueueMode = "followup"
-    debounce_ms: int = 0
-    max_pending: int = 1_000
-    max_pending_total: int = 100_000
-    max_pending_mb: int = 64
-    max_pending_total_mb: int = 1_024
-    max_pending_per_principal: int = 5_000
-    max_running: int = 256
+    """Messages that come while a turn is at work; beyond the bounds refused, never dropped."""
+
+    mode: QueueMode = setting(
+        "followup",
+        "A turn each, one for all that wait, said to the one at work, or stopping it.",
+    )
+    debounce_ms: int = setting(0, "How long a first message waits for more.", 0, 60_000)
+    max_pending: int = setting(1_000, "Messages in one session.", 1, MILLION)
+    max_pending_total: int = setting(100_000, "In all.", 1, HUNDRED_MILLION)
+    max_pending_mb: int = setting(64, "MB in one session.", 1, MILLION)
+    max_pending_total_mb: int = setting(1_024, "MB in all.", 1, HUNDRED_MILLION)
+    max_pending_per_principal: int = setting(
+        5_000, "Messages of one token or person.", 1, HUNDRED_MILLION
+    )
+    max_running: int = setting(256, "Turns at work at a time.", 1, 100_000)
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
     """The processes that run the code of plugins."""
 
-    workers: int = 1
-    idle_s: float = 300.0  # then a worker that has nothing to do ends
+    workers: int = setting(1, "Processes.", 1, 16)
+    idle_s: float = setting(300.0, "Seconds until an idle one ends.", 1, 86_400)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservabilitySettings:
-    log_level: LogLevel = "info"
-    log_format: LogFormat = "auto"
-    metrics: bool = True
+    """What is told about the gateway's work."""
+
+    log_level: LogLevel = setting("info", "The least that is logged.")
+    log_format: LogFormat = setting("auto", "auto: console on a terminal, else json.")
+    metrics: bool = setting(True, "Whether GET /metrics answers.")
+
+
+@dataclass(frozen=True, slots=True)
+class McpSettings:
+    """Tools of other programs, and ours for them, over the Model Context Protocol."""
+
+    servers: tuple[McpServerDef, ...] = setting(
+        (), "Servers by name.", names="plugin", by_name=True
+    )
+    serve: McpServing = setting(McpServing(), "What clients get at /mcp.")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretKeys:
+    """A secret that the host fills into what the plugin sends; the plugin never has it."""
+
+    name: str
+    value: Annotated[Secret, Setting("The secret.")]
+    hosts: tuple[str, ...] = setting(
+        (), "Where it may go. Absent: to the one host that is granted."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ActionKeys:
+    """One thing that a rule does, with its options."""
+
+    notify: str | None = setting(None, "A notice: a text with {path} in it.")
+    log: str | None = setting(None, "A line in the gateway's log, also with {path}.")
+    set_state: Mapping[str, Plain] | None = setting(
+        None, "Names with values; texts are expressions.", form="any", names="state"
+    )
+    emit: str | None = setting(None, "An event of this type.")
+    interrupt: str | None = setting(None, "Stop the run; the text says why.")
+    set_model: str | None = setting(None, "Ask this model from now on.")
+    add_tool: str | None = setting(None, "A tool that a rule took away: the model has it again.")
+    remove_tool: str | None = setting(None, "A tool that it has no more.")
+    inject_at: Point | None = setting(None, "Of notify: where in the run.")
+    priority: Priority | None = setting(None, "Of notify: critical ones are told first.")
+    to: To | None = setting(None, "Of notify: whom it tells.")
+    after_tool: str | None = setting(None, "Of notify: wait until this tool ran.")
+    after_turns: int | None = setting(None, "Of notify: wait so many turns.", 1, 1_000)
+    not_before: str | None = setting(None, "Of notify: wait until this expression holds.")
+    expires_s: float | None = setting(
+        None, "Of notify: then it is too late.", above=0, most=31_536_000
+    )
+    level: LogLevel | None = setting(None, "Of log.")
+    severity: Severity | None = setting(None, "Of emit.")
+    payload: Mapping[str, Plain] | None = setting(
+        None, "Of emit: what the event holds.", form="any"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,28 +276,44 @@ def shorter_name(path: Path, *, home: Path, cwd: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Everything that the gateway was told. `origin` is None for a start without a file."""
+    """Everything that the gateway was told: config.toml, and what was concluded from it. Once it is
+    loaded, `agents` begins with the default agent, and `rules` with the core ones."""
 
-    gateway: GatewaySettings
-    agents: tuple[AgentDef, ...]
-    default_agent: AgentId | None
-    providers: Mapping[str, ProviderDef]
-    key_origins: Mapping[str, str]  # provider -> where its key comes from, in words
-    origin: Path | None = None
-    tokens: tuple[TokenGrant, ...] = ()
-    plugins: tuple[PluginDef, ...] = ()
-    channels: tuple[ChannelDef, ...] = ()
-    bindings: tuple[Binding, ...] = ()
-    projects: tuple[ProjectDef, ...] = ()
-    subagents: tuple[SubagentDef, ...] = ()
-    delegation: Delegation = field(default_factory=Delegation)
-    rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file
+    config_version: Literal[1] = setting(1, "Version of this file's format.")
+    gateway: GatewaySettings = setting(GatewaySettings(), "Where the gateway listens.")
+    tokens: tuple[TokenGrant, ...] = setting((), "More tokens, with fewer rights.")
+    store: StoreSettings = setting(StoreSettings(), "Where conversations are kept.")
+    providers: Annotated[
+        Mapping[str, ProviderDef],
+        Setting("Model providers by name: presets or your own.", names="provider"),
+    ] = field(default_factory=dict)
+    agent: AgentDef | None = setting(None, "Answers what no binding leads elsewhere.")
+    agents: tuple[AgentDef, ...] = setting((), "More agents.", needs=("id",))
+    projects: tuple[ProjectDef, ...] = setting((), "Agents that answer only some.")
+    subagents: tuple[SubagentDef, ...] = setting((), "Agents that work for agents.")
+    delegation: Delegation = setting(Delegation(), "Results of tools that a subagent reads first.")
+    limits: Limits = setting(Limits(), "Bounds of every agent's runs.")
+    context: ContextRules = setting(ContextRules(), "How much every agent's model is shown.")
+    budgets: Budgets = setting(Budgets(), "Hard limits of what is spent.")
+    plugins: tuple[PluginDef, ...] = setting((), "Code of others, and what it may do.")
+    sandbox: SandboxSettings = setting(
+        SandboxSettings(), "The processes that run the code of plugins."
+    )
+    mcp: McpSettings = setting(McpSettings(), "Tools of other programs, and ours for them.")
+    channels: tuple[ChannelDef, ...] = setting(
+        (), "Where people write, by name.", names="plugin", by_name=True
+    )
+    bindings: tuple[Binding, ...] = setting((), "Which agent answers where.")
+    rules: tuple[RuleDef, ...] = setting((), "What is done when something happens in a run.")
+    rules_dir: str | None = setting(None, "A folder with more rules, in files *.toml.", form="path")
+    queue: QueueSettings = setting(QueueSettings(), "Messages that come while a turn is at work.")
+    observability: ObservabilitySettings = setting(
+        ObservabilitySettings(), "What is told about the work."
+    )
+    default_agent: AgentId | None = None
+    key_origins: Mapping[str, str] = field(
+        default_factory=dict
+    )  # provider -> where its key is from
+    origin: Path | None = None  # None: a start without a file
     rule_folder: RuleFolder | None = None
-    budgets: Budgets = field(default_factory=Budgets)
-    mcp_servers: tuple[McpServerDef, ...] = ()
-    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-    store: StoreSettings = field(default_factory=StoreSettings)
-    queue: QueueSettings = field(default_factory=QueueSettings)
-    mcp_serving: McpServing = field(default_factory=McpServing)
-    observability: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     notices: tuple[StartNotice, ...] = ()

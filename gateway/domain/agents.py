@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from gateway.domain.ids import AgentId, RunId, SessionKey, encode_part
 from gateway.domain.messages import READS
+from gateway.domain.settings import Setting, setting
 
 # Who looks for facts. "auto": patterns after each turn, and a model where one compacts anyway.
 Extraction = Literal["auto", "model", "patterns", "off"]
@@ -21,54 +22,65 @@ OWN_TOOLS = (MEMORY, RESULT)  # that an agent may list besides plugins
 class Limits:
     """Bounds of one run, and when to warn before they are reached."""
 
-    max_iterations: int = 15
-    soft_warning_percent: int = 70
-    token_budget: int = 50_000
-    token_warning_percent: int = 80
-    timeout_seconds: int = 120
-    max_tool_calls_per_turn: int = 5
-    max_parallel_tools: int = 3
-    tool_timeout_s: float = 30.0
-    error_limit: int = 3  # turns in a row in which every call failed
-    loop_window: int = 6  # turns
-    loop_threshold: int = 3  # the same calls so often within the window
-    no_progress_repeats: int = 3  # the same call with the same result so often in a row
+    max_iterations: int = setting(15, "Model calls.", 1, 50)
+    soft_warning_percent: int = setting(70, "Warns so far into them.", 50, 90)
+    token_budget: int = setting(50_000, "All tokens.", 1_000, 200_000)
+    token_warning_percent: int = setting(80, "Warns so far into them.", 50, 95)
+    timeout_seconds: int = setting(120, "Seconds in all.", 10, 600)
+    max_tool_calls_per_turn: int = setting(5, "Tool calls that one reply may ask for.", 1, 20)
+    max_parallel_tools: int = setting(3, "Tools at a time.", 1, 10)
+    tool_timeout_s: float = setting(30.0, "Seconds of one tool call.", 0.1, 600)
+    error_limit: int = setting(3, "Turns in a row in which every tool call failed.", 1, 20)
+    loop_window: int = setting(6, "Turns in which repeated calls are looked for.", 2, 20)
+    loop_threshold: int = setting(3, "The same calls so often in them are a loop.", 2, 10)
+    no_progress_repeats: int = setting(
+        3, "The same call with the same result so often in a row.", 2, 10
+    )
 
 
 # From and to, both allowed, of every limit: in a configuration and in what users set themselves.
 BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
-        "max_iterations": (1, 50),
-        "soft_warning_percent": (50, 90),
-        "token_budget": (1_000, 200_000),
-        "token_warning_percent": (50, 95),
-        "timeout_seconds": (10, 600),
-        "max_tool_calls_per_turn": (1, 20),
-        "max_parallel_tools": (1, 10),
-        "tool_timeout_s": (0.1, 600),
-        "error_limit": (1, 20),
-        "loop_window": (2, 20),
-        "loop_threshold": (2, 10),
-        "no_progress_repeats": (2, 10),
+        one.name: (one.metadata["setting"].least, one.metadata["setting"].most)
+        for one in fields(Limits)
     }
 )
+AUTO = 0  # of `token_budget`: the share of the model's window that is usual
 
 
 @dataclass(frozen=True, slots=True)
 class ContextRules:
     """How much of a conversation a model is shown."""
 
-    token_budget: int = 16_000  # what is sent, in estimated tokens
-    recent_turns: int = 12  # whole exchanges
-    warning_percent: int = 70  # of the model's window
-    extraction: Extraction = "auto"
-    fact_scope: FactScope = "person"
+    token_budget: int = setting(
+        16_000,
+        'Estimated tokens that are sent; "auto" is 0.8 of the model\'s window.',
+        4_000,
+        128_000,
+        words={"auto": AUTO},
+    )
+    recent_turns: int = setting(12, "Whole exchanges.", 1, 1_000)
+    warning_percent: int = setting(70, "Warns when so much of the model's window is used.", 50, 95)
+    extraction: Extraction = setting(
+        "auto",
+        "Who looks for facts: patterns; model, which is asked after each turn; auto, patterns "
+        "and a model where one compacts anyway; off.",
+    )
+    fact_scope: FactScope = setting(
+        "person", "Whose facts are known: the person's own, or all that the agent was told."
+    )
     quiet_s: float = 5.0  # in a session, before a model looks at what was said in it
-    facts: int = 12  # at most, of what is known
-    semantic: bool = True  # whether facts and earlier turns are looked for at all
-    compact_percent: int = 80  # of token_budget: beyond it a summary is made
-    max_nodes: int = 30  # of a tree with branches: beyond it those off the path are archived
-    expire_days: int | None = None  # unused for so long a session is closed
+    facts: int = setting(12, "Facts that are shown at most.", 0, 100)
+    semantic: bool = setting(True, "Look for facts and earlier turns that fit the question.")
+    compact_percent: int = setting(
+        80, "Of token_budget: beyond it the older part is summed up.", 30, 95
+    )
+    max_nodes: int = setting(
+        30, "Of a tree with branches; beyond it those off the path are archived.", 1, 10_000
+    )
+    expire_days: int | None = setting(
+        None, "A session unused for so long is closed. Absent: never.", 1, 36_500
+    )
 
 
 OPEN_PROJECT = "default"
@@ -78,33 +90,68 @@ OPEN_PROJECT = "default"
 class ProjectDef:
     """Its agents answer only these: principals by name, people elsewhere as `speaker` says."""
 
-    id: str
-    users: tuple[str, ...]
+    id: Annotated[str, Setting("Its name: letters, digits and hyphens.", form="id")]
+    users: Annotated[
+        tuple[str, ...], Setting("Names of tokens; local, operator; channel:account:person.")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDef:
     """One agent. `fallback` answers when this one's provider cannot."""
 
-    id: AgentId
-    provider: str
-    model: str
-    max_tokens: int = 4096
-    temperature: float | None = None
-    context_window: int = 128_000
-    thinking: bool = False
-    stream: bool = True
-    system_prompt: str = ""
-    soul_path: str | None = None
-    prompt_template: str | None = None
-    tools: tuple[str, ...] = ()
-    project: str = OPEN_PROJECT
-    tree: str = "default"
-    decision: str = "default"
-    rules: tuple[str, ...] = ()
-    fallback: "AgentDef | None" = None
-    limits: Limits = field(default_factory=Limits)
-    context: ContextRules = field(default_factory=ContextRules)
+    id: Annotated[
+        AgentId, Setting("Its name: letters, digits and hyphens.", form="id", usual="main")
+    ]
+    provider: Annotated[
+        str, Setting("Absent: the preset whose key is at hand, else demo.", usual=None)
+    ]
+    model: Annotated[str, Setting("The model's name. Absent: the preset's own.", usual=None)]
+    max_tokens: int = setting(4096, "Tokens of one reply at most.", 1)
+    temperature: float | None = setting(None, "From 0 to 2; only sent if it is set.", 0, 2)
+    context_window: int = setting(
+        128_000,
+        "Tokens that the model can read. Absent: what is known.",
+        1_024,
+        100_000_000,
+        usual=None,
+    )
+    thinking: bool = setting(False, "Ask the model to think first.")
+    stream: bool = setting(True, "Ask for the reply as it is made.")
+    system_prompt: str = setting("", "What it is told after its soul.", form="any")
+    soul_path: str | None = setting(
+        None, "Its character, a Markdown file. Absent: the shipped one.", form="path"
+    )
+    prompt_template: str | None = setting(
+        None, "A Markdown file: how its system text is made.", form="path"
+    )
+    tools: tuple[str, ...] = setting(
+        (), "Plugins, each with all of its tools, or PLUGIN/TOOL; mcp:SERVER, or mcp:SERVER/TOOL."
+    )
+    project: str = setting(
+        OPEN_PROJECT, "default: it answers everybody; else one of [[projects]].", form="id"
+    )
+    tree: str = setting(
+        "default", "Its loop: default, oracle-agent, or a .bt file of your own.", form="path"
+    )
+    decision: str = setting(
+        "default", "Who judges whether a run goes on: default, or an installed one."
+    )
+    rules: tuple[str, ...] = setting(
+        (), "Ids of the rules for it, besides core ones. Empty: all of them."
+    )
+    fallback: "AgentDef | None" = setting(
+        None,
+        "The model that answers when this one cannot.",
+        needs=("provider",),
+        only=(
+            *("provider", "model", "max_tokens", "temperature", "context_window"),
+            *("thinking", "stream", "fallback"),
+        ),
+    )
+    limits: Limits = setting(Limits(), "Its own; what is absent comes from [limits].")
+    context: ContextRules = setting(ContextRules(), "Its own; what is absent comes from [context].")
+    subagents: tuple[str, ...] = setting((), "Names of [[subagents]] that it may give tasks to.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +223,18 @@ MOST_DEPTH = 2  # a subagent may have one of its own, and that one none
 class SubagentDef:
     """What is absent is as its parent has it."""
 
-    name: str
-    prompt_path: str
-    description: str = ""
-    tools: tuple[str, ...] = ()
-    max_turns: int = 10
-    timeout_seconds: int = 1_200
-    provider: str | None = None
-    model: str | None = None
+    name: Annotated[
+        str, Setting("Its name: letters, digits and hyphens, 55 at most.", form="subagent")
+    ]
+    prompt_path: Annotated[str, Setting("What it is told to be, a Markdown file.", form="path")]
+    description: str = setting(
+        "", "What it is good for; the model of its parent reads it.", form="any"
+    )
+    tools: tuple[str, ...] = setting((), "Names of plugins, or of their tools: PLUGIN/TOOL.")
+    max_turns: int = setting(10, "Model calls of one task.", 1, 50)
+    timeout_seconds: int = setting(1_200, "Seconds of one task, if its parent has them.", 1, 86_400)
+    provider: str | None = setting(None, "Absent: its parent's.")
+    model: str | None = setting(None, "Absent: its parent's, or the usual one of its provider.")
     context_window: int | None = None  # of its own model
     output_limit: int | None = None  # tokens of a reply of its own model
 
@@ -197,10 +248,12 @@ class SubagentDef:
 class Delegation:
     """When a subagent reads a tool's result first. `items` by a tool's bare name."""
 
-    is_enabled: bool = False
-    subagent: str = "librarian"
-    token_estimate: int = 4_000
-    items: Mapping[str, int] = field(
+    is_enabled: bool = setting(False, "Whether it does.", key="enabled")
+    subagent: str = setting("librarian", "Which: one of [[subagents]].")
+    token_estimate: int = setting(4_000, "Tokens of a result, estimated: beyond them.", 100)
+    items: Annotated[
+        Mapping[str, int], Setting("Entries of a result, by the tool's bare name: beyond them.", 0)
+    ] = field(
         default_factory=lambda: {
             "vault_search": 6,
             "search_code": 6,
@@ -208,7 +261,9 @@ class Delegation:
             "thread_read": 20,
         }
     )
-    score_similarity: float = 0.1
+    score_similarity: float = setting(
+        0.1, "Entries with scores that lie further apart are not too many.", 0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +305,12 @@ class Address:
 class Binding:
     """Every field that is given must match."""
 
-    agent_id: AgentId
-    channel: str | None = None
-    account_id: str | None = None
-    peer_id: str | None = None
-    guild_id: str | None = None
-    team_id: str | None = None
+    agent_id: Annotated[AgentId, Setting("The agent that answers.")]
+    channel: str | None = setting(None, "The channel's name.")
+    account_id: str | None = setting(None, "The account on that channel.")
+    peer_id: str | None = setting(None, "The person or room.")
+    guild_id: str | None = setting(None, "The server or guild.")
+    team_id: str | None = setting(None, "The team or workspace.")
 
 
 def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -> str:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from gateway.domain.plugins import PluginSecret
+from gateway.domain.settings import Setting, setting
 
 TransportKind = Literal["webhook", "poll", "socket"]
 PairingState = Literal["asked", "paired", "denied"]
@@ -67,8 +68,10 @@ DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 class GroupRule:
     """Who may talk in a room that is listed; an empty `allow_from`: whoever is in it."""
 
-    allow_from: frozenset[str] = frozenset()
-    require_mention: bool | None = None  # None: as the channel has it
+    allow_from: frozenset[str] = setting(
+        frozenset(), "Ids of those who may talk there. Empty: whoever is in it."
+    )
+    require_mention: bool | None = setting(None, "Absent: as the channel has it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +79,32 @@ class ChannelDef:
     """One channel as it is configured. `groups` is by the room's id, `*` for any."""
 
     name: str
-    plugin: str
-    account: str = "default"
-    transport: TransportKind | None = None  # None: the first that the adapter offers
-    secrets: tuple[PluginSecret, ...] = ()
-    config: Mapping[str, object] = field(default_factory=dict)
-    dm_policy: DmPolicy = "pairing"
-    allow_from: frozenset[str] = frozenset()
-    groups: Mapping[str, GroupRule] = field(default_factory=dict)
-    require_mention: bool = True
-    on_unknown_send: OnUnknown = "resend"
-    max_age_s: float = 86_400.0
+    plugin: Annotated[str, Setting("Its adapter: the name of one of [[plugins]].", form="plugin")]
+    account: str = setting("default", "What the account is called in bindings and sessions.")
+    transport: TransportKind | None = setting(None, "Absent: the first that the adapter offers.")
+    secrets: tuple[PluginSecret, ...] = setting(
+        (),
+        "What the adapter names; the host uses it, and the adapter never has it.",
+        names="secret",
+        by_name=True,
+    )
+    config: Annotated[
+        Mapping[str, object], Setting("Given to the adapter as it is.", names="any")
+    ] = field(default_factory=dict)
+    dm_policy: DmPolicy = setting(
+        "pairing", "Who may write directly: paired, allow_from alone, anybody, nobody."
+    )
+    allow_from: frozenset[str] = setting(
+        frozenset(), "Ids of people who may write without pairing."
+    )
+    groups: Annotated[
+        Mapping[str, GroupRule], Setting("Rooms by their id, * for any; others are closed.")
+    ] = field(default_factory=dict)
+    require_mention: bool = setting(True, "In rooms it only answers who speaks to it.")
+    on_unknown_send: OnUnknown = setting(
+        "resend", "Of a message that may have arrived: send it again, or hold it."
+    )
+    max_age_s: float = setting(86_400.0, "Seconds after which a message is too old.", 60, 604_800)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from hashlib import sha256
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.settings import Setting, setting
 
 Severity = Literal["debug", "info", "warning", "error", "critical"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # least first
@@ -90,10 +91,10 @@ ActionKind = Literal[
 class Batch:
     """Which of a rule's notices are told as one, and which are the same again."""
 
-    window_ms: int = 1_000
-    max: int = 3
-    dedupe: str = ""  # paths with colons between; `type` is the event's
-    dedupe_ms: int = 10_000
+    window_ms: int = setting(1_000, "Notices of so long are told as one.", 0, 3_600_000)
+    max: int = setting(3, "At most so many.", 1, 1_000)
+    dedupe: str = setting("", "Paths, with colons between, that make notices the same.", form="any")
+    dedupe_ms: int = setting(10_000, "The same only counts later.", 1, 86_400_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +108,17 @@ class Action:
 class RuleDef:
     """`is_core`: it is there for every agent, and nobody can switch it off."""
 
-    id: str
-    on: tuple[str, ...]
-    do: tuple[Action, ...]
-    description: str = ""
-    is_core: bool = False
-    is_enabled: bool = True
-    priority: int = 0  # higher ones first
-    min_severity: Severity = "debug"
-    when: str | None = None
-    once_per: OncePer = "never"
-    batch: Batch = field(default_factory=Batch)
+    id: Annotated[str, Setting("Its name: letters, digits and hyphens.", form="id")]
+    on: Annotated[tuple[str, ...], Setting("Types of events; * for any part.")]
+    do: Annotated[tuple[Action, ...], Setting("What is done, in order.")]
+    description: str = setting("", "What it is for.", form="any")
+    is_core: bool = setting(False, "Whether every agent has it, always.", key="core")
+    is_enabled: bool = setting(True, "Whether it is in force.", key="enabled")
+    priority: int = setting(0, "Higher ones first.", -1_000_000, 1_000_000)
+    min_severity: Severity = setting("debug", "The least severe event that counts.")
+    when: str | None = setting(None, "An expression that has to hold.")
+    once_per: OncePer = setting("never", "How often it may fire: once a run, a session, or always.")
+    batch: Batch = setting(Batch(), "What happens when the same comes often.")
     source: str = ""  # file:line
 
     @property

@@ -560,6 +560,13 @@ class Trail:
             return None
         return self.spans[at][2] + seq - self.spans[at][0]
 
+    def depths_of(self, seqs: Iterable[int]) -> set[int]:
+        """The depths of those that may be seen."""
+        if len(self.spans) == 1:
+            first, last, before = self.spans[0]
+            return {before + seq - first for seq in seqs if first <= seq <= last}
+        return {depth for seq in seqs if (depth := self.depth_of(seq)) is not None}
+
     def count_to(self, seq: int) -> int:
         """Number of visible messages up to that one."""
         return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
@@ -578,17 +585,11 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTurns:
-    trail: Trail = Trail()
-    words: Mapping[str, Hits] = field(default_factory=dict)
-    messages: Mapping[str, int] = field(default_factory=dict)  # those asked for, and their depths
-
-
-@dataclass(frozen=True, slots=True)
 class PastTurn:
     """A message that was found; `text` may be cut."""
 
     depth: int
+    score: float
     id: NodeId
     role: Role
     text: str
@@ -596,8 +597,20 @@ class PastTurn:
     sender: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FoundTurns:
+    trail: Trail = Trail()
+    words: Mapping[str, Hits] = field(default_factory=dict)
+    messages: Mapping[str, int] = field(default_factory=dict)  # those asked for, and their depths
+    turns: Sequence[PastTurn] = ()  # that were chosen
+
+
+# Chooses, of what was found, the depths of the messages to read, with their scores.
+Choose = Callable[[FoundTurns], Mapping[int, float]]
+
+
 class Remember(Protocol):
-    async def of(
+    async def for_turn(
         self,
         question: str,
         key: SessionKey,

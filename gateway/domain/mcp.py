@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import ToolSpec
 from gateway.domain.scrubbing import scanner
+from gateway.domain.settings import Setting, setting
 
 FAMILY = "mcp:"  # in an agent's list: mcp:SERVER, or mcp:SERVER/TOOL
 DEPTH_HEADER = "x-exogate-depth"  # sent by agents that use tools of others: they ask no agent
@@ -26,7 +27,7 @@ class McpNotInstalled(GatewayError):
     def __init__(self) -> None:
         super().__init__(
             "MCP is configured, and not installed: pip install 'exogate[mcp]', "
-            "or in a checkout pip install -r requirements-mcp.lock"
+            "or in a checkout pip install -r locks/mcp.lock"
         )
 
 
@@ -36,14 +37,24 @@ class McpServerDef:
     `hidden`: what of `env` and `headers` nobody else may see."""
 
     name: str
-    url: str | None = None
-    command: str | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[str, Secret] = field(default_factory=dict)
-    headers: Mapping[str, Secret] = field(default_factory=dict)
-    timeout_s: float = 10.0  # until it is connected and has listed its tools
-    retry_attempts: int = 3
-    user_header: str = "X-User-ID"
+    url: str | None = setting(None, "Where it is: https, or this machine.", form="url")
+    command: str | None = setting(
+        None, "Or the program that is one; it is started without a shell."
+    )
+    args: tuple[str, ...] = setting((), "What the program is given.", form="any")
+    env: Annotated[
+        Mapping[str, Secret],
+        Setting("Its environment; values may hold references.", form="any", names="secret"),
+    ] = field(default_factory=dict)
+    headers: Annotated[
+        Mapping[str, Secret],
+        Setting("Sent along; their values may hold references.", form="any", names="header"),
+    ] = field(default_factory=dict)
+    timeout_s: float = setting(
+        10.0, "Seconds until it is connected and has told its tools.", 0.1, 600
+    )
+    retry_attempts: int = setting(3, "Tries again: to connect, and calls that may be.", 0, 10)
+    user_header: str = setting("X-User-ID", "Header that says on whose behalf.", form="header")
     hidden: tuple[Secret, ...] = ()
 
     def hushed(self, text: str) -> str:
@@ -113,8 +124,8 @@ def servers_in(tools: Sequence[str]) -> Sequence[str]:
 class McpServing:
     """What clients get at /mcp; `tools` as an agent's list has them."""
 
-    is_enabled: bool = False
-    tools: tuple[str, ...] = ()
+    is_enabled: bool = setting(False, "Whether POST /mcp answers.", key="enabled")
+    tools: tuple[str, ...] = setting((), "Names of the plugins whose tools are served.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from sys import maxsize
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from gateway.domain.budgets import Payer, Unit
 from gateway.domain.ids import Secret
 from gateway.domain.journal import Record
 from gateway.domain.messages import Extras, Message, ToolCall, Usage
+from gateway.domain.settings import Setting, setting
 
 Wire = Literal["openai", "anthropic"]
 # Whether tool calls that a model wrote as text are recovered, or are only text.
@@ -21,8 +22,8 @@ ToolMarkup = Literal["off", "recover"]
 class Price:
     """USD for a million tokens."""
 
-    input: float
-    output: float
+    input: Annotated[float, Setting("USD for a million tokens that are sent.", 0, 1e6)]
+    output: Annotated[float, Setting("USD for a million tokens of reply.", 0, 1e6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,27 @@ class ProviderDef:
     """One provider. `headers` are sent as they are and may hold secrets: they are never shown."""
 
     name: str
-    wire: Wire
-    base_url: str
-    api_key: Secret | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    connect_timeout_s: float = 10.0
-    idle_timeout_s: float = 60.0
-    max_retries: int = 3
-    prices: Mapping[str, Price] = field(default_factory=dict)  # by model
-    tool_markup: ToolMarkup = "off"
+    wire: Annotated[
+        Wire, Setting("Protocol that it speaks; needed unless NAME is a preset.", usual=None)
+    ]
+    base_url: Annotated[
+        str,
+        Setting("https, or this machine; needed unless NAME is a preset.", form="url", usual=None),
+    ]
+    api_key: Secret | None = setting(None, "Environment and secret file come first.")
+    headers: Annotated[
+        Mapping[str, str],
+        Setting("Sent along; their values may hold references.", form="any", names="header"),
+    ] = field(default_factory=dict, repr=False)
+    connect_timeout_s: float = setting(10.0, "Seconds for a connection.", above=0, most=3_600)
+    idle_timeout_s: float = setting(60.0, "Seconds between two bytes.", above=0, most=3_600)
+    max_retries: int = setting(3, "Tries again before any reply.", 0, 10)
+    prices: Annotated[
+        Mapping[str, Price], Setting("Prices by model; they come before public ones.")
+    ] = field(default_factory=dict)
+    tool_markup: ToolMarkup = setting(
+        "off", "recover: tool calls that a model writes as text are called."
+    )
 
 
 def base_url_problem(url: str) -> str | None:

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from gateway.domain.ids import Secret
 from gateway.domain.model import ToolSpec
+from gateway.domain.settings import Setting, setting
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
@@ -124,26 +125,39 @@ class PluginSecret:
 class PluginLimits:
     """Bounds of one call, and of calls at a time."""
 
-    timeout_s: float = 10.0
-    memory_mb: int = 64
-    fuel: int | None = None  # None: as much as fits into the time
-    output_kb: int = 1024
-    concurrency: int = 8  # calls at a time; more wait
+    timeout_s: float = setting(10.0, "Seconds.", above=0, most=60)
+    memory_mb: int = setting(64, "MiB of memory.", 1, 512)
+    fuel: int | None = setting(
+        None, "Instructions, about. Absent: what fits into the time.", 1, 2**62
+    )
+    output_kb: int = setting(1024, "KiB of its answer.", 1, 8_192)
+    concurrency: int = setting(8, "Calls at a time; more wait.", 1, 1_024)
 
 
 @dataclass(frozen=True, slots=True)
 class PluginDef:
     """One plugin as it is configured."""
 
-    name: str
-    path: Path
-    capabilities: tuple[Capability, ...] = ()
-    sha256: str | None = None
-    config: Mapping[str, object] = field(default_factory=dict)  # given to the plugin
-    secrets: tuple[PluginSecret, ...] = ()
-    limits: PluginLimits = PluginLimits()
-    is_enabled: bool = True
-    deny_unused: bool = False
+    name: Annotated[
+        str,
+        Setting("Its name: lower-case letters, digits, - and single _, 32 at most.", form="plugin"),
+    ]
+    path: Annotated[
+        Path, Setting("Its file, or bundled:NAME for one that is shipped.", form="path")
+    ]
+    capabilities: tuple[Capability, ...] = setting(
+        (), "What it may do: http:HOST, store:NAME, host_function:NAME."
+    )
+    sha256: str | None = setting(None, "Of its file; another file is refused.", form="sha256")
+    config: Annotated[
+        Mapping[str, object], Setting("Given to the plugin as it is.", names="any")
+    ] = field(default_factory=dict)
+    secrets: tuple[PluginSecret, ...] = setting(
+        (), "Filled in by the host, never given to the plugin.", names="secret", by_name=True
+    )
+    limits: PluginLimits = setting(PluginLimits(), "Bounds of one call.")
+    is_enabled: bool = setting(True, "Whether it is loaded.", key="enabled")
+    deny_unused: bool = setting(False, "Load it although it imports what it was not granted.")
     is_bundled: bool = False  # ships with the gateway: its tools keep their own names
 
     @property

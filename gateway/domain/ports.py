@@ -28,15 +28,14 @@ from gateway.domain.budgets import (
 from gateway.domain.channels import ChannelMemo, Pairing, PairingState
 from gateway.domain.events import AuditEntry, Deed, DeedKind, Notice
 from gateway.domain.facts import (
+    Choose,
     Claim,
     Erasure,
     Fact,
     FactQuery,
     FoundTurns,
-    PastTurn,
     Provenance,
     SaidSource,
-    Trail,
     Unheard,
     Whose,
 )
@@ -325,19 +324,17 @@ class FactStore(Protocol):
         self,
         key: SessionKey,
         words: Sequence[str],
+        choose: Choose | None = None,
         *,
         messages: Sequence[str] = (),
         upto: NodeId | None = None,
         limit: int,
     ) -> FoundTurns:
         """On the path to HEAD (or to `upto`) and in earlier conversations under the same key; the
-        newest `limit` of a word, and of frequent words also where they meet rarer ones; words that most turns hold are left out. Costs the
-        same in a session of any length. Raises NotFound for an `upto` of another session."""
-
-    async def fetch_turns(
-        self, key: SessionKey, trail: Trail, depths: Sequence[int]
-    ) -> Sequence[PastTurn]:
-        """In any order; what is gone is left out."""
+        newest `limit` of a word, and of frequent words also where they meet rarer ones; words that
+        most turns hold are left out. Reads the messages that `choose` names, in any order, without
+        those that are gone; it is called in another thread. Costs the same in a session of any
+        length. Raises NotFound for an `upto` of another session."""
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]: ...
 

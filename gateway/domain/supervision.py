@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 import anyio
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 60.0
 STEADY_S = 60.0  # one that was at work for so long begins anew with the shortest pause
 
+T = TypeVar("T")
 Work = Callable[[], Awaitable[object]]
 
 
@@ -42,17 +44,30 @@ async def contained(name: str, work: Work) -> bool:
     """Runs the work. A failure is logged and ends nothing else: False."""
     try:
         await work()
-    except StoreLost:
-        raise
-    except Exception:
-        log.exception("a background task failed", extra={"task": name})
     except BaseException as error:
-        if not survives(error):
-            raise
-        log.exception("a background task was cancelled from within", extra={"task": name})
-    else:
-        return True
-    return False
+        _raise_unless_contained(error)
+        failed = "a background task failed"
+        cancelled = "a background task was cancelled from within"
+        event = failed if isinstance(error, Exception) else cancelled
+        log.exception(event, extra={"task": name})
+        return False
+    return True
+
+
+async def result_of(event: str, work: Callable[[], Awaitable[T]], **facts: object) -> T | None:
+    """The result of the work. A failure is logged as this event and ends nothing else: None."""
+    try:
+        return await work()
+    except BaseException as error:
+        _raise_unless_contained(error)
+        log.exception(event, extra=facts)
+        return None
+
+
+def _raise_unless_contained(error: BaseException) -> None:
+    """Raises StoreLost, and what cancels the task or ends the process."""
+    if isinstance(error, StoreLost) or not (isinstance(error, Exception) or survives(error)):
+        raise error
 
 
 def survives(error: BaseException) -> bool:

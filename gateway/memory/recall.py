@@ -1,17 +1,20 @@
-"""Recall: finds facts and earlier turns that a question is about and that the window does not
-show."""
+"""Recall: finds facts and earlier turns that a question is about and that the window does not show,
+and keeps the index of what was said up to date."""
 
+import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import nlargest
-from itertools import filterfalse
-from math import log
+from math import log as ln
 from typing import Literal
 
+import anyio
+
 from gateway.domain.agents import AgentDef
+from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.facts import (
     SUBJECT,
     YOU,
@@ -30,8 +33,10 @@ from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import FactStore, PluginSpace, ToolStore
+from gateway.domain.ports import Clock, FactStore, PluginSpace, ToolStore
 from gateway.memory.wording import asked_of
+
+# --- ranking: an answer stands beside its question -----------------------------------------------
 
 # What a word counts for the turns beside the one that holds it: an answer stands beside its
 # question, also where a short reply or a call of a tool lies in between.
@@ -42,60 +47,60 @@ _BLOCK_BITS = 5  # a block is 32 turns: about what is said at a time
 _CELL_BITS, _CELLS = 3, 16  # of 8 turns
 _OWN, _BLOCK = 0.5, 0.3  # beside 1.0 for the neighbourhood; each is 1.0 for the best turn
 
-
-def ranked(
-    found: FoundTurns, boosts: Mapping[int, float], *, limit: int, without: Collection[int] = ()
-) -> list[tuple[int, float]]:
-    """The best depths with their scores. `boosts` are initial scores by depth."""
-    length = found.trail.length
-    weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
-    scores = defaultdict(float, boosts)
-    for part, weight in zip(_parts(weighed, length), (1.0, _OWN), strict=True):
-        most = max(part.values(), default=1.0)
-        for depth, score in part.items():
-            scores[depth] += weight * score / most
-    blocks = _blocks(weighed, (length >> _BLOCK_BITS) + 1)
-    most = max(blocks.values(), default=1.0)
-    whole = (
-        (score + _BLOCK * blocks.get(depth >> _BLOCK_BITS, 0.0) / most, depth)
-        for depth, score in scores.items()
-        if depth not in without
-    )
-    return [(depth, score) for score, depth in nlargest(limit, whole)]
-
-
-Weighed = Sequence[tuple[Hits, float]]  # with how much a hit tells
 Scores = defaultdict[int, float]  # by depth, or by block or cell
 
 
-def _parts(weighed: Weighed, length: int) -> tuple[Scores, Scores]:
-    """Scores of each turn together with its neighbours, and of each turn alone."""
-    around, own = Scores(float), Scores(float)
+def ranked(
+    found: FoundTurns,
+    boosts: Mapping[int, float],
+    *,
+    limit: int,
+    without: Collection[int] = (),
+    least: float = 0.0,
+) -> list[tuple[int, float]]:
+    """The best depths with their scores, down to the share `least` of the best score. `boosts` are
+    initial scores by depth."""
+    length = found.trail.length
+    many = (length >> _BLOCK_BITS) + 1
+    weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
     cells = _best_cells(weighed)
+    around, own, blocks = Scores(float), Scores(float), Scores(float)
     for hits, rarity in weighed:
-        near = Scores(float)
         depths = [depth for depth in hits.depths if depth >> _CELL_BITS in cells]
+        near = Scores(float)
         for depth in depths:
             own[depth] += rarity
             for offset, weight in _BESIDE:
                 near[depth + offset] += weight
         for depth in (*range(-_REACH, 0), *range(length, length + _REACH)):
             near.pop(depth, None)
-        reached = len(near) * hits.total / max(1, len(depths))
-        _count(around, near, _rarity(min(length, reached), length))
-    return around, own
-
-
-def _blocks(weighed: Weighed, many: int) -> Scores:
-    blocks = Scores(float)
-    for hits, _ in weighed:
         inside = Counter([depth >> _BLOCK_BITS for depth in hits.depths])
-        reached = len(inside) * hits.total / len(hits.depths)
-        _count(blocks, inside, _rarity(min(many, reached), many))
-    return blocks
+        for scores, counts, of, seen in (
+            (around, near, length, len(depths)),
+            (blocks, inside, many, len(hits.depths)),
+        ):
+            reached = min(of, len(counts) * hits.total / max(1, seen))
+            telling = _rarity(reached, of) * (_SATURATION + 1)
+            for at, count in counts.items():  # as in BM25, each further one adds less
+                scores[at] += telling * count / (count + _SATURATION)
+    whole = defaultdict(float, boosts)
+    for part, weight in ((around, 1.0), (own, _OWN)):
+        share = weight / max(part.values(), default=1.0)
+        for depth, score in part.items():
+            whole[depth] += share * score
+    share = _BLOCK / max(blocks.values(), default=1.0)
+    best = nlargest(
+        limit,
+        (
+            (score + share * blocks.get(depth >> _BLOCK_BITS, 0.0), depth)
+            for depth, score in whole.items()
+            if depth not in without
+        ),
+    )
+    return [(depth, score) for score, depth in best if score >= least * best[0][0]]
 
 
-def _best_cells(weighed: Weighed) -> set[int]:
+def _best_cells(weighed: Sequence[tuple[Hits, float]]) -> set[int]:
     """The cells in which most rare words meet, with the cells next to them. Only their turns are
     scored one by one."""
     cells = Scores(float)
@@ -104,12 +109,6 @@ def _best_cells(weighed: Weighed) -> set[int]:
             cells[cell] += rarity
     best = nlargest(_CELLS, ((score, cell) for cell, score in cells.items()))
     return {cell + step for _, cell in best for step in (-1, 0, 1)}
-
-
-def _count(scores: Scores, counts: Mapping[int, float] | Mapping[int, int], rarity: float) -> None:
-    """Adds BM25 gains: each further occurrence adds less."""
-    for at, count in counts.items():
-        scores[at] += rarity * count * (_SATURATION + 1) / (count + _SATURATION)
 
 
 def distinct(words: Mapping[str, Hits]) -> Mapping[str, Hits]:
@@ -122,29 +121,10 @@ def distinct(words: Mapping[str, Hits]) -> Mapping[str, Hits]:
 
 
 def _rarity(holding: float, of: int) -> float:
-    return log(1 + (of - holding + 0.5) / (holding + 0.5))
+    return ln(1 + (of - holding + 0.5) / (holding + 0.5))
 
 
-MOST_HOPS = 3
-MOST_NAMES = 50  # that one hop goes on from
-
-
-async def neighbours(
-    facts: FactStore, whose: Whose, name: str, *, hops: int, limit: int
-) -> Sequence[Fact]:
-    """Current facts within that many hops of a name, the nearest first."""
-    found: dict[str, Fact] = {}
-    seen, edge = set[str](), [name]
-    for _ in range(hops):
-        seen.update(edge)
-        near = await facts.facts_around(whose, edge, limit=limit)
-        found |= {fact.id: fact for fact in near if fact.id not in found}
-        names = dict.fromkeys(end for fact in near for end in (fact.subject, fact.object))
-        edge = [one for one in names if one not in seen][:MOST_NAMES]
-        if not edge or len(found) >= limit:
-            break
-    return list(found.values())[:limit]
-
+# --- recall --------------------------------------------------------------------------------------
 
 _LOOKED_AT = 1000  # characters at either end of a question
 _MOST_WORDS = 24
@@ -155,6 +135,10 @@ _HOPS_FROM = 3  # facts whose names lead to others
 _OF_FACT, _OF_SPEAKER = 0.8, 0.5
 _SOURCES = 4  # of a fact, the newest
 _FADES = 0.15  # what each place further down a list of facts takes from its score
+_LEAST_WANTED = 10  # of each kind, for a turn
+# Of the best score: what a turn is not shown. Questions rarely find their answer below it, and each
+# message of a memory block is read, packed, sent, paid for and journalled.
+_LEAST_SHARE = 0.6
 KINDS: tuple[RecallKind, ...] = ("fact", "turn")
 
 _MINE = frozenset(words_of("i me my mine we us our ours"))
@@ -178,152 +162,14 @@ class Shown:
     since: NodeId | None = None
     upto: NodeId | None = None
 
-    def depths(self, found: FoundTurns) -> Collection[int]:
-        """The depths that the window shows; on the path they follow each other."""
-        ends = filter(None, (self.since, self.upto))
-        at = [found.messages[one] for one in ends if one in found.messages]
-        return range(min(at), max(at) + 1) if self.since and at else ()
 
-
-_NOTHING = Shown()
-
-
+@dataclass(frozen=True, slots=True)
 class Recall:
-    """Finds the facts and turns that a question is about."""
+    """Finds the facts and turns that a question is about. Implements Remember."""
 
-    def __init__(self, facts: FactStore) -> None:
-        self._facts = facts
-
-    async def of(
-        self,
-        question: str,
-        key: SessionKey,
-        whose: Whose,
-        *,
-        kinds: Collection[RecallKind] = KINDS,
-        limit: int = 10,
-        shown: Shown = _NOTHING,
-    ) -> tuple[Recalled, ...]:
-        """Best first: at most `limit` facts, then at most `limit` turns."""
-        words = asked_words(question)
-        if not words:
-            return ()
-        facts: Sequence[Recalled] = ()
-        if self._facts.knows(whose):
-            facts = await self._known((*words, *asked_of(words)), whose)
-        told = tuple(facts[:limit]) if "fact" in kinds else ()
-        if "turn" not in kinds:
-            return told
-        scored = _sources(facts) if facts else {}
-        ends = filter(None, (shown.since, shown.upto))
-        found = await self._facts.find_turns(
-            key, words, messages=(*scored, *ends), upto=shown.upto, limit=_HITS
-        )
-        if not (found.words or found.messages.keys() & scored.keys()):
-            return told
-        boosts = {
-            at: _OF_FACT * scored[name] for name, at in found.messages.items() if name in scored
-        }
-        best = dict(ranked(found, boosts, limit=_READ * limit, without=shown.depths(found)))
-        turns = await self._facts.fetch_turns(key, found.trail, tuple(best)) if best else ()
-        said = frozenset(_all_words(question))
-        why = _Told(said, key, distinct(found.words), boosts, best)
-        recalled = sorted(map(why.recalled, turns), key=lambda one: (-one.score, one.at, one.id))
-        return (*told, *recalled[:limit])
-
-    async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
-        """Facts that contain the words, then facts one hop away from the first of them."""
-        found = await self._facts.facts_matching(whose, words, limit=_FACTS)
-        names = {name: one for one in reversed(found[:_HOPS_FROM]) for name in _names(one)}
-        known = {fact.id for fact in found}
-        beside = await self._facts.facts_around(whose, tuple(names), limit=_FACTS) if names else ()
-        further = [fact for fact in beside if fact.id not in known]
-        whys = [_shared(fact, words) for fact in found] + [_hop(fact, names) for fact in further]
-        facts = enumerate(zip((*found, *further), whys, strict=True))
-        return [recalled_fact(fact, 1 / (1 + _FADES * place), why) for place, (fact, why) in facts]
-
-
-def asked_words(question: str) -> tuple[str, ...]:
-    """The words of a question without stop words."""
-    telling = filterfalse(_STOP.__contains__, _all_words(question))
-    return tuple(dict.fromkeys(telling))[:_MOST_WORDS]
-
-
-def _all_words(question: str) -> tuple[str, ...]:
-    return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """Explains and scores the turns that were found."""
-
-    said: frozenset[str]
-    key: SessionKey
-    words: Mapping[str, Hits]
-    boosts: Mapping[int, float]
-    best: Mapping[int, float]
-
-    def recalled(self, turn: PastTurn) -> Recalled:
-        held = [word for word, hits in self.words.items() if turn.depth in hits.depths]
-        why = [f"says {', '.join(held)}" if held else "beside what says it"]
-        score = self.best[turn.depth]
-        if turn.depth in self.boosts:
-            why.append("source of a fact")
-        if (speaker := self._named(turn)) is not None:
-            why.append(f"said by {speaker}")
-            score += _OF_SPEAKER
-        told = (turn.text, round(score, 4), "; ".join(why), self.key, turn.at)
-        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
-        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
-
-    def _named(self, turn: PastTurn) -> str | None:
-        """The speaker, if the question is about them."""
-        label = _SPEAKER.match(turn.text)
-        for name in (label and label[1], turn.sender):
-            if name and self.said.intersection(words_of(name)) - _STOP:
-                return name
-        return "the user" if turn.role == "user" and self.said & _MINE else None
-
-
-def _names(fact: Fact) -> list[str]:
-    return [name for name in (fact.object, fact.subject) if name.casefold() != SUBJECT]
-
-
-def _sources(facts: Sequence[Recalled]) -> dict[str, float]:
-    """The messages in which facts were said, with the score of the best fact of each."""
-    scored = [(one.fact, one.score) for one in reversed(facts) if one.fact]
-    return {name: score for fact, score in scored for name in fact.source_message_ids[-_SOURCES:]}
-
-
-def _shared(fact: Fact, words: Sequence[str]) -> str:
-    held = set(words_of(fact.text))
-    return f"says {', '.join(word for word in words if word in held) or 'another form of a word'}"
-
-
-def _hop(fact: Fact, names: Mapping[str, Fact]) -> str:
-    """Names the subject or object that led to the fact."""
-    ends = (fact.subject, fact.object)
-    near = next((name for name in names if name in ends), fact.subject)
-    return f"{near} -> {fact.predicate}"
-
-
-def recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
-    source = fact.source_message_ids[-1] if fact.source_message_ids else None
-    told = (fact.text, round(score, 4), why, fact.session_key, fact.learned_at, source)
-    return Recalled("fact", fact.id, *told, fact=fact)
-
-
-LEAST = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Remembrance:
-    """Implements Remember."""
-
-    recall: Recall
     facts: FactStore
 
-    async def of(
+    async def for_turn(
         self,
         question: str,
         key: SessionKey,
@@ -333,32 +179,253 @@ class Remembrance:
         *,
         is_all: bool = False,
     ) -> tuple[Recalled, ...]:
-        rules = agent.context
-        theirs = whose(key, sender, is_shared=rules.fact_scope == "agent")
+        most = agent.context.facts
+        theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
         is_known = self.facts.knows(theirs)
         if is_all and not is_known:
             return ()
-        shown = Shown(window[0].id, window[-1].id) if window else _NOTHING
-        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
-        limit = max(LEAST, rules.facts)
-        found = await self.recall.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
-        if not is_known:
-            return found
-        facts = [one for one in found if one.fact][: rules.facts]
-        turns = [one for one in found if not one.fact]
-        if len(facts) < rules.facts:  # few say outright what they ask about
-            facts += await self._about_person(theirs, facts, rules.facts)
-        return (*facts, *turns)
+        found = await self.of(
+            question,
+            key,
+            theirs,
+            kinds=("fact",) if is_all else KINDS,
+            limit=max(_LEAST_WANTED, most),
+            shown=Shown(window[0].id, window[-1].id) if window else None,
+        )
+        if not found and not is_known:
+            return ()
+        facts = [one for one in found if one.fact][:most]
+        turns: dict[str, Recalled] = {}
+        for one in found:
+            if not one.fact:
+                turns.setdefault(one.text, one)  # the same words again tell nothing more
+        if is_known and len(facts) < most:  # few say outright what they ask about
+            known = {one.id for one in facts}
+            more = await self.facts.facts_around(theirs, (SUBJECT,), limit=most)
+            others = [one for one in more if one.id not in known][: most - len(facts)]
+            facts += [recalled_fact(one, 0.0, "about the person") for one in others]
+        return (*facts, *turns.values())
 
-    async def _about_person(
-        self, theirs: Whose, facts: Sequence[Recalled], most: int
-    ) -> Sequence[Recalled]:
-        """Further facts about the person who asks, up to `most` in all."""
-        known = {one.id for one in facts}
-        more = await self.facts.facts_around(theirs, (SUBJECT,), limit=most)
-        others = [one for one in more if one.id not in known][: most - len(facts)]
-        return [recalled_fact(one, 0.0, "about the person") for one in others]
+    async def of(
+        self,
+        question: str,
+        key: SessionKey,
+        whose: Whose,
+        *,
+        kinds: Collection[RecallKind] = KINDS,
+        limit: int = 10,
+        shown: Shown | None = None,
+    ) -> tuple[Recalled, ...]:
+        """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, only turns
+        that are worth being shown."""
+        said = _all_words(question)
+        words = _telling(said)
+        if not words:
+            return ()
+        facts: Sequence[Recalled] = ()
+        if self.facts.knows(whose):
+            facts = await self._known((*words, *asked_of(words)), whose)
+        told = tuple(facts[:limit]) if "fact" in kinds else ()
+        if "turn" not in kinds:
+            return told
+        # The messages in which facts were said, with the score of the best fact of each.
+        sources = {
+            name: _OF_FACT * one.score
+            for one in reversed(facts)
+            if one.fact
+            for name in one.fact.source_message_ids[-_SOURCES:]
+        }
 
+        def choose(found: FoundTurns) -> Mapping[int, float]:
+            at = found.messages
+            boosts = {at[name]: score for name, score in sources.items() if name in at}
+            if not (found.words or boosts):
+                return {}
+            seen = [at[end] for end in ends if end in at]  # on the path they follow each other
+            without = range(min(seen), max(seen) + 1) if shown and shown.since and seen else ()
+            read, least = (limit, _LEAST_SHARE) if shown else (_READ * limit, 0.0)
+            return dict(ranked(found, boosts, limit=read, without=without, least=least))
+
+        upto = shown.upto if shown else None
+        ends = [end for end in (shown.since, shown.upto) if end] if shown else []
+        found = await self.facts.find_turns(
+            key, words, choose, messages=(*sources, *ends), upto=upto, limit=_HITS
+        )
+        if not found.turns:
+            return told
+        held, heard = distinct(found.words), frozenset(said)
+        turns = [_recalled(turn, key, held, heard, turn.id in sources) for turn in found.turns]
+        turns.sort(key=lambda one: (-one.score, one.at, one.id))
+        return (*told, *turns[:limit])
+
+    async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
+        """Facts that contain the words, then facts one hop away from the first of them."""
+        found = await self.facts.facts_matching(whose, words, limit=_FACTS)
+        hops = dict.fromkeys(
+            name
+            for fact in found[:_HOPS_FROM]
+            for name in (fact.object, fact.subject)
+            if name.casefold() != SUBJECT
+        )
+        known = {fact.id for fact in found}
+        beside = await self.facts.facts_around(whose, tuple(hops), limit=_FACTS) if hops else ()
+        whys = {fact.id: _shared(fact, words) for fact in found}
+        for fact in beside:
+            ends = (fact.subject, fact.object)
+            near = next((name for name in reversed(hops) if name in ends), fact.subject)
+            whys.setdefault(fact.id, f"{near} -> {fact.predicate}")
+        facts = (*found, *(fact for fact in beside if fact.id not in known))
+        return [
+            recalled_fact(fact, 1 / (1 + _FADES * place), whys[fact.id])
+            for place, fact in enumerate(facts)
+        ]
+
+
+def asked_words(question: str) -> tuple[str, ...]:
+    """The words of a question without stop words."""
+    return _telling(_all_words(question))
+
+
+def _telling(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for word in words if word not in _STOP))[:_MOST_WORDS]
+
+
+def _all_words(question: str) -> tuple[str, ...]:
+    return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
+
+
+def _recalled(
+    turn: PastTurn,
+    key: SessionKey,
+    words: Mapping[str, Hits],
+    said: frozenset[str],
+    is_source: bool,  # noqa: FBT001
+) -> Recalled:
+    """Explains the turn. `said` holds all words of the question: who is named in it, or asks about
+    themself, is heard first."""
+    held = [word for word, hits in words.items() if turn.depth in hits.depths]
+    why = [f"says {', '.join(held)}" if held else "beside what says it"]
+    if is_source:
+        why.append("source of a fact")
+    label, score, speaker = _SPEAKER.match(turn.text), turn.score, None
+    for name in (label and label[1], turn.sender):
+        if name and said.intersection(words_of(name)) - _STOP:
+            speaker = name
+            break
+    else:
+        speaker = "the user" if turn.role == "user" and said & _MINE else None
+    if speaker is not None:
+        why.append(f"said by {speaker}")
+        score += _OF_SPEAKER
+    who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
+    told = (turn.text, round(score, 4), "; ".join(why), key, turn.at)
+    return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
+
+
+def _shared(fact: Fact, words: Sequence[str]) -> str:
+    held = set(words_of(fact.text))
+    return f"says {', '.join(word for word in words if word in held) or 'another form of a word'}"
+
+
+def recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
+    source = fact.source_message_ids[-1] if fact.source_message_ids else None
+    told = (fact.text, round(score, 4), why, fact.session_key, fact.learned_at, source)
+    return Recalled("fact", fact.id, *told, fact=fact)
+
+
+MOST_HOPS = 3
+MOST_NAMES = 50  # that one hop goes on from
+
+
+async def neighbours(
+    facts: FactStore, whose: Whose, name: str, *, hops: int, limit: int
+) -> Sequence[Fact]:
+    """Current facts within that many hops of a name, the nearest first."""
+    found: dict[str, Fact] = {}
+    seen, edge = set[str](), [name]
+    for _ in range(hops):
+        seen.update(edge)
+        near = await facts.facts_around(whose, edge, limit=limit)
+        found |= {fact.id: fact for fact in near if fact.id not in found}
+        names = dict.fromkeys(end for fact in near for end in (fact.subject, fact.object))
+        edge = [one for one in names if one not in seen][:MOST_NAMES]
+        if not edge or len(found) >= limit:
+            break
+    return list(found.values())[:limit]
+
+
+# --- the index -----------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+GATHER_S = 1.0  # so that busy sessions share a commit; until then their windows show what was said
+AGAIN_S = 5.0
+PAUSE_S = 0.01
+AT_ONCE = 64  # messages a commit: others wait for it a few milliseconds
+SESSIONS_AT_ONCE = 1000
+
+
+class Indexer:
+    """Indexes messages in the background, a few at a time. The store keeps the position of each
+    session; a restart continues there."""
+
+    def __init__(self, index: FactStore, clock: Clock) -> None:
+        self._index, self._clock = index, clock
+        self._waiting: dict[SessionKey, None] = {}
+        self._said = anyio.Event()
+        self._is_behind = True  # sessions may wait that nobody has named to us
+
+    @property
+    def backlog(self) -> int:
+        """Number of sessions with messages that are not yet indexed."""
+        return len(self._waiting)
+
+    def note(self, key: SessionKey) -> None:
+        """Queues a session with new messages."""
+        self._waiting[key] = None
+        self._said.set()
+
+    async def run(self) -> None:
+        """Indexes until cancelled."""
+        while True:
+            try:
+                if self._is_behind:  # queue the sessions that an earlier process left
+                    behind = await self._index.unindexed(limit=SESSIONS_AT_ONCE)
+                    self._waiting.update(dict.fromkeys(behind))
+                    self._is_behind = len(behind) == SESSIONS_AT_ONCE
+                else:
+                    await self._said.wait()
+                    await self._clock.sleep(GATHER_S)
+                await self._work_off()
+            except StoreLost:
+                raise
+            except StoreUnavailable as error:
+                log.warning("what was said is not findable yet", extra={"why": str(error)})
+                await self._clock.sleep(AGAIN_S)
+
+    async def catch_up(self, key: SessionKey) -> None:
+        """Returns once all messages of the session are indexed. Raises StoreUnavailable."""
+        behind: Sequence[SessionKey] = (key,)
+        while behind:
+            behind = await self._index.index_turns(behind, limit=AT_ONCE)
+
+    async def _work_off(self) -> None:
+        self._said = anyio.Event()
+        while self._waiting:
+            keys = tuple(self._waiting)[:AT_ONCE]
+            for key in keys:  # before it is looked at: what is said meanwhile must be noted anew
+                del self._waiting[key]
+            behind: Sequence[SessionKey] = keys  # should it fail
+            try:
+                behind = await self._index.index_turns(keys, limit=AT_ONCE)
+            finally:
+                for key in behind:
+                    self.note(key)
+            if behind:
+                await self._clock.sleep(PAUSE_S)
+
+
+# --- names of notes ------------------------------------------------------------------------------
 
 SPACE = "notes"
 MOST_LISTED, MOST_CHARACTERS = 20, 1_000  # of each kind

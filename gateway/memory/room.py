@@ -11,8 +11,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import Stores, ToolStore
 from gateway.memory.extraction import FactExtractor, Keeping
-from gateway.memory.indexer import Indexer
-from gateway.memory.recall import Recall, Remembrance, Vault, vault_of
+from gateway.memory.recall import Indexer, Recall, Vault, vault_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,6 @@ class Memory:
     keeper: FactExtractor
     indexer: Indexer
     recall: Recall
-    remembrance: Remembrance
 
     async def settled(self, key: SessionKey) -> None:
         """Returns once everything that was said there is kept and can be found."""
@@ -34,9 +32,8 @@ class Memory:
 
 def memory_of(stores: Stores, keeping: Keeping, group: TaskGroup) -> Memory:
     """Nothing is begun yet; extraction runs in the group."""
-    recall = Recall(stores.facts)
     indexer = Indexer(stores.facts, keeping.clock)
-    return Memory(FactExtractor(keeping, group), indexer, recall, Remembrance(recall, stores.facts))
+    return Memory(FactExtractor(keeping, group), indexer, Recall(stores.facts))
 
 
 def vaults_of(

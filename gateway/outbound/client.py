@@ -1,244 +1,449 @@
-"""The HTTP client: kept connections, deadlines, no redirects, no cookies, no proxies."""
+"""The guarded client: every request and WebSocket that a plugin, a tool or a model can steer.
 
-import asyncio
+It goes to granted origins over checked addresses, fills in secrets and scrubs them from what comes
+back. Behind it is aiohttp, which sends nothing of its own here.
+"""
+
 import re
-import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import lru_cache, partial
-from os import strerror
-from socket import AF_INET, AF_INET6, IPPROTO_TCP, SOCK_STREAM, gaierror
-from typing import NamedTuple
-from urllib.parse import quote, urlsplit
+import socket
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from urllib.parse import quote, urljoin
 
+import aiohttp
 import anyio
-from aiohappyeyeballs import start_connection
-from anyio import to_thread
+from aiohttp.abc import AbstractResolver, ResolveResult
 from anyio.lowlevel import checkpoint
+from yarl import URL
 
-from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed
-from gateway.outbound.addresses import Lookup, is_address, look_up
-from gateway.outbound.connection import HttpConnection
+from gateway.domain.dialling import Dial, Line
+from gateway.domain.errors import Denied
+from gateway.domain.plugins import Origin
+from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HttpFailed
+from gateway.outbound.connection import WHAT_FAILED, what_failed
+from gateway.outbound.guard import (
+    MAX_URL_BYTES,
+    Headers,
+    Lookup,
+    check_granted,
+    checked_addresses,
+    look_up,
+    read_headers,
+    read_method,
+    read_url,
+)
+from gateway.outbound.secrets import Filling, Scrubber
 
-MOST_KEPT = 512  # connections that wait for another call
-_NEXT_ADDRESS_S = 0.25  # a name's next address is tried beside one that does not answer
-_DNS_S = 60.0
-_MOST_NAMES = 256
-# What may be asked twice, where a kept connection turns out to be closed before any answer.
-_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
-_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})  # ours to say
-_SCHEMES = {"http": 80, "https": 443}
-_KEPT_IN_PATHS = "%/?:@!$&'()*+,;=-._~"
-_HOST = re.compile(r"[0-9A-Za-z._~:%-]+")
+MAX_SECONDS = 60.0
+# Shorter than the whole: of a host that drops everything it is certain that it heard nothing.
+CONNECT_S = 10.0
+MAX_REQUESTS = 100  # at once
+MAX_REDIRECTS = 3
+MAX_ASKED_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 10 * 1024 * 1024
 
-
-@asynccontextmanager
-async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["HttpClient"]:
-    """The client; all its connections are closed on the way out. `lookup` resolves names."""
-    client = HttpClient(lookup)
-    try:
-        yield client
-    finally:
-        client.close()
-        with anyio.CancelScope(shield=True):
-            await checkpoint()  # the loop closes the sockets
-
-
-# Most special first.
-_WHAT: tuple[tuple[type[Exception], str], ...] = (
-    (ssl.CertificateError, "has no certificate that this machine trusts"),
-    (ssl.SSLError, "does not speak TLS as this machine does"),
-    (gaierror, "is not a name that can be resolved"),
+_KEPT = "%/?:@!$&'()*+,;=-._~"  # stands as it is in a path or a query; `%` is part of an escape
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_AS_GET = frozenset({301, 302, 303})
+# What is the host's business, and what is not true any more once the body is unpacked.
+_WITHHELD = frozenset({
+    "authentication-info", "authorization", "connection", "content-encoding", "keep-alive",
+    "set-cookie", "set-cookie2", "transfer-encoding", "www-authenticate",
+})  # fmt: skip
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
+_WHAT_FAILED = (
+    (aiohttp.ClientConnectorDNSError, "is not a name that can be resolved"),
+    (aiohttp.ConnectionTimeoutError, "cannot be connected in time"),
+    (aiohttp.ServerDisconnectedError, "closed the connection before it answered"),
+    (aiohttp.ClientPayloadError, "broke off in the middle of its answer"),
+    (aiohttp.ClientResponseError, "answered something that is not HTTP"),
+    (aiohttp.InvalidURL, "is no address that can be asked"),
+    *WHAT_FAILED,
 )
 
 
-def what_failed(error: Exception) -> str:
-    """The rest of a sentence that begins with the host; never the URL, headers or a body."""
-    for kind, what in _WHAT:
-        if isinstance(error, kind):
-            return what
-    known = isinstance(error, OSError) and error.errno
-    return f"cannot be reached ({strerror(known) if known else type(error).__name__})"
-
-
-class Endpoint(NamedTuple):
-    """Where a connection leads; one is kept for calls to the same endpoint."""
-
-    is_tls: bool
-    name: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.port}"
-
-    @property
-    def host(self) -> str:
-        """As a request names it."""
-        host = f"[{self.name}]" if ":" in self.name else self.name
-        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
-
-
-class Target(NamedTuple):
-    """An address taken apart: `host` and `path` as a request writes them."""
-
-    endpoint: Endpoint
-    host: str
-    path: str
-
-
-@lru_cache(maxsize=256)
-def read_target(url: str) -> Target:
-    """Raises ValueError for what is no address of http or https."""
-    parts = urlsplit(url)
-    usual, name = _SCHEMES.get(parts.scheme), parts.hostname or ""
-    if not name.isascii():
-        name = name.encode("idna").decode()
-    if usual is None or parts.username is not None or not _HOST.fullmatch(name):
-        raise ValueError("it is no address that can be asked")
-    endpoint = Endpoint(usual == 443, name, parts.port or usual)
-    path = parts.path or "/"
-    if parts.query:
-        path += "?" + parts.query
-    return Target(endpoint, endpoint.host, quote(path, safe=_KEPT_IN_PATHS))
-
-
-class HttpClient:
-    """Implements the Http port. A connection is kept for the next call once its answer is whole."""
+class CheckedResolver(AbstractResolver):
+    """Gives a connector the addresses that it may connect to."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._open: set[HttpConnection] = set()
-        self._kept: dict[Endpoint, dict[HttpConnection, None]] = {}  # the last one is used next
-        self._names: dict[str, tuple[float, Sequence[str]]] = {}  # until when, and the addresses
-        self._tls: ssl.SSLContext | None = None
 
-    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
-        return _Exchange(self, call)
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Raises Denied, OSError."""
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in await checked_addresses(self._lookup, host, port)
+        ]
 
-    def take(self, endpoint: Endpoint) -> HttpConnection | None:
-        """A connection that is kept, and still open."""
-        kept = self._kept.get(endpoint)
-        while kept:
-            connection, _ = kept.popitem()
-            if connection.is_open:
-                return connection
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _session(
+    lookup: Lookup, *, limit: int, traces: aiohttp.TraceConfig | None = None
+) -> aiohttp.ClientSession:
+    """`limit`: connections at once, 0 for any number. No connection is used twice: what one plugin
+    left in it can never answer another one, and each request has its addresses checked."""
+    connector = aiohttp.TCPConnector(
+        limit=limit, resolver=CheckedResolver(lookup), use_dns_cache=False, force_close=True
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        # What we ask for ourselves stays; no compression, for it holds streamed bytes back.
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+        auto_decompress=False,  # bytes come as they are: what was packed could swell to any size
+        timeout=aiohttp.ClientTimeout(),
+        trust_env=False,
+        trace_configs=[traces] if traces else None,
+    )
+
+
+def to_url(origin: Origin, target: str) -> URL:
+    """What is connected to: written anew from its checked parts, so that no reader is asked twice."""
+    slash = "" if target.startswith("/") else "/"
+    url = URL(f"{origin}{slash}{quote(target, safe=_KEPT)}", encoded=True)
+    if (url.scheme, url.raw_host, url.port) != (origin.scheme, origin.host, origin.port):
+        raise Denied(f"not allowed to reach {origin}: it can be read in two ways")
+    if len(str(url)) > MAX_URL_BYTES:
+        raise Denied(f"the URL is longer than {MAX_URL_BYTES} bytes")
+    return url
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request, checked. `kept` are the headers without a secret: all that a redirect keeps."""
+
+    method: str
+    origin: Origin
+    url: URL
+    headers: Headers
+    kept: Headers
+    body: bytes = b""
+
+
+def _checked(
+    url: str, headers: Headers, leave: FetchGrant, method: str = "GET", body: bytes = b""
+) -> _Request:
+    """Everything that can be refused is, before a name is looked up."""
+    origin, target = read_url(url)
+    check_granted(origin, leave)
+    method, asked = read_method(method), read_headers(headers)
+    if len(body) > MAX_ASKED_BYTES:
+        raise Denied(f"the body is larger than {MAX_ASKED_BYTES} bytes")
+    filling = Filling(leave.secrets, origin)
+    filled_url = to_url(origin, filling.into_url(target))
+    filled = tuple((name, filling.into_header(value)) for name, value in asked)
+    if filling.used and any(name.lower() == "range" for name, _ in asked):
+        # Half of a secret that is echoed could not be told from any other text.
+        raise Denied("header 'range' is not allowed together with a secret")
+    kept = tuple(pair for pair, sent in zip(asked, filled, strict=True) if pair == sent)
+    return _Request(method, origin, filled_url, filled, kept, body)
+
+
+@asynccontextmanager
+async def open_guarded(
+    lookup: Lookup = look_up, connect_s: float = CONNECT_S
+) -> AsyncIterator["GuardedOutbound"]:
+    """The guarded client, closed on the way out. `lookup` resolves names."""
+    async with _session(lookup, limit=MAX_REQUESTS) as session:
+        yield GuardedOutbound(session, connect_s)
+
+
+class GuardedOutbound:
+    """Implements the Fetch port."""
+
+    def __init__(self, session: aiohttp.ClientSession, connect_s: float) -> None:
+        self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_s)
+
+    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
+        scrubber, limit_s = Scrubber(leave.secrets), min(MAX_SECONDS, ask.timeout_s)
+        try:
+            request = _checked(ask.url, ask.headers, leave, ask.method, ask.body)
+            with anyio.move_on_after(limit_s):
+                return await self._follow(request, leave, scrubber)
+            detail = f"{request.origin} gave no whole answer within {limit_s:g} s"
+            failure = scrubber.error(HttpFailed("timeout", detail))
+        except (Denied, HttpFailed) as error:
+            failure = scrubber.error(error)
+        raise failure  # without the errors behind it: they know the URL as it was sent
+
+    async def _follow(self, request: _Request, leave: FetchGrant, scrubber: Scrubber) -> Fetched:
+        first = request.origin
+        for redirects in range(MAX_REDIRECTS + 1):
+            try:
+                answer = await self._send(request, leave, scrubber)
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                kind = "timeout" if isinstance(error, TimeoutError) else "network"
+                told = f"{request.origin} {what_failed(error, _WHAT_FAILED)}"
+                # Who redirected it has had the request already.
+                sent = redirects > 0 or not isinstance(error, _UNSENT)
+                raise HttpFailed(kind, told, sent=sent) from error
+            if isinstance(answer, Fetched):
+                return answer
+            request = answer
+        raise HttpFailed("network", f"{first} was redirected more than {MAX_REDIRECTS} times")
+
+    async def _send(
+        self, request: _Request, leave: FetchGrant, scrubber: Scrubber
+    ) -> Fetched | _Request:
+        """The answer, or the request that it redirects to."""
+        headers = (*request.headers, ("accept-encoding", "gzip, deflate"))
+        if not any(name.lower() == "user-agent" for name, _ in headers):
+            headers += (("user-agent", "exogate"),)  # some refuse whoever has no name
+        async with self._session.request(
+            request.method,
+            request.url,
+            headers=headers,
+            data=request.body or None,
+            allow_redirects=False,
+            timeout=self._timeout,
+        ) as answer:
+            location = answer.headers.get("location")
+            if answer.status in _REDIRECTS and location is not None:
+                return _redirected(request, answer.status, location, leave, scrubber)
+            body = await _read_body(answer, str(request.origin))
+            return Fetched(
+                answer.status,
+                _shown_headers(answer, scrubber, has_body=body != b""),
+                await scrubber.body(body),
+            )
+
+
+def _redirected(
+    request: _Request, status: int, location: str, leave: FetchGrant, scrubber: Scrubber
+) -> _Request:
+    """Where a redirect leads, authorised as if it had been asked for.
+
+    Secrets are never filled in again. Headers without one are kept on the same origin and dropped
+    on the way to another.
+    """
+    try:
+        target = urljoin(str(request.url), location)
+        if scrubber.in_url(target):
+            raise Denied("it would carry a secret on")
+        origin, path = read_url(target)
+        check_granted(origin, leave)
+        url = to_url(origin, path)
+    except (Denied, ValueError) as error:
+        raise Denied(f"{request.origin} redirects, and that is not followed: {error}") from error
+    headers = request.kept if origin == request.origin else ()
+    if status not in _AS_GET:
+        return _Request(request.method, origin, url, headers, headers, request.body)
+    headers = tuple(pair for pair in headers if not pair[0].lower().startswith("content-"))
+    method = "HEAD" if request.method == "HEAD" else "GET"
+    return _Request(method, origin, url, headers, headers)
+
+
+def _shown_headers(
+    answer: aiohttp.ClientResponse, scrubber: Scrubber, *, has_body: bool
+) -> Headers:
+    """The headers that the asker gets to see. A length counts bytes that may have been packed."""
+    withheld = _WITHHELD | {"content-length"} if has_body else _WITHHELD
+    return tuple(
+        (scrubber.text(name.lower()), scrubber.text(value))
+        for name, value in answer.headers.items()
+        if name.lower() not in withheld and not name.lower().startswith("proxy-")
+    )
+
+
+_UNPACKED_AT_ONCE = 256 * 1024  # bytes, before others may run
+
+
+async def _read_body(answer: aiohttp.ClientResponse, place: str) -> bytes:
+    """Unpacked and counted as it comes. Raises HttpFailed if it is too large, packed or unpacked, or
+    packed otherwise than asked."""
+    encoding = ", ".join(answer.headers.getall("content-encoding", ())).strip().lower()
+    body, came, unpacker = bytearray(), 0, None
+    while raw := await answer.content.readany():
+        came += len(raw)
+        unpacker = unpacker or _Unpacker(encoding, raw, place)
+        for piece in unpacker.feed(raw):
+            body += piece
+            if max(came, len(body)) > MAX_BODY_BYTES:
+                raise HttpFailed("network", f"{place} answered more than {MAX_BODY_BYTES} bytes")
+            await checkpoint()
+    if unpacker and unpacker.inflate and not unpacker.inflate.eof:
+        raise _unreadable(place)
+    return bytes(body)
+
+
+class _Unpacker:
+    def __init__(self, encoding: str, begin: bytes, place: str) -> None:
+        window = zlib.MAX_WBITS
+        match encoding:
+            case "gzip" | "x-gzip":
+                window |= 16
+            case "deflate" if begin[0] & 0x0F != zlib.DEFLATED:
+                window = -window  # some send it bare, without the two bytes that should come first
+            case "deflate" | "" | "identity":
+                pass
+            case _:
+                what = "packed its answer otherwise than it was asked to"
+                raise HttpFailed("network", f"{place} {what}")
+        self._place = place
+        self.inflate = None if encoding in {"", "identity"} else zlib.decompressobj(window)
+
+    def feed(self, raw: bytes) -> Iterator[bytes]:
+        if self.inflate is None:
+            yield raw
+            return
+        is_full = False
+        while raw or is_full:  # it may hold more back, with nothing left to feed
+            try:
+                piece = self.inflate.decompress(raw, _UNPACKED_AT_ONCE)
+            except zlib.error as error:
+                raise _unreadable(self._place) from error
+            if self.inflate.unused_data:
+                raise _unreadable(self._place)
+            yield piece
+            raw, is_full = self.inflate.unconsumed_tail, len(piece) == _UNPACKED_AT_ONCE
+
+
+def _unreadable(place: str) -> HttpFailed:
+    return HttpFailed("network", f"{place} answered something that cannot be unpacked")
+
+
+LARGEST_SENT = 4_096  # bytes of a frame
+SEND_S = 10.0  # for a platform that reads nothing any more
+_PING_S = 30.0  # a connection on which nothing comes is asked whether it still is one
+_CLOSE_S = 2.0
+_LEFT = 4_000  # our own close code: with 1000 and 1001 platforms forget the session
+_SCHEME = re.compile(r"ws(s?://)", re.IGNORECASE)
+
+
+@asynccontextmanager
+async def open_dialler(lookup: Lookup = look_up) -> AsyncIterator["GuardedDialler"]:
+    """Closed on the way out. `lookup` resolves names."""
+    traces = aiohttp.TraceConfig()
+    traces.on_request_redirect.append(_refuse_redirect)
+    async with _session(lookup, limit=0, traces=traces) as session:
+        yield GuardedDialler(session)
+
+
+async def _refuse_redirect(
+    session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    redirect: aiohttp.TraceRequestRedirectParams,
+) -> None:
+    redirect.response.close()
+    raise Denied(f"{redirect.url.origin()} redirects, and a connection does not follow")
+
+
+class GuardedDialler:
+    """Implements the Dialler port."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    @asynccontextmanager
+    async def dial(self, dial: Dial, leave: FetchGrant) -> AsyncIterator[Line]:
+        line = await self._open(dial, leave)
+        try:
+            yield line
+        finally:
+            with anyio.CancelScope(shield=True):
+                await line.close(_LEFT)
+
+    async def _open(self, dial: Dial, leave: FetchGrant) -> "_Line":
+        scrubber = Scrubber(leave.secrets)
+        try:
+            if not _SCHEME.match(dial.url):
+                shown = repr(dial.url[:20])
+                raise Denied(f"{shown} is not where a WebSocket is: write wss://HOST/PATH")
+            request = _checked(_SCHEME.sub(r"http\1", dial.url, count=1), dial.headers, leave)
+            return _Line(await self._connect(request, dial), request.origin, leave, scrubber)
+        except (Denied, HttpFailed) as error:
+            failure = scrubber.error(error)
+        raise failure  # without the errors behind it: they know the URL as it was sent
+
+    async def _connect(
+        self, request: _Request, dial: Dial
+    ) -> "aiohttp.ClientWebSocketResponse[bool]":
+        try:
+            with anyio.fail_after(dial.timeout_s):
+                return await self._session.ws_connect(
+                    request.url,
+                    headers=(*request.headers, ("user-agent", "exogate")),
+                    max_msg_size=dial.max_frame_bytes,
+                    heartbeat=_PING_S,
+                    autoclose=False,  # it would answer 1000, with which a session may end
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+                )
+        except TimeoutError as error:
+            told = f"{request.origin} opened no connection within {dial.timeout_s:g} s"
+            raise HttpFailed("timeout", told) from error
+        except aiohttp.WSServerHandshakeError as error:
+            told = f"{request.origin} opens no WebSocket (status {error.status})"
+            raise HttpFailed("network", told) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            told = f"{request.origin} {what_failed(error, _WHAT_FAILED)}"
+            raise HttpFailed("network", told) from error
+
+
+class _Line:
+    """Implements the Line port."""
+
+    def __init__(
+        self,
+        socket: "aiohttp.ClientWebSocketResponse[bool]",
+        origin: Origin,
+        leave: FetchGrant,
+        scrubber: Scrubber,
+    ) -> None:
+        self._socket, self._origin = socket, origin
+        self._leave, self._scrubber = leave, scrubber
+
+    @property
+    def close_code(self) -> int | None:
+        return self._socket.close_code
+
+    async def send(self, text: str) -> None:
+        filled = Filling(self._leave.secrets, self._origin).into_frame(text)
+        if len(filled.encode()) > LARGEST_SENT:
+            raise Denied(f"a frame to {self._origin} is larger than {LARGEST_SENT} bytes")
+        try:
+            with anyio.fail_after(SEND_S):
+                await self._socket.send_str(filled)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._broken(error) from None
+
+    async def receive(self) -> str | None:
+        try:
+            frame = await self._socket.receive()
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._broken(error) from None
+        match frame.type:
+            case aiohttp.WSMsgType.TEXT:
+                scrubbed = await self._scrubber.body(str(frame.data).encode())
+                return scrubbed.decode(errors="replace")
+            case aiohttp.WSMsgType.ERROR:
+                raise self._broken(frame.data)
+            case aiohttp.WSMsgType.BINARY:
+                raise HttpFailed("network", f"{self._origin} sent a frame that is no text")
+        if self.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
+            raise HttpFailed("network", f"the connection to {self._origin} broke off")
         return None
 
-    def keep(self, endpoint: Endpoint, connection: HttpConnection) -> None:
-        kept = self._kept.setdefault(endpoint, {})
-        if len(kept) < MOST_KEPT:
-            kept[connection] = None
-            connection.rest()
+    async def close(self, code: int) -> None:
+        await self._socket.close(code=code)
+
+    def _broken(self, error: Exception) -> HttpFailed:
+        if isinstance(error, aiohttp.WebSocketError):
+            told = f"{self._origin} sent a frame that is too large or none (code {error.code})"
         else:
-            connection.abort()
-
-    async def connect(self, endpoint: Endpoint, timeout_s: float) -> HttpConnection:
-        """Raises HttpFailed."""
-        try:
-            with anyio.fail_after(timeout_s):
-                return await self._connect(endpoint)
-        except TimeoutError as error:
-            told = f"{endpoint} could not be connected within {timeout_s:g} s"
-            raise HttpFailed("timeout", told, sent=False) from error
-        except (OSError, ValueError) as error:
-            raise HttpFailed("network", f"{endpoint} {what_failed(error)}", sent=False) from error
-
-    async def _connect(self, endpoint: Endpoint) -> HttpConnection:
-        is_tls, name, port = endpoint
-        found = [
-            (AF_INET6 if ":" in address else AF_INET, SOCK_STREAM, IPPROTO_TCP, "", (address, port))
-            for address in await self._addresses(name, port)
-        ]
-        if is_tls and self._tls is None:
-            self._tls = await to_thread.run_sync(_tls)  # it reads hundreds of certificates
-        socket = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
-        _, connection = await asyncio.get_running_loop().create_connection(
-            partial(HttpConnection, str(endpoint), partial(self._lost, endpoint)),
-            sock=socket,
-            ssl=self._tls if is_tls else None,
-            server_hostname=name if is_tls else None,
-        )
-        if connection.is_open:
-            self._open.add(connection)
-        return connection
-
-    async def _addresses(self, name: str, port: int) -> Sequence[str]:
-        if is_address(name):
-            return (name,)
-        now = asyncio.get_running_loop().time()
-        until, addresses = self._names.get(name, (0.0, ()))
-        if now > until:
-            if len(self._names) >= _MOST_NAMES:
-                self._names.clear()
-            addresses = await self._lookup(name, port)
-            self._names[name] = now + _DNS_S, addresses
-        return addresses
-
-    def _lost(self, endpoint: Endpoint, connection: HttpConnection) -> None:
-        self._open.discard(connection)
-        self._kept.get(endpoint, {}).pop(connection, None)
-
-    def close(self) -> None:
-        for connection in self._open:
-            connection.abort()
-
-
-def _tls() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-class _Exchange:
-    """One request and its answer; leaving early closes the connection."""
-
-    __slots__ = ("_call", "_client", "_connection", "_endpoint")
-
-    def __init__(self, client: HttpClient, call: HttpCall) -> None:
-        self._client, self._call = client, call
-        self._connection: HttpConnection | None = None
-
-    async def __aenter__(self) -> HttpConnection:
-        call = self._call
-        endpoint, request = _encoded(call)
-        self._endpoint = endpoint
-        while True:
-            kept = self._client.take(endpoint)
-            connection = kept or await self._client.connect(endpoint, call.connect_timeout_s)
-            connection.begin(request, call.idle_timeout_s, is_head=call.method == "HEAD")
-            try:
-                while not connection.status and connection.failure is None:
-                    await connection.arrival()
-            except BaseException:
-                connection.abort()
-                raise
-            if connection.status:
-                self._connection = connection
-                return connection
-            if kept is None or not connection.is_unheard or call.method not in _REPEATABLE:
-                raise connection.failed()
-
-    async def __aexit__(self, *_: object) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.is_reusable:
-            self._client.keep(self._endpoint, connection)
-        elif connection is not None:
-            connection.abort()
-
-
-def _encoded(call: HttpCall) -> tuple[Endpoint, bytes]:
-    """Where the request goes, and its bytes. Raises HttpFailed, also for a header that would
-    smuggle another one."""
-    try:
-        endpoint, host, path = read_target(call.url)
-        headers = {"host": host, **call.headers}
-        lines = [f"{key}: {text}" for key, text in headers.items() if key.lower() not in _FRAMING]
-        if call.body or call.method in _WITH_BODY:
-            lines.append(f"content-length: {len(call.body)}")
-        head = "\r\n".join((f"{call.method} {path} HTTP/1.1", *lines))
-        if "\0" in head or not len(lines) == head.count("\r") == head.count("\n"):
-            raise ValueError(f"{host} is not asked: a header has a character that no header has")
-        return endpoint, head.encode() + b"\r\n\r\n" + call.body
-    except ValueError as error:
-        raise HttpFailed("network", str(error), sent=False) from error
+            told = f"the connection to {self._origin} broke off ({type(error).__name__})"
+        return HttpFailed("network", told)

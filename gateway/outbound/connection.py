@@ -1,29 +1,256 @@
-"""One connection to a server: a request goes out, and its answer is parsed as its bytes arrive.
+"""The HTTP client for models and MCP servers: kept connections, deadlines, no redirects, no cookies, no
+proxies.
 
 httptools collects headers and pieces of the body in C; Python runs once for a network read. One
 timer watches over silence: it compares times when it fires, and is not armed anew for each read.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import re
+import ssl
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
-from typing import cast
+from functools import lru_cache, partial
+from os import strerror
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, SOCK_STREAM, gaierror
+from typing import NamedTuple, cast
+from urllib.parse import quote, urlsplit
 
+import anyio
+from aiohappyeyeballs import start_connection
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from gateway.domain.ports import MOST_READ, HttpFailed
+from gateway.domain.ports import MOST_READ, HttpAnswer, HttpCall, HttpFailed
+from gateway.outbound.guard import Lookup, is_address, look_up
 
+MAX_KEPT = 512  # connections to one endpoint that wait for another call
+MAX_NAMES = 256  # whose addresses are kept
 # Of a head, and of all else that comes between two bytes of a body: trailers, parts of chunks.
 HEAD_CAP = 64 * 1024
 IDLE_CONNECTION_S = 60.0
 MOST_UNREAD = 256 * 1024  # bytes that wait for a reader before the server has to wait
+_NEXT_ADDRESS_S = 0.25  # a name's next address is tried beside one that does not answer
+_DNS_S = 60.0
+# What may be asked twice, where a kept connection turns out to be closed before any answer.
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})  # ours to say
+_PORTS = {"http": 80, "https": 443}
+_KEPT_IN_PATHS = "%/?:@!$&'()*+,;=-._~"
+_HOST = re.compile(r"[0-9A-Za-z._~:%-]+")
+
+# Most special first.
+WHAT_FAILED: tuple[tuple[type[Exception], str], ...] = (
+    (ssl.CertificateError, "has no certificate that this machine trusts"),
+    (ssl.SSLError, "does not speak TLS as this machine does"),
+    (gaierror, "is not a name that can be resolved"),
+)
+
+
+def what_failed(
+    error: Exception, kinds: Sequence[tuple[type[Exception], str]] = WHAT_FAILED
+) -> str:
+    """The rest of a sentence that begins with the host; never the URL, headers or a body."""
+    for kind, what in kinds:
+        if isinstance(error, kind):
+            return what
+    known = isinstance(error, OSError) and error.errno
+    return f"cannot be reached ({strerror(known) if known else type(error).__name__})"
+
+
+class Endpoint(NamedTuple):
+    """Where a connection leads; one is kept for calls to the same endpoint."""
+
+    is_tls: bool
+    name: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.port}"
+
+    @property
+    def host(self) -> str:
+        """As a request names it."""
+        host = f"[{self.name}]" if ":" in self.name else self.name
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+@lru_cache(maxsize=256)
+def read_target(url: str) -> tuple[Endpoint, str, str]:
+    """An address taken apart, with host and path as a request writes them. Raises ValueError for what
+    is no address of http or https."""
+    parts = urlsplit(url)
+    usual, name = _PORTS.get(parts.scheme), parts.hostname or ""
+    if not name.isascii():
+        name = name.encode("idna").decode()
+    if usual is None or parts.username is not None or not _HOST.fullmatch(name):
+        raise ValueError("it is no address that can be asked")
+    endpoint = Endpoint(usual == 443, name, parts.port or usual)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return endpoint, endpoint.host, quote(path, safe=_KEPT_IN_PATHS)
+
+
+@asynccontextmanager
+async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["HttpClient"]:
+    """The client; all its connections are closed on the way out. `lookup` resolves names."""
+    client = HttpClient(lookup)
+    try:
+        yield client
+    finally:
+        client.close()
+        with anyio.CancelScope(shield=True):
+            await checkpoint()  # the loop closes the sockets
+
+
+class HttpClient:
+    """Implements the Http port. A connection is kept for the next call once its answer is whole."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._open: set[HttpConnection] = set()
+        # The last one is used next.
+        self.kept: defaultdict[Endpoint, dict[HttpConnection, None]] = defaultdict(dict)
+        self._names: dict[str, tuple[float, Sequence[str]]] = {}  # until when, and the addresses
+        self._tls: ssl.SSLContext | None = None
+
+    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
+        return _Exchange(self, call)
+
+    def take(self, endpoint: Endpoint) -> "HttpConnection | None":
+        """A connection that is kept, and still open."""
+        kept = self.kept[endpoint]
+        while kept:
+            connection, _ = kept.popitem()
+            if not connection.transport.is_closing():
+                return connection
+        return None
+
+    async def connect(self, endpoint: Endpoint, timeout_s: float) -> "HttpConnection":
+        """Raises HttpFailed."""
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._connect(endpoint)
+        except TimeoutError as error:
+            told = f"{endpoint} could not be connected within {timeout_s:g} s"
+            raise HttpFailed("timeout", told, sent=False) from error
+        except (OSError, ValueError) as error:
+            raise HttpFailed("network", f"{endpoint} {what_failed(error)}", sent=False) from error
+
+    async def _connect(self, endpoint: Endpoint) -> "HttpConnection":
+        is_tls, name, port = endpoint
+        found = [
+            (AF_INET6 if ":" in address else AF_INET, SOCK_STREAM, IPPROTO_TCP, "", (address, port))
+            for address in await self._addresses(name, port)
+        ]
+        if is_tls and self._tls is None:
+            self._tls = await to_thread.run_sync(_tls)  # it reads hundreds of certificates
+        socket = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            partial(HttpConnection, str(endpoint), partial(self._lost, endpoint)),
+            sock=socket,
+            ssl=self._tls if is_tls else None,
+            server_hostname=name if is_tls else None,
+        )
+        if not connection.transport.is_closing():
+            self._open.add(connection)
+        return connection
+
+    async def _addresses(self, name: str, port: int) -> Sequence[str]:
+        if is_address(name):
+            return (name,)
+        now = asyncio.get_running_loop().time()
+        until, addresses = self._names.get(name, (0.0, ()))
+        if now > until:
+            if len(self._names) >= MAX_NAMES:
+                self._names.clear()
+            addresses = await self._lookup(name, port)
+            self._names[name] = now + _DNS_S, addresses
+        return addresses
+
+    def _lost(self, endpoint: Endpoint, connection: "HttpConnection") -> None:
+        self._open.discard(connection)
+        self.kept[endpoint].pop(connection, None)
+
+    def close(self) -> None:
+        for connection in self._open:
+            connection.abort()
+
+
+def _tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class _Exchange:
+    """One request and its answer; leaving early closes the connection."""
+
+    __slots__ = ("_call", "_client", "_connection", "_endpoint")
+
+    def __init__(self, client: HttpClient, call: HttpCall) -> None:
+        self._client, self._call = client, call
+        self._connection: HttpConnection | None = None
+
+    async def __aenter__(self) -> "HttpConnection":
+        call = self._call
+        endpoint, request = _encoded(call)
+        self._endpoint = endpoint
+        while True:
+            kept = self._client.take(endpoint)
+            connection = kept or await self._client.connect(endpoint, call.connect_timeout_s)
+            connection.begin(request, call.idle_timeout_s, is_head=call.method == "HEAD")
+            try:
+                while not connection.status and connection.failure is None:
+                    await connection.arrival()
+            finally:
+                if not connection.status:
+                    connection.abort()
+            if connection.status:
+                self._connection = connection
+                return connection
+            if kept is None or not connection.is_unheard or call.method not in _REPEATABLE:
+                raise connection.failed()
+
+    async def __aexit__(self, *_: object) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        kept = self._client.kept[self._endpoint]
+        if connection.is_reusable and len(kept) < MAX_KEPT:
+            kept[connection] = None
+            connection.rest()
+        else:
+            connection.abort()
+
+
+def _encoded(call: HttpCall) -> tuple[Endpoint, bytes]:
+    """Where the request goes, and its bytes. Raises HttpFailed, also for a header that would
+    smuggle another one."""
+    try:
+        endpoint, host, path = read_target(call.url)
+        lines = [f"{call.method} {path} HTTP/1.1"]
+        for key, text in {"host": host, **call.headers}.items():
+            if key.lower() not in _FRAMING:
+                lines.append(f"{key}: {text}")
+        if call.body or call.method in _WITH_BODY:
+            lines.append(f"content-length: {len(call.body)}")
+        head = "\r\n".join(lines)
+        if "\0" in head or not len(lines) - 1 == head.count("\r") == head.count("\n"):
+            raise ValueError(f"{host} is not asked: a header has a character that no header has")
+        return endpoint, head.encode() + b"\r\n\r\n" + call.body
+    except ValueError as error:
+        raise HttpFailed("network", str(error), sent=False) from error
 
 
 class HttpConnection(asyncio.Protocol):
     """Implements the HttpAnswer port, for one exchange at a time: `begin`, and once `status` is
     there, `read_some`. `lost` is called once it is closed."""
 
-    _transport: asyncio.Transport
+    transport: asyncio.Transport
     _timer: asyncio.TimerHandle
 
     def __init__(self, place: str, lost: Callable[["HttpConnection"], None]) -> None:
@@ -58,10 +285,10 @@ class HttpConnection(asyncio.Protocol):
         self._idle_s, self._since = idle_s, self._loop.time()
         self._timer.cancel()
         self._timer = self._loop.call_later(idle_s, self._check)
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             self.failure = "network", "closed the connection before it answered"
-        self._transport.write(request)
-        self._unsent = self._transport.get_write_buffer_size()
+        self.transport.write(request)
+        self._unsent = self.transport.get_write_buffer_size()
 
     def rest(self) -> None:
         """Nobody needs it for now: it is closed after a while."""
@@ -135,10 +362,6 @@ class HttpConnection(asyncio.Protocol):
     def is_over(self) -> bool:
         return self._has_ended and not self._pieces
 
-    @property
-    def is_open(self) -> bool:
-        return not self._transport.is_closing()
-
     def failed(self) -> HttpFailed:
         """The failure to raise, once there is one."""
         kind, what = self.failure or ("network", "closed the connection")
@@ -152,7 +375,7 @@ class HttpConnection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
         self._timer = self._loop.call_later(IDLE_CONNECTION_S, self.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -168,11 +391,12 @@ class HttpConnection(asyncio.Protocol):
             self._fail("network", "answered something that is not HTTP")
         if self._unread > HEAD_CAP:
             self._hold_back()
-        if self._take is None:
-            self._wake()
-        elif not self._is_due:  # once for all that comes in one pass of the loop
-            self._is_due = True
-            self._loop.call_soon(self._give, context=self._context)
+        if self._take is not None:
+            if not self._is_due:  # once for all that comes in one pass of the loop
+                self._is_due = True
+                self._loop.call_soon(self._give, context=self._context)
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
@@ -220,18 +444,18 @@ class HttpConnection(asyncio.Protocol):
             self._fail("network", f"answered with more than {HEAD_CAP} bytes beside its body")
         elif self._unread > MOST_UNREAD and not self._is_paused:
             self._is_paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _resume(self) -> None:
         self._is_paused = False
-        if self.is_open:
-            self._transport.resume_reading()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _fail(self, kind: str, what: str) -> None:
         self.is_reusable = False
         if not self._has_ended and self.failure is None:
             self.failure = kind, what
-        self._transport.abort()
+        self.transport.abort()
 
     def _wake(self, *, go_on: bool = True) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -240,7 +464,7 @@ class HttpConnection(asyncio.Protocol):
     def _check(self) -> None:
         """Has nothing arrived for too long? A reader that is busy does not count, and nor does a
         request that is still on its way out."""
-        now, unsent = self._loop.time(), self._transport.get_write_buffer_size()
+        now, unsent = self._loop.time(), self.transport.get_write_buffer_size()
         if unsent < self._unsent or self._waiter is None or self._waiter.done():
             self._since = now
         self._unsent = unsent

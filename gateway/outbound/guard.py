@@ -1,185 +1,188 @@
-"""The guarded way out: for every request that a plugin, a tool or a model can steer."""
+"""The guard on what plugins, tools and models steer: which requests may be sent, and which addresses a
+connection may go to. One guard serves every client; it sends nothing itself."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from urllib.parse import urljoin
+import re
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import NamedTuple
 
-import aiohttp
 import anyio
-from yarl import URL
 
 from gateway.domain.errors import Denied
-from gateway.domain.plugins import Origin
-from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HttpFailed
-from gateway.outbound.addresses import Lookup, look_up
-from gateway.outbound.asking import (
-    Headers,
-    check_granted,
-    read_headers,
-    read_method,
-    read_url,
-    to_url,
+from gateway.domain.plugins import USUAL_PORT, Origin, canonical_host
+from gateway.domain.ports import FetchGrant
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+MAX_URL_BYTES = 8 * 1024
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 16 * 1024
+
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[^\]]*\]|[^\[\]:/?#]+)(?::(?P<port>[1-9][0-9]{0,4}))?"
+    r"(?P<target>(?:/[^?#]*)?(?:\?[^#]*)?)(?:#.*)?",
+    re.IGNORECASE | re.ASCII,
 )
-from gateway.outbound.secrets import Filling, Scrubber
-from gateway.outbound.sessions import guarded_session, what_failed
-from gateway.outbound.unpacking import ACCEPTED, read_body
+# Readers disagree on what these mean, and so on where a URL leads.
+_AMBIGUOUS = re.compile(r"[\x00-\x20\x7f-\x9f\\\ud800-\udfff]")
 
-MAX_SECONDS = 60.0
-# Shorter than the whole: of a host that drops everything it is certain that it heard nothing.
-CONNECT_S = 10.0
-MOST_AT_ONCE = 100  # requests
-MAX_REDIRECTS = 3
-MAX_ASKED_BYTES = 1024 * 1024
-
-_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_AS_GET = frozenset({301, 302, 303})
-# What is the host's business, and what is not true any more once the body is unpacked.
-_WITHHELD = frozenset({
-    "authentication-info", "authorization", "connection", "content-encoding", "keep-alive",
-    "set-cookie", "set-cookie2", "transfer-encoding", "www-authenticate",
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+# They frame the request, name its host or carry a state that nobody granted.
+_HOST_ONLY = frozenset({
+    "connection", "content-length", "cookie", "cookie2", "expect", "host", "http2-settings",
+    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+_CREDENTIALS = frozenset({
+    "api-key", "apikey", "authorization", "private-token", "x-access-token", "x-api-key",
+    "x-auth-key", "x-auth-token", "x-goog-api-key",
 })  # fmt: skip
 
-
-@asynccontextmanager
-async def open_guarded(
-    lookup: Lookup = look_up, connect_s: float = CONNECT_S
-) -> AsyncIterator["GuardedOutbound"]:
-    """The guarded client, closed on the way out. `lookup` resolves names."""
-    async with guarded_session(lookup, limit=MOST_AT_ONCE) as session:
-        yield GuardedOutbound(session, connect_s)
+Headers = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Hop:
-    """One request, checked. `kept` are the headers without a secret: all that a redirect keeps."""
+class AskedUrl(NamedTuple):
+    """A URL taken apart; `target` is the path and the query as they were written."""
 
-    method: str
     origin: Origin
-    url: URL
-    headers: Headers
-    kept: Headers
-    body: bytes
+    target: str
 
 
-class GuardedOutbound:
-    """Implements the Fetch port."""
-
-    __slots__ = ("_session", "_timeout")
-
-    def __init__(self, session: aiohttp.ClientSession, connect_s: float) -> None:
-        self._session = session
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_s)
-
-    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
-        scrubber = Scrubber(leave.secrets)
-        failure: Denied | HttpFailed
-        try:
-            return await self._in_time(_first(ask, leave), ask.timeout_s, leave, scrubber)
-        except Denied as error:
-            failure = Denied(scrubber.text(str(error)))
-        except HttpFailed as error:
-            failure = HttpFailed(error.kind, scrubber.text(str(error)), sent=error.sent)
-        raise failure  # without the errors behind it: they know the URL as it was sent
-
-    async def _in_time(
-        self, first: _Hop, timeout_s: float, leave: FetchGrant, scrubber: Scrubber
-    ) -> Fetched:
-        limit_s = min(MAX_SECONDS, timeout_s)
-        try:
-            with anyio.fail_after(limit_s):
-                return await self._follow(first, leave, scrubber)
-        except TimeoutError as error:
-            detail = f"{first.origin} gave no whole answer within {limit_s:g} s"
-            raise HttpFailed("timeout", detail) from error
-
-    async def _follow(self, hop: _Hop, leave: FetchGrant, scrubber: Scrubber) -> Fetched:
-        first = hop.origin
-        for redirects in range(MAX_REDIRECTS + 1):
-            done = await self._send(hop, leave, scrubber, was_sent=redirects > 0)
-            if isinstance(done, Fetched):
-                return done
-            hop = done
-        raise HttpFailed("network", f"{first} was redirected more than {MAX_REDIRECTS} times")
-
-    async def _send(
-        self, hop: _Hop, leave: FetchGrant, scrubber: Scrubber, *, was_sent: bool
-    ) -> Fetched | _Hop:
-        """`was_sent`: somebody has had the request already, and redirected it."""
-        try:
-            async with self._session.request(
-                hop.method,
-                hop.url,
-                headers=_sent(hop.headers),
-                data=hop.body or None,
-                allow_redirects=False,
-                timeout=self._timeout,
-            ) as answer:
-                location = answer.headers.get("location")
-                if answer.status in _REDIRECTS and location is not None:
-                    return _next(hop, answer.status, location, leave, scrubber)
-                body = await scrubber.body(await read_body(answer, str(hop.origin)))
-                return Fetched(answer.status, _told(answer, scrubber, has_body=body != b""), body)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            kind = "timeout" if isinstance(error, TimeoutError) else "network"
-            sent = was_sent or not isinstance(error, _UNSENT)
-            raise HttpFailed(kind, f"{hop.origin} {what_failed(error)}", sent=sent) from error
+def read_url(text: str) -> AskedUrl:
+    """Raises Denied for whatever two readers could read differently. A fragment is dropped."""
+    parts = None
+    if len(text) <= MAX_URL_BYTES and not _AMBIGUOUS.search(text):
+        parts = _URL.fullmatch(text)
+    if parts is None:
+        raise Denied(
+            f"{text[:100]!r} cannot be asked: write http or https://HOST/PATH, without spaces,"
+            f" backslashes or a user's name, at most {MAX_URL_BYTES} bytes"
+        )
+    scheme = parts["scheme"].lower()
+    host = canonical_host(parts["host"].removesuffix("."))
+    if host is None:
+        raise Denied(f"{text[:100]!r} cannot be asked: it names no host exactly")
+    return AskedUrl(Origin(scheme, host, int(parts["port"] or USUAL_PORT[scheme])), parts["target"])
 
 
-def _first(ask: FetchRequest, leave: FetchGrant) -> _Hop:
-    """Everything that can be refused is, before a name is looked up."""
-    address = read_url(ask.url)
-    check_granted(address.origin, leave)
-    method, asked = read_method(ask.method), read_headers(ask.headers)
-    if len(ask.body) > MAX_ASKED_BYTES:
-        raise Denied(f"the body is larger than {MAX_ASKED_BYTES} bytes")
-    filling = Filling(leave.secrets, address.origin)
-    url = to_url(address.origin, filling.into_url(address.target))
-    headers = tuple((name, filling.into_header(value)) for name, value in asked)
-    if filling.used and any(name.lower() == "range" for name, _ in headers):
-        # Half of a secret that is echoed could not be told from any other text.
-        raise Denied("header 'range' is not allowed together with a secret")
-    kept = tuple(pair for pair, sent in zip(asked, headers, strict=True) if pair == sent)
-    return _Hop(method, address.origin, url, headers, kept, ask.body)
+def check_granted(origin: Origin, leave: FetchGrant) -> None:
+    if origin not in leave.origins:
+        granted = ", ".join(sorted(map(str, leave.origins))) or "nothing"
+        raise Denied(f"not allowed to reach {origin} (granted: {granted})")
 
 
-def _next(hop: _Hop, status: int, location: str, leave: FetchGrant, scrubber: Scrubber) -> _Hop:
-    """Where a redirect leads, authorised as if it had been asked for.
+def read_method(text: str) -> str:
+    method = text.upper()
+    if method not in METHODS:
+        raise Denied(f"method {text[:20]!r} is not allowed; these are: {', '.join(METHODS)}")
+    return method
 
-    Secrets are never filled in again. Headers without one are kept on the same origin and dropped
-    on the way to another.
-    """
+
+def read_headers(headers: Headers) -> Headers:
+    """Raises Denied for what only the host may say. What can be unpacked is the host's to know."""
+    if len(headers) > MAX_HEADERS:
+        raise Denied(f"a request has at most {MAX_HEADERS} headers")
+    if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+        raise Denied(f"the headers are larger than {MAX_HEADER_BYTES} bytes")
+    for name, value in headers:
+        _check_header(name, value)
+    return tuple(pair for pair in headers if pair[0].lower() != "accept-encoding")
+
+
+def _check_header(name: str, value: str) -> None:
+    shown, known = repr(name[:64]), name.lower()
+    if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+        raise Denied(f"header {shown} has a line break or another character that no header has")
+    if known in _HOST_ONLY or known.startswith("proxy-"):
+        raise Denied(f"header {shown} is set by the host alone; leave it out")
+    if known in _CREDENTIALS and "${secret:" not in value:
+        raise Denied(
+            f"header {shown} is filled in by the host: write ${{secret:NAME}} with a secret that"
+            " is declared for this plugin and this host"
+        )
+
+
+Lookup = Callable[[str, int], Awaitable[Sequence[str]]]  # host and port -> addresses; or OSError
+
+# Python's own `is_global` calls several of these global: tunnels, multicast, translated loopback.
+_NOT_PUBLIC_4 = (
+    "0.0.0.0/8",  # this network
+    "10.0.0.0/8",
+    "100.64.0.0/10",  # shared behind carriers' NAT; some clouds' metadata
+    "127.0.0.0/8",
+    "168.63.129.16/32",  # Azure's host, seen from its guests only
+    "169.254.0.0/16",  # link-local; most clouds' metadata
+    "172.16.0.0/12",
+    "192.0.0.0/24",  # protocol assignments; Oracle's metadata
+    "192.0.2.0/24",  # documentation
+    "192.88.99.0/24",  # 6to4 relays
+    "192.168.0.0/16",
+    "198.18.0.0/15",  # benchmarks
+    "198.51.100.0/24",  # documentation
+    "203.0.113.0/24",  # documentation
+    "224.0.0.0/4",  # multicast
+    "240.0.0.0/4",  # reserved, and broadcast
+)
+_NOT_PUBLIC_6 = (
+    "2001::/23",  # protocol assignments, among them Teredo tunnels
+    "2001:db8::/32",  # documentation
+    "2002::/16",  # 6to4 tunnels
+    "3fff::/20",  # documentation
+)
+_NETWORKS_4, _NETWORKS_6 = [*map(IPv4Network, _NOT_PUBLIC_4)], [*map(IPv6Network, _NOT_PUBLIC_6)]
+_UNICAST_6 = IPv6Network("2000::/3")  # nothing outside of it is public
+_NAT64 = IPv6Network("64:ff9b::/96")  # how networks without IPv4 reach it
+
+
+def is_public(text: str) -> bool:
+    """Whether this address is one of the open internet's, also behind a translation to IPv4."""
     try:
-        target = urljoin(str(hop.url), location)
-        if scrubber.in_url(target):
-            raise Denied("it would carry a secret on")
-        address = read_url(target)
-        check_granted(address.origin, leave)
-        url = to_url(address.origin, address.target)
-    except (Denied, ValueError) as error:
-        raise Denied(f"{hop.origin} redirects, and that is not followed: {error}") from error
-    headers = hop.kept if address.origin == hop.origin else ()
-    if status not in _AS_GET:
-        return _Hop(hop.method, address.origin, url, headers, headers, hop.body)
-    bodiless = tuple(pair for pair in headers if not pair[0].lower().startswith("content-"))
-    method = "HEAD" if hop.method == "HEAD" else "GET"
-    return _Hop(method, address.origin, url, bodiless, bodiless, b"")
+        address = ip_address(text)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            return False  # it names an interface of this machine
+        inner = address.ipv4_mapped
+        if address in _NAT64:
+            inner = IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is None:
+            return address in _UNICAST_6 and not any(address in net for net in _NETWORKS_6)
+        address = inner
+    return not any(address in net for net in _NETWORKS_4)
 
 
-def _sent(headers: Headers) -> Headers:
-    has_agent = any(name.lower() == "user-agent" for name, _ in headers)
-    ours = () if has_agent else (("user-agent", "exogate"),)  # some refuse whoever has no name
-    return (*headers, *ours, ("accept-encoding", ACCEPTED))
+def is_loopback(host: str) -> bool:
+    """True of an address that never leaves this machine; a name is none."""
+    return is_address(host) and ip_address(host).is_loopback
 
 
-def _told(answer: aiohttp.ClientResponse, scrubber: Scrubber, *, has_body: bool) -> Headers:
-    """The headers that the asker gets to see."""
-    pairs = ((name.lower(), value) for name, value in answer.headers.items())
-    return tuple(
-        (scrubber.text(name), scrubber.text(value))
-        for name, value in pairs
-        if name not in _WITHHELD
-        and not name.startswith("proxy-")
-        and not (has_body and name == "content-length")  # it counts bytes that were packed
-    )
+def is_address(host: str) -> bool:
+    """Whether it is itself an IP address, and no name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def look_up(host: str, port: int) -> Sequence[str]:
+    """The addresses that the system's resolver gives."""
+    found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+async def checked_addresses(lookup: Lookup, host: str, port: int) -> Sequence[str]:
+    """The addresses of a name that a guarded connection may go to: all of them checked, or none.
+    Asked once for each connection, which goes to what was checked. A host that is itself an
+    address is never asked for: the grant names it literally.
+
+    Raises Denied if one of the answers may not be connected to, OSError if there is none."""
+    addresses = list(dict.fromkeys(await lookup(host, port)))
+    if not addresses:
+        raise OSError("no address")
+    is_allowed = is_loopback if host == "localhost" else is_public
+    if not all(map(is_allowed, addresses)):
+        wanted = "not one of this machine" if host == "localhost" else "not public"
+        raise Denied(f"not allowed to connect to {host}: it leads to an address that is {wanted}")
+    return addresses

@@ -8,8 +8,9 @@ from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin, PluginSecret
+from gateway.domain.ports import HttpFailed
 from gateway.domain.scrubbing import scanner
-from gateway.outbound.addresses import is_loopback
+from gateway.outbound.guard import is_loopback
 
 _OPEN = "${secret:"
 _PLACEHOLDER = re.compile(r"\$\{secret:([^${}]*)\}")
@@ -21,8 +22,6 @@ _FITS_FRAME = re.compile(r"[ !#-\[\]-~]+")  # stands in a JSON string as it is
 
 class Filling:
     """Fills secrets into one request to one origin, each of them once at most."""
-
-    __slots__ = ("_origin", "_secrets", "used")
 
     def __init__(self, secrets: Sequence[PluginSecret], origin: Origin) -> None:
         self._secrets = {secret.name: secret for secret in secrets}
@@ -50,7 +49,9 @@ class Filling:
         if self._origin not in secret.origins:
             declared = ", ".join(sorted(map(str, secret.origins))) or "no host"
             raise Denied(f"secret {name!r} is not for {self._origin} (declared: {declared})")
-        if not _is_unheard(self._origin):
+        is_local = self._origin.host == "localhost" or is_loopback(self._origin.host)
+        # Nobody on the way may listen.
+        if self._origin.scheme != "https" and not is_local:
             raise Denied(f"secret {name!r} is not sent to {self._origin}: anyone could read it")
         if name in self.used:
             raise Denied(f"secret {name!r} may stand in a request once only")
@@ -61,15 +62,8 @@ class Filling:
         return value
 
 
-def _is_unheard(origin: Origin) -> bool:
-    """Whether nobody on the way can listen."""
-    return origin.scheme == "https" or origin.host == "localhost" or is_loopback(origin.host)
-
-
 class Scrubber:
     """Replaces the values of secrets by their names, also in the forms that an echo gives them."""
-
-    __slots__ = ("_scanner",)
 
     def __init__(self, secrets: Sequence[PluginSecret]) -> None:
         marks = ((one.value.reveal(), f"[secret {one.name}]") for one in secrets)
@@ -82,6 +76,13 @@ class Scrubber:
 
     def text(self, text: str) -> str:
         return self._scanner.data(_as_bytes(text)).decode(errors="replace")
+
+    def error(self, error: Denied | HttpFailed) -> Denied | HttpFailed:
+        """The same error, scrubbed, and without the errors behind it."""
+        told = self.text(str(error))
+        if isinstance(error, HttpFailed):
+            return HttpFailed(error.kind, told, sent=error.sent)
+        return Denied(told)
 
     async def body(self, body: bytes) -> bytes:
         """As `text`, and lets others run in between if it is a long one."""

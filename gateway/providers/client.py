@@ -15,7 +15,7 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.prices import missing_key, quirks_of
-from gateway.providers.reply import ReplyReader
+from gateway.providers.wire import ReplyReader
 from gateway.providers.wire_anthropic import AnthropicEncoder, AnthropicReader
 from gateway.providers.wire_openai import OpenAiEncoder, OpenAiReader
 
@@ -165,18 +165,8 @@ class _Attempt:
             record("sent", len(body))
         try:
             async with self._http.send(call) as answer:
-                headers = answer.headers
-                reader.begin(answer.status, headers)
-                encoding = headers.get("content-encoding", "identity").strip().lower()
-                is_packed = encoding not in {"", "identity"}
-                if not 200 <= answer.status < 300:
-                    raise await self._refused(answer, reader, is_packed=is_packed)
-                if is_packed:
-                    told = f"the answer is encoded ({encoding}), unasked"
-                    raise reader.failed("protocol", told)
-                if _is_stream(headers.get("content-type", ""), asked=request.stream):
-                    return await _read_stream(answer, reader)
-                return await _read_whole(answer, reader)
+                reader.begin(answer.status, answer.headers)
+                return await self._read(answer, reader)
         except HttpFailed as error:
             reader.end(error.kind, str(error))
             told = str(error)
@@ -186,20 +176,32 @@ class _Attempt:
         finally:
             reader.leave()
 
-    async def _refused(
-        self, answer: HttpAnswer, reader: ReplyReader, *, is_packed: bool
-    ) -> ModelFailed:
-        request, provider = reader.request, reader.provider
-        said = b"" if is_packed else await _read_upto(answer, reader, ERROR_BODY_CAP)
+    async def _read(self, answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
+        encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+        is_packed = encoding not in {"", "identity"}
+        if not 200 <= answer.status < 300:
+            said = b"" if is_packed else await _read_upto(answer, reader, ERROR_BODY_CAP)
+            raise self._refused(answer, reader.request, said)
+        if is_packed:
+            raise reader.failed("protocol", f"the answer is encoded ({encoding}), unasked")
+        # What the server says it sends counts; some say nothing, or nonsense.
+        content = answer.headers.get("content-type", "")
+        if "event-stream" in content or (reader.request.stream and "json" not in content):
+            return await _read_stream(answer, reader)
+        return await _read_whole(answer, reader)
+
+    def _refused(self, answer: HttpAnswer, request: ModelRequest, said: bytes) -> ModelFailed:
         now = self._clock.now()
         if request.record is not None:
             request.record("now", to_micros(now))
-        failed = refused(provider, answer.status, answer.headers, said, scrub=self._scrub, now=now)
-        advice = self._quirks.unknown_model
+        failed = refused(
+            request.provider, answer.status, answer.headers, said, scrub=self._scrub, now=now
+        )
+        advice = self._quirks.unknown_model.format(model=request.model)
         if failed.kind != "not_found" or not advice:
             return failed
-        told = f"{failed.detail} ({advice.format(model=request.model)})"
-        return ModelFailed(provider, failed.kind, told, status=failed.status)
+        told = f"{failed.detail} ({advice})"
+        return ModelFailed(request.provider, failed.kind, told, status=failed.status)
 
 
 async def _read_stream(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
@@ -216,21 +218,16 @@ async def _read_stream(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
             reader.end("complete", "")
     except HttpFailed as error:
         reader.end(error.kind, str(error))
-        return _broken_off(reader, error)
+        try:
+            return reader.close()
+        except ModelFailed as failed:  # one that had said all before it broke is complete
+            if failed.kind != "truncated":
+                raise
+            raise reader.failed(_kind(error, "truncated"), str(error)) from error
     if not (reader.is_recorded or answer.is_over or reader.is_overrun):
         with anyio.move_on_after(END_WITHIN_S):
             await _read_upto(answer, reader, ERROR_BODY_CAP)
     return reader.close()
-
-
-def _broken_off(reader: ReplyReader, error: HttpFailed) -> ModelReply:
-    """A reply that had said all before its connection broke is complete; any other is not."""
-    try:
-        return reader.close()
-    except ModelFailed as failed:
-        if failed.kind != "truncated":
-            raise
-        raise reader.failed(_kind(error, "truncated"), str(error)) from error
 
 
 async def _read_whole(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
@@ -277,13 +274,6 @@ async def _recover(reader: ReplyReader) -> None:
 
 def _kind(error: HttpFailed, otherwise: FailureKind) -> FailureKind:
     return "timeout" if error.kind == "timeout" else otherwise
-
-
-def _is_stream(content_type: str, *, asked: bool) -> bool:
-    """What the server says it sends counts; some say nothing, or nonsense."""
-    if "event-stream" in content_type:
-        return True
-    return asked and "json" not in content_type
 
 
 def _unsendable(key: str | None) -> str | None:

@@ -40,15 +40,12 @@ class Lookahead:
     def taken(self) -> str:
         return "".join(self._taken)
 
-    def has_more(self) -> Waits[bool]:
+    def peek(self) -> Waits[str]:
+        """The next character; "" at the end."""
         while self._at == len(self._text):
             if self.is_over:
-                return False
+                return ""
             yield
-        return True
-
-    def peek(self) -> str:
-        """The next character, where there is one."""
         return self._text[self._at]
 
     def begins(self, beginning: re.Pattern[str]) -> bool:
@@ -153,48 +150,41 @@ def read_json(ahead: Lookahead, opened: str = "") -> Waits[tuple[str, bool]]:
     want = f"first {stack[0]}" if opened else "value"
     while stack or want == "value":
         said.append((yield from ahead.space()))
-        char = ahead.peek() if (yield from ahead.has_more()) else ""
-        kind = char if char in '{}[]:,"' else "v"
-        want = _step(want, kind, stack)
+        char = yield from ahead.peek()
+        kind = char if char and char in '{}[]:,"' else "v"
+        want = _next_want(want, kind, stack)
         if not want or not (yield from _token(ahead, kind, said)):
             return "".join(said), False
     return "".join(said), True
 
 
-def _step(want: str, kind: str, stack: list[str]) -> str:
+def _next_want(want: str, kind: str, stack: list[str]) -> str:
     """What is wanted behind this; "" where it cannot stand."""
     step = _STEPS[want].get(kind, "")
-    if not step:
-        return ""
-    if kind in _CLOSING and len(stack) >= _DEEPEST:
+    if not step or (kind in _CLOSING and len(stack) >= _DEEPEST):
         return ""
     if kind in _CLOSING:
         stack.append(_CLOSING[kind])
     elif kind in {"}", "]"} and stack.pop() != kind:
         return ""
-    elif kind == "," and stack[-1] == "}":
-        return "key"
-    return step
+    return "key" if kind == "," and stack[-1] == "}" else step
 
 
 def _token(ahead: Lookahead, kind: str, said: list[str]) -> Waits[bool]:
     """Takes it; whether it is whole."""
-    if kind == "v":
-        said.append((yield from ahead.run(_SCALAR)))
-        return bool(said[-1])
-    said.append(ahead.take(1))
+    said.append((yield from ahead.run(_SCALAR)) if kind == "v" else ahead.take(1))
     while kind == '"':
         said.append((yield from ahead.run(_PLAIN)))
-        char = ahead.peek() if (yield from ahead.has_more()) else ""
+        char = yield from ahead.peek()
         if char not in {'"', "\\"}:
             return False
         said.append(ahead.take(1))
         if char == '"':
             break
-        if not (yield from ahead.has_more()):
+        if not (yield from ahead.peek()):
             return False
         said.append(ahead.take(1))
-    return True
+    return bool(said[-1])
 
 
 _ENTITIES = ("&lt;", "&gt;", "&amp;", "&quot;", "&apos;")
@@ -310,11 +300,12 @@ class Marks(NamedTuple):
 Pairs = list[tuple[str, str]]
 
 
-class CallParser:
+class CallParser(Lookahead):
     """Reads calls off the text. What is no call stays among what was taken since the last one."""
 
-    def __init__(self, ahead: Lookahead, tools: Mapping[str, ToolSpec]) -> None:
-        self.ahead, self._tools = ahead, tools
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+        super().__init__()
+        self._tools = {tool.name: tool for tool in tools}
         self.found: list[MarkupCall] = []
 
     def add(self, name: str, arguments: str | None) -> None:
@@ -323,9 +314,9 @@ class CallParser:
         name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
         if not name:
             raise NotMarkup
-        told = _BROKEN + self.ahead.taken()[:_BROKEN_KEPT] if arguments is None else arguments
+        told = _BROKEN + self.taken()[:_BROKEN_KEPT] if arguments is None else arguments
         self.found.append(MarkupCall(name, told, arguments is not None))
-        self.ahead.mark()
+        self.mark()
 
     def add_pairs(
         self, name: str, pairs: Pairs | None, typed: Callable[[str, str], tuple[str, str, bool]]
@@ -336,7 +327,7 @@ class CallParser:
         self.add(name, told)
 
     def word(self) -> Waits[str]:
-        word = yield from self.ahead.run(_WORD)
+        word = yield from self.run(_WORD)
         if not word:
             raise NotMarkup
         return word
@@ -344,22 +335,22 @@ class CallParser:
     def json(self, end: str = "", begins: re.Pattern[str] = _OBJECT) -> Waits[str | None]:
         """JSON and the mark behind it, as it was written; None if it does not end. What is no JSON
         is a call all the same once it has begun like one."""
-        yield from self.ahead.space()
-        if not (yield from self.ahead.is_next("{[")):
+        yield from self.space()
+        if not (yield from self.is_next("{[")):
             raise NotMarkup
-        said, is_whole = yield from read_json(self.ahead)
+        said, is_whole = yield from read_json(self)
         if not begins.match(said) and not (is_whole and parsed(said)):
             raise NotMarkup
-        if is_whole and (not end or (yield from self.ahead.after_space((end,)))):
+        if is_whole and (not end or (yield from self.after_space((end,)))):
             return said
-        rest = yield from self.ahead.until(end or "\n")
+        rest = yield from self.until(end or "\n")
         return None if rest is None else said + rest
 
     def named_json(self, end: str = "") -> Waits[None]:
         """`{"name": …, "arguments": …}`, or a list of such."""
         said = yield from self.json(end, _NAMED)
         told = parsed(said or "")
-        raw = self.ahead.taken()
+        raw = self.taken()
         if told is None and (named := _NAMED.match(raw[raw.find("{") :])):
             self.add(named[1], None)
         for one in told if isinstance(told, list) else [told] if told else []:
@@ -369,33 +360,33 @@ class CallParser:
 
     def pairs(self, marks: Marks) -> Waits[Pairs | None]:
         """Keys and values up to the end of the call; None if there is something else."""
-        ahead, found = self.ahead, Pairs()
-        yield from ahead.space()
-        if not (yield from ahead.is_next((marks.key, marks.end))):
+        found = Pairs()
+        yield from self.space()
+        if not (yield from self.is_next((marks.key, marks.end))):
             raise NotMarkup
         try:
-            while (mark := (yield from ahead.after_space((marks.key, marks.end)))) == marks.key:
-                key = yield from ahead.short(marks.key_end)
-                if marks.value and not (yield from ahead.after_space((marks.value,))):
+            while (mark := (yield from self.after_space((marks.key, marks.end)))) == marks.key:
+                key = yield from self.short(marks.key_end)
+                if marks.value and not (yield from self.after_space((marks.value,))):
                     break
                 found.append((key, (yield from self._value(marks))))
         except NotMarkup:
             mark = ""
         if mark == marks.end:
             return found
-        yield from ahead.until(marks.end)
+        yield from self.until(marks.end)
         return None
 
     def _value(self, marks: Marks) -> Waits[str]:
         """Up to the end mark that the grammar goes on behind: any other belongs to the value."""
         parts: list[str] = []
         while True:
-            said = yield from self.ahead.until(marks.value_end)
+            said = yield from self.until(marks.value_end)
             if said is None:
                 raise NotMarkup
             parts.append(said)
-            space = yield from self.ahead.space()
-            if (yield from self.ahead.is_next((marks.key, marks.end))):
+            space = yield from self.space()
+            if (yield from self.is_next((marks.key, marks.end))):
                 return "".join(parts)
             parts += (marks.value_end, space)
 
@@ -405,17 +396,17 @@ class CallParser:
         marks: tuple[Sequence[str], Sequence[str]],
         one: Callable[["CallParser", str], Waits[None]],
     ) -> Waits[None]:
-        """CallParser one behind the other, by the marks that begin each and that end all; they may
+        """Calls one behind the other, by the marks that begin each and that end all; they may
         stand without what should be around them."""
         begins, ends = marks
-        mark = opener if opener in begins else (yield from self.ahead.after_space(begins))
+        mark = opener if opener in begins else (yield from self.after_space(begins))
         if not mark:
             raise NotMarkup
         while mark in begins:
             yield from one(self, mark)
-            mark = yield from self.ahead.after_space((*begins, *ends))
+            mark = yield from self.after_space((*begins, *ends))
         if mark:
-            self.ahead.mark()
+            self.mark()
 
 
 def parsed(said: str) -> Any:
@@ -452,9 +443,9 @@ def read_calls(calls: CallParser, lines: Sequence[str]) -> Waits[list[MarkupCall
     """The calls that begin here; `lines`: how one begins that is a line of its own, if it may."""
     calls.found = []
     try:
-        if line := (yield from calls.ahead.next_of(lines)):
+        if line := (yield from calls.next_of(lines)):
             yield from _named_line(calls, line[:-1])
-        elif opener := (yield from calls.ahead.next_of(DIALECTS)):
+        elif opener := (yield from calls.next_of(DIALECTS)):
             yield from DIALECTS[opener](calls, opener)
     except NotMarkup:
         pass
@@ -463,9 +454,9 @@ def read_calls(calls: CallParser, lines: Sequence[str]) -> Waits[list[MarkupCall
 
 def _named_line(calls: CallParser, name: str) -> Waits[None]:
     """`name{…}` and nothing behind it, for a tool that was offered: unless it is whole it is text."""
-    said, is_whole = yield from read_json(calls.ahead, "{")
-    yield from calls.ahead.run(_BLANK)
-    is_alone = not (yield from calls.ahead.has_more()) or calls.ahead.peek() in "\r\n"
+    said, is_whole = yield from read_json(calls, "{")
+    yield from calls.run(_BLANK)
+    is_alone = (yield from calls.peek()) in {"", "\r", "\n"}
     if is_whole and is_alone and parsed(said) is not None:
         calls.add(name, said)
 
@@ -476,7 +467,7 @@ def _invokes(calls: CallParser, opener: str) -> Waits[None]:
 
 def _invoke(calls: CallParser, opener: str) -> Waits[None]:
     space = _INVOKES[opener]
-    head = yield from calls.ahead.short(">")
+    head = yield from calls.short(">")
     name = _attributes(head).get("name", "")
     if not name:
         raise NotMarkup
@@ -497,9 +488,9 @@ def _attributes(head: str) -> dict[str, str]:
 
 def _tool_call(calls: CallParser, _: str) -> Waits[None]:
     """One mark for three: JSON, Qwen's functions, and GLM's name with keys and values."""
-    if (yield from calls.ahead.after_space(("<function=",))):
+    if (yield from calls.after_space(("<function=",))):
         yield from _function(calls, "")
-    elif (yield from calls.ahead.is_next("{[")):
+    elif (yield from calls.is_next("{[")):
         yield from calls.named_json(_GLM.end)
     else:
         name = yield from calls.word()
@@ -510,15 +501,15 @@ def _tool_call(calls: CallParser, _: str) -> Waits[None]:
 def _function(calls: CallParser, _: str) -> Waits[None]:
     """Llama's with JSON inside, or Qwen's with keys and values on lines of their own."""
     name = yield from calls.word()
-    if not (yield from calls.ahead.next_of(">")):
+    if not (yield from calls.next_of(">")):
         raise NotMarkup
-    yield from calls.ahead.space()
-    if (yield from calls.ahead.is_next("{")):
+    yield from calls.space()
+    if (yield from calls.is_next("{")):
         calls.add(name, (yield from calls.json(_FUNCTION.end)))
     else:
         calls.add_pairs(name, (yield from calls.pairs(_FUNCTION)), _without_line_ends)
-    if (yield from calls.ahead.after_space((_GLM.end,))):
-        calls.ahead.mark()
+    if (yield from calls.after_space((_GLM.end,))):
+        calls.mark()
 
 
 def _without_line_ends(key: str, value: str) -> tuple[str, str, bool]:
@@ -529,20 +520,20 @@ def _llama(calls: CallParser, _: str) -> Waits[None]:
     mark = ";"
     while mark == ";":
         yield from calls.named_json()
-        mark = yield from calls.ahead.after_space((";", "<|eom_id|>", "<|eot_id|>"))
+        mark = yield from calls.after_space((";", "<|eom_id|>", "<|eot_id|>"))
     if mark:
-        calls.ahead.mark()
+        calls.mark()
 
 
 def _mistral(calls: CallParser, _: str) -> Waits[None]:
     """The older list, or pairs of a name and its arguments."""
-    yield from calls.ahead.space()
-    if (yield from calls.ahead.is_next("[")):
+    yield from calls.space()
+    if (yield from calls.is_next("[")):
         return (yield from calls.named_json())
     name = yield from calls.word()
-    if (yield from calls.ahead.next_of(("[CALL_ID]",))):
+    if (yield from calls.next_of(("[CALL_ID]",))):
         yield from calls.word()
-    yield from calls.ahead.next_of(("[ARGS]",))
+    yield from calls.next_of(("[ARGS]",))
     calls.add(name, (yield from calls.json()))
 
 
@@ -552,17 +543,13 @@ def _deepseek(calls: CallParser, opener: str) -> Waits[None]:
 
 def _deepseek_call(calls: CallParser, _: str) -> Waits[None]:
     """The name and its JSON; or a type, the name on the same line, and the JSON in a fence."""
-    name = (yield from calls.ahead.short("<｜tool▁sep｜>")).strip()
+    name = (yield from calls.short("<｜tool▁sep｜>")).strip()
     is_fenced = name == "function"
     if is_fenced:
-        name = (yield from calls.ahead.short("\n")).strip()
-        yield from calls.ahead.after_space(("```json",))
+        name = (yield from calls.short("\n")).strip()
+        yield from calls.after_space(("```json",))
     said = yield from calls.json("```" if is_fenced else _DEEPSEEK_END)
-    if (
-        is_fenced
-        and said is not None
-        and not (yield from calls.ahead.after_space((_DEEPSEEK_END,)))
-    ):
+    if is_fenced and said is not None and not (yield from calls.after_space((_DEEPSEEK_END,))):
         said = None
     calls.add(name, said)
 
@@ -572,7 +559,7 @@ def _kimi(calls: CallParser, opener: str) -> Waits[None]:
 
 
 def _kimi_call(calls: CallParser, _: str) -> Waits[None]:
-    name = yield from calls.ahead.short("<|tool_call_argument_begin|>")
+    name = yield from calls.short("<|tool_call_argument_begin|>")
     calls.add(name, (yield from calls.json("<|tool_call_end|>")))
 
 
@@ -605,8 +592,7 @@ class Recovery:
     def __init__(self, tools: Sequence[ToolSpec], *, is_thought: bool = False) -> None:
         self.calls: list[MarkupCall] = []
         self._is_thought = is_thought
-        self._tape = Lookahead()
-        self._reader = CallParser(self._tape, {tool.name: tool for tool in tools})
+        self._parser = CallParser(tools)
         self._lines = [tool.name + "{" for tool in tools]
         self._begins, self._begins_line, self._may_begin = _beginnings(tuple(self._lines))
         self._prose = _Prose()
@@ -618,16 +604,16 @@ class Recovery:
     @property
     def steps(self) -> int:
         """What was done so far, beside looking at whole pieces."""
-        return self._tape.steps + self._prose.steps
+        return self._parser.steps + self._prose.steps
 
     def feed(self, text: str) -> str:
-        self._tape.feed(text)
+        self._parser.feed(text)
         next(self._reading)
         return self._new()
 
     def finish(self) -> str:
         """The stream has ended: what was held back and is no call."""
-        self._tape.is_over = True
+        self._parser.is_over = True
         for _ in self._reading:  # it ends without another wait
             pass
         return self._new()
@@ -638,20 +624,20 @@ class Recovery:
         return shown
 
     def _read(self) -> Waits[None]:
-        while (yield from self._tape.has_more()):
-            self._tape.mark()
+        while (yield from self._parser.peek()):
+            self._parser.mark()
             calls: list[MarkupCall] = []
             begins = self._begins_line if self._prose.is_line_start() else self._begins
-            if self._tape.begins(begins) and self._prose.may_call():
+            if self._parser.begins(begins) and self._prose.may_call():
                 lines = self._lines if begins is self._begins_line else ()
-                calls = yield from read_calls(self._reader, lines)
+                calls = yield from read_calls(self._parser, lines)
             if calls:
                 self.calls += calls[: MOST_CALLS - len(self.calls)]
                 self._prose.say("\N{OBJECT REPLACEMENT CHARACTER}")
                 self._space = self._space or []
-                self._say(self._tape.taken())
+                self._say(self._parser.taken())
             else:
-                self._say(self._tape.taken() or self._tape.take_to(self._may_begin))
+                self._say(self._parser.taken() or self._parser.take_to(self._may_begin))
 
     def _say(self, text: str) -> None:
         self._prose.say(text)

@@ -2,12 +2,14 @@
 whether it can think, presets."""
 
 import re
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -18,66 +20,14 @@ from gateway.domain.model import ProviderDef, Wire
 DEFAULT_WINDOW = 128_000
 
 
-def _by_name(groups: dict[int, str]) -> dict[str, int]:
-    return {name: size for size, names in groups.items() for name in names.split()}
+def _sizes_in(table: Mapping[str, list[str]]) -> dict[str, int]:
+    return {name: int(tokens) for tokens, names in table.items() for name in names}
 
 
-# Names without the provider in front, without dates and variants behind.
-_WINDOWS = _by_name(
-    {
-        8_192: "gpt-4",
-        16_385: "gpt-3.5-turbo",
-        32_768: "gpt-4-32k",
-        64_000: "deepseek-chat deepseek-r1",
-        100_000: "claude-2 claude-2.0",
-        128_000: (
-            "gpt-4-0125 gpt-4-1106 gpt-4-turbo gpt-4-vision gpt-4o gpt-4o-mini o1-mini o1-preview"
-        ),
-        131_072: "llama-3.3-70b",
-        200_000: (
-            "claude-2.1 claude-3-opus claude-3-sonnet claude-3-haiku claude-3-5-sonnet "
-            "claude-3-5-haiku claude-3-7-sonnet claude-sonnet-4 claude-opus-4 o1 o3 o3-mini "
-            "o4-mini"
-        ),
-        400_000: "gpt-5 gpt-5-mini gpt-5-nano",
-        1_000_000: (
-            "claude-opus-4-8 claude-opus-5 gemini-1.5-flash gemini-2.0-flash gemini-2.0-flash-exp"
-        ),
-        1_047_576: "gpt-4.1 gpt-4.1-mini gpt-4.1-nano",
-        1_048_576: "gemini-2.5-pro gemini-2.5-flash",
-        2_000_000: "gemini-1.5-pro",
-    }
-)
-
-# What a name begins with, for models that nobody has listed.
-_FAMILIES = _by_name(
-    {
-        8_192: "llama",
-        32_000: "demo",
-        32_768: "qwen mixtral",
-        64_000: "deepseek",
-        128_000: "gemma gpt mistral kimi glm",
-        131_072: "llama-3.1 llama-3.2 llama-3.3 qwen3",
-        200_000: "claude o1 o3 o4",
-        400_000: "gpt-5",
-        1_000_000: "gemini llama-4",
-        1_047_576: "gpt-4.1",
-    }
-)
-
-_OUTPUTS = _by_name(
-    {
-        4_096: "claude-3-opus claude-3-sonnet claude-3-haiku gpt-3.5-turbo gpt-4-turbo",
-        8_192: "claude-3-5-sonnet claude-3-5-haiku gemini-2.0-flash",
-        16_384: "gpt-4o gpt-4o-mini",
-        32_000: "claude-opus-4 claude-opus-4-1",
-        32_768: "gpt-4.1 gpt-4.1-mini gpt-4.1-nano",
-        64_000: "claude-opus-4-5 claude-sonnet-4 claude-sonnet-4-5 claude-haiku-4-5",
-        65_536: "gemini-2.5-pro gemini-2.5-flash",
-        100_000: "o1 o3 o3-mini o4-mini",
-        128_000: "claude-opus-4-8 claude-opus-5 gpt-5 gpt-5-mini gpt-5-nano",
-    }
-)
+_KNOWN = tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))
+_WINDOWS = _sizes_in(_KNOWN["windows"])
+_FAMILIES = _sizes_in(_KNOWN["families"])
+_OUTPUTS = _sizes_in(_KNOWN["outputs"])
 
 # `:free`, `:thinking`; `@20250101`, `-20250101`, `-2025-01-01`, `-001`; `-latest`, `-preview`.
 _SUFFIX = re.compile(
@@ -146,39 +96,16 @@ class ProviderPreset:
     name: str
     wire: Wire
     base_url: str
-    key_env: str | None
+    key_env: str | None = None
     quirks: Quirks = Quirks()
 
 
-_OPENAI = Quirks(max_tokens_key="max_completion_tokens", thinking_by="reasoning_effort")
-_GEMINI = Quirks(
-    thinking_by="reasoning_effort", foreign_signature="skip_thought_signature_validator"
-)
-_OLLAMA = Quirks(
-    unknown_model="run `ollama pull {model}` where Ollama runs",
-    unreachable="`ollama serve` starts Ollama",
-)
-_OPENROUTER = Quirks(thinking_by="reasoning_enabled")
-_GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
-
-_PRESETS = (
-    ProviderPreset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
-    ProviderPreset("openai", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY", _OPENAI),
-    ProviderPreset("gemini", "openai", _GOOGLE, "GEMINI_API_KEY", _GEMINI),
-    ProviderPreset(
-        "openrouter", "openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", _OPENROUTER
-    ),
-    ProviderPreset("ollama", "openai", "http://127.0.0.1:11434/v1", None, _OLLAMA),
-)
-PRESETS = {preset.name: preset for preset in _PRESETS}
-
-# What a start without a configuration asks; ollama has whatever was pulled.
-DEFAULT_MODELS = {
-    "anthropic": "claude-sonnet-5-5",
-    "openai": "gpt-6.1-sol",
-    "gemini": "gemini-3.8-flash",
-    "openrouter": "openrouter/auto",
+PRESETS = {
+    name: ProviderPreset(name, **{**fields, "quirks": Quirks(**fields.get("quirks", {}))})
+    for name, fields in _KNOWN["presets"].items()
 }
+# What a start without a configuration asks; ollama has whatever was pulled.
+DEFAULT_MODELS: Mapping[str, str] = _KNOWN["default_models"]
 
 
 def quirks_of(definition: ProviderDef) -> Quirks:
@@ -270,18 +197,17 @@ def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> 
 
 def _listed(model: str, usage: Usage, **where: Any) -> Decimal | None:
     """By the public table; None for a model that is not in it."""
-    from genai_prices import Usage as Counts  # noqa: PLC0415  # slow; the demo needs no prices
-    from genai_prices import calc_price  # noqa: PLC0415
+    import genai_prices  # noqa: PLC0415  # it takes as long to import as all of a start
 
     cached = min(usage.cached_tokens, usage.input_tokens)
-    counts = Counts(
+    counts = genai_prices.Usage(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         cache_read_tokens=cached,
         cache_write_tokens=min(usage.written_tokens, usage.input_tokens - cached),
     )
     with suppress(LookupError):
-        return calc_price(counts, model, **where).total_price
+        return genai_prices.calc_price(counts, model, **where).total_price
     return None
 
 

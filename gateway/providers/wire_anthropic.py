@@ -7,25 +7,26 @@ from typing import Any
 from pydantic_core import from_json
 
 from gateway.domain.messages import Message, ToolCall, Usage
-from gateway.domain.model import FinishReason, ModelRequest, ProviderDef
-from gateway.providers.encoding import Heads, json_bytes, object_of, sendable_name
+from gateway.domain.model import FinishReason, ModelRequest
 from gateway.providers.prices import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
-from gateway.providers.reply import PART_COST, CallDraft, ReplyReader, counts
+from gateway.providers.wire import (
+    PART_COST,
+    CallDraft,
+    ReplyReader,
+    WireEncoder,
+    as_text,
+    counts,
+    json_bytes,
+    parsed_object,
+    sendable_name,
+)
 
-PATH = "/messages"
 VERSION = "2023-06-01"
 _NO_TEXT = "(no text)"  # the wire refuses a message of nothing but white space
 
 
-class AnthropicEncoder:
-    """Encodes each message's content blocks once in its life; a request joins what is kept."""
-
-    path = PATH
-
-    def __init__(self, definition: ProviderDef) -> None:
-        self._name = definition.name
-        self._key = f"anthropic:{definition.name}"
-        self._heads = Heads(_head)
+class AnthropicEncoder(WireEncoder):
+    path = "/messages"
 
     def headers(self, api_key: str | None) -> Mapping[str, str]:
         headers = {
@@ -36,8 +37,8 @@ class AnthropicEncoder:
         return headers | ({"x-api-key": api_key} if api_key else {})
 
     def body(self, request: ModelRequest) -> bytes:
-        key, role = self._key, b""
-        said = [self._heads.of(request)]
+        key, role = f"anthropic:{self._provider}", b""
+        said = [self.head(request)]
         for message in request.messages:
             piece = message.kept.get(key)
             if piece is None:
@@ -53,9 +54,28 @@ class AnthropicEncoder:
             said.append(piece)
         return b"".join(said) + (b"]}]}" if role else b"]}")
 
-    def adapt(self, refusal: str) -> bool:
-        """Servers of this wire have no quirks to learn."""
-        return False
+    def encode_head(self, request: ModelRequest) -> bytes:
+        fields: dict[str, Any] = {
+            "model": request.model,
+            "max_tokens": request.max_tokens,
+            "stream": request.stream,
+        }
+        if thinking := thinking_of(request):
+            fields["thinking"] = thinking
+        elif request.temperature is not None:  # the wire takes only one of the two
+            fields["temperature"] = request.temperature
+        if request.system:
+            fields["system"] = request.system
+        if request.tools:
+            fields["tools"] = [
+                {
+                    "name": t.name,
+                    "description": t.description,
+                    "input_schema": from_json(t.parameters),
+                }
+                for t in request.tools
+            ]
+        return json_bytes(fields)[:-1] + b',"messages":['
 
     def _plain(self, message: Message) -> list[dict[str, Any]]:
         if message.result is not None:
@@ -67,29 +87,9 @@ class AnthropicEncoder:
             return [block | {"is_error": True}] if message.result.is_error else [block]
         if message.role == "user":
             return [_text(message.text if message.text.strip() else _NO_TEXT)]
-        if message.extras is not None and message.extras.provider == self._name:
+        if message.extras is not None and message.extras.provider == self._provider:
             return _as_it_came(message, from_json(message.extras.json)["layout"])
         return _said(message)
-
-
-def _head(request: ModelRequest) -> bytes:
-    fields: dict[str, Any] = {
-        "model": request.model,
-        "max_tokens": request.max_tokens,
-        "stream": request.stream,
-    }
-    if thinking := thinking_of(request):
-        fields["thinking"] = thinking
-    elif request.temperature is not None:  # the wire takes only one of the two
-        fields["temperature"] = request.temperature
-    if request.system:
-        fields["system"] = request.system
-    if request.tools:
-        fields["tools"] = [
-            {"name": t.name, "description": t.description, "input_schema": from_json(t.parameters)}
-            for t in request.tools
-        ]
-    return json_bytes(fields)[:-1] + b',"messages":['
 
 
 def thinking_of(request: ModelRequest) -> dict[str, Any] | None:
@@ -106,7 +106,9 @@ def thinking_of(request: ModelRequest) -> dict[str, Any] | None:
 def _said(message: Message) -> list[dict[str, Any]]:
     blocks = [_text(message.text)] if message.text.strip() else []
     for call in message.tool_calls:
-        given = object_of(call.arguments)
+        given = parsed_object(call.arguments)
+        if given is None:  # the wire insists on an object, also where the model wrote nonsense
+            given = {"invalid_arguments": call.arguments}
         name = sendable_name(call.name)
         blocks.append({"type": "tool_use", "id": call.id, "name": name, "input": given})
     return blocks
@@ -165,14 +167,14 @@ class _Block:
 class AnthropicReader(ReplyReader):
     """Complete with `message_stop`, or when the bytes end after a stop reason."""
 
+    finish_at_end = "stop"
+
     def prepare(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._order: list[_Block] = []
-        self._finish: FinishReason | None = None
-        self._id = ""
         self._usage: dict[str, Any] = {}
 
-    def take(self, chunk: dict[str, Any]) -> None:
+    def take(self, chunk: dict[str, Any], data: bytes) -> None:
         match chunk.get("type"):
             case "content_block_delta":
                 self._take_delta(self._blocks[chunk["index"]], chunk["delta"])
@@ -182,26 +184,24 @@ class AnthropicReader(ReplyReader):
                 self._take_usage(chunk.get("usage"))
                 self._finished(chunk["delta"].get("stop_reason"))
             case "message_start":
-                self._id = str(chunk["message"].get("id") or "")
+                self.reply_id = str(chunk["message"].get("id") or "")
                 self._take_usage(chunk["message"].get("usage"))
             case "message_stop":
                 self.has_ended = True
+                self.finish = self.finish or "stop"
             case _:  # `ping`, `content_block_stop`, and events that nobody has invented yet
                 pass
 
     def take_body(self, body: dict[str, Any]) -> None:
-        self._id = str(body.get("id") or "")
+        self.reply_id = str(body.get("id") or "")
         for index, block in enumerate(body["content"]):
             self._begin(index, block)
         self._take_usage(body.get("usage"))
         self._finished(body.get("stop_reason") or "end_turn")
 
-    def finish(self) -> tuple[FinishReason | None, str]:
-        return self._finish or ("stop" if self.has_ended else None), self._id
-
     def _finished(self, reason: str | None) -> None:
         if reason:
-            self._finish = _FINISH.get(reason, "stop")
+            self.finish = _FINISH.get(reason, "stop")
 
     def _begin(self, index: int, raw: dict[str, Any]) -> None:
         block = _Block(raw)
@@ -218,13 +218,11 @@ class AnthropicReader(ReplyReader):
             self.grow(len(json_bytes(raw)))
 
     def _begin_call(self, block: _Block) -> None:
-        id, name = block.raw.get("id") or "", block.raw.get("name") or ""
-        if not isinstance(id, str) or not isinstance(name, str):
-            raise TypeError("a tool call's id or name is no text")
-        block.draft = self.begin_call(id, name)
+        block.draft = self.begin_call(as_text(block.raw.get("id") or ""))
+        self.add(block.draft, block.raw.get("name") or "")
         if given := block.raw.get("input"):  # all at once, where no deltas follow
             self.add(block.draft, "", json_bytes(given).decode())
-        self.grow(len(id))
+        self.grow(len(block.draft.id))
 
     def _take_delta(self, block: _Block, delta: dict[str, Any]) -> None:
         match delta.get("type"):
@@ -245,10 +243,8 @@ class AnthropicReader(ReplyReader):
         block.length += len(text)
 
     def _take_input(self, block: _Block, piece: str) -> None:
-        if not isinstance(piece, str):
-            raise TypeError("a piece of a call's arguments is no text")
         if block.draft is None:
-            self.grow(len(piece))
+            self.grow(len(as_text(piece)))
             block.pieces.setdefault(_INPUT, []).append(piece)
         else:
             self.add(block.draft, "", piece)
@@ -278,7 +274,7 @@ class AnthropicReader(ReplyReader):
             written_tokens=written,
         )
 
-    def extras(self, calls: tuple[ToolCall, ...]) -> str | None:
+    def extras(self, calls: tuple[ToolCall, ...]) -> object:
         """How the blocks followed each other, if there are some that only the provider can read."""
         layout: list[object] = []
         for block in self._order:
@@ -289,7 +285,7 @@ class AnthropicReader(ReplyReader):
             else:
                 layout.append(_whole_raw(block))
         is_plain = all(item is None or isinstance(item, int) for item in layout)
-        return None if is_plain else json_bytes({"layout": layout}).decode()
+        return None if is_plain else {"layout": layout}
 
 
 def _whole_raw(block: _Block) -> dict[str, Any]:

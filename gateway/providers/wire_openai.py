@@ -1,5 +1,6 @@
 """The chat completions wire: a request as bytes, and an answer's chunks with all that servers do to them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,29 +9,28 @@ from pydantic_core import from_json
 
 from gateway.domain.messages import Message, ToolCall, Usage
 from gateway.domain.model import FinishReason, ModelRequest, ProviderDef
-from gateway.providers.encoding import (
-    Heads,
+from gateway.providers.prices import REASONING_FAMILIES, Quirks, quirks_of
+from gateway.providers.wire import (
+    PART_COST,
+    CallDraft,
+    ReplyReader,
+    WireEncoder,
+    as_text,
+    cost,
+    counts,
     json_bytes,
-    object_of,
     parsed_object,
     sendable_name,
 )
-from gateway.providers.prices import REASONING_FAMILIES, Quirks, quirks_of
-from gateway.providers.reply import PART_COST, CallDraft, ReplyReader, cost, counts
-
-PATH = "/chat/completions"
 
 
-class OpenAiEncoder:
-    """Encodes each message once in its life; a request joins what is kept."""
-
-    path = PATH
+class OpenAiEncoder(WireEncoder):
+    path = "/chat/completions"
 
     def __init__(self, definition: ProviderDef) -> None:
-        self._name = definition.name
+        super().__init__(definition)
         self._quirks = quirks_of(definition)
         self._has_swapped = False
-        self._heads = Heads(self._head)
 
     def headers(self, api_key: str | None) -> Mapping[str, str]:
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -39,18 +39,15 @@ class OpenAiEncoder:
     def body(self, request: ModelRequest) -> bytes:
         # Gemini 3 refuses calls without a signature, so those of other models get one that says so.
         signature = self._quirks.foreign_signature if "gemini-3" in request.model else None
-        key = f"openai:{self._name}" + (":signed" if signature else "")
-        messages = b",".join(
-            [
-                one.kept.get(key)
-                or one.kept.setdefault(key, json_bytes(self._plain(one, signature)))
-                for one in request.messages
-            ]
-        )
-        head = self._heads.of(request)
-        if request.system and messages:
-            head += b","
-        return head + messages + b"]}"
+        key = f"openai:{self._provider}" + (":signed" if signature else "")
+        messages = []
+        for message in request.messages:
+            encoded = message.kept.get(key)
+            if encoded is None:
+                encoded = message.kept[key] = json_bytes(self._plain(message, signature))
+            messages.append(encoded)
+        head = self.head(request)
+        return head + (b"," if request.system and messages else b"") + b",".join(messages) + b"]}"
 
     def adapt(self, refusal: str) -> bool:
         """Whether the server's words tell a quirk that was not known yet; it is kept from now on."""
@@ -66,10 +63,10 @@ class OpenAiEncoder:
         else:
             return False
         self._quirks = quirks
-        self._heads = Heads(self._head)
+        self._heads.clear()
         return True
 
-    def _head(self, request: ModelRequest) -> bytes:
+    def encode_head(self, request: ModelRequest) -> bytes:
         quirks = self._quirks
         fields: dict[str, Any] = {
             "model": request.model,
@@ -105,7 +102,7 @@ class OpenAiEncoder:
             return {"role": "user", "content": message.text}
         plain: dict[str, Any] = {"role": "assistant", "content": message.text}
         extras: Mapping[str, Any] = {}
-        if message.extras is not None and message.extras.provider == self._name:
+        if message.extras is not None and message.extras.provider == self._provider:
             extras = from_json(message.extras.json)
         if message.tool_calls:
             plain["content"] = message.text or None
@@ -129,9 +126,10 @@ def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
 def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for call in message.tool_calls:
-        # Servers that render a template parse the arguments: what a model got wrong is wrapped.
-        is_object = parsed_object(call.arguments) is not None
-        arguments = call.arguments if is_object else json_bytes(object_of(call.arguments)).decode()
+        arguments = call.arguments
+        if parsed_object(arguments) is None:
+            # Servers that render a template parse the arguments: what a model got wrong is wrapped.
+            arguments = json_bytes({"invalid_arguments": arguments}).decode()
         plain: dict[str, Any] = {
             "id": call.id,
             "type": "function",
@@ -160,58 +158,52 @@ class OpenAiReader(ReplyReader):
     def prepare(self) -> None:
         self._by_index: dict[int, CallDraft] = {}
         self._details: list[dict[str, Any]] = []  # OpenRouter's opaque reasoning
-        self._finish: FinishReason | None = None
-        self._id: object = None
-        self._refused = False
         self._usage: object = None
+        self._guesses = 3  # at what stands around the text of an event
 
-    def take(self, chunk: dict[str, Any]) -> None:
-        self._chunk = chunk
+    def take(self, chunk: dict[str, Any], data: bytes) -> None:
+        self.reply_id = self.reply_id or str(chunk.get("id") or "")
         if usage := chunk.get("usage"):
             self._usage = usage  # cumulative where it comes often: the last one counts
         for choice in chunk.get("choices") or ():
-            if choice.get("index"):
-                continue  # one answer was asked for
-            delta = choice.get("delta") or choice.get("message") or {}
-            content = delta.get("content")
-            if len(delta) == 1 and type(content) is str:
-                # What nearly all are: the same as `say`, without a call.
-                self.progress.size += len(content.encode())
-                self.texts.append(content)
-            else:
-                self._take_delta(delta)
-            if reason := choice.get("finish_reason"):
-                self._finished(reason)
+            if not choice.get("index"):  # one answer was asked for
+                self._take_choice(choice, chunk, data)
 
-    def take_body(self, body: dict[str, Any]) -> None:
-        self.take(body)
-        if body.get("choices"):
-            self._finish = self._finish or "stop"  # one JSON object is complete in itself
-
-    def finish(self) -> tuple[FinishReason | None, str]:
-        is_refusal = self._finish == "stop" and self._refused
-        return "refusal" if is_refusal else self._finish, str(self._id or "")
-
-    def _finished(self, reason: str) -> None:
+    def _take_choice(self, choice: dict[str, Any], chunk: dict[str, Any], data: bytes) -> None:
+        delta = choice.get("delta") or choice.get("message") or {}
+        content = delta.get("content")
+        if len(delta) == 1 and type(content) is str:  # what nearly all are
+            self.progress.size += len(content.encode())
+            self.texts.append(content)
+            if self._guesses:
+                self._guesses -= 1
+                self.around_text = self.around_text or _around_text(chunk, data)
+        else:
+            self._take_delta(delta)
+        reason = choice.get("finish_reason")
         if reason == "error":
             raise self.failed("server", "the provider gave up in the middle of its reply")
-        self._finish = _FINISH.get(reason, "stop")
+        if reason:
+            self.finish = _FINISH.get(reason, "stop")
+
+    def take_body(self, body: dict[str, Any]) -> None:
+        self.take(body, b"")
+        if body.get("choices"):
+            self.finish = self.finish or "stop"  # one JSON object is complete in itself
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
-        self._id = self._id or self._chunk.get("id")
         thought = delta.get("reasoning") or delta.get("reasoning_content")
-        details = delta.get("reasoning_details")
-        if details:
+        if details := delta.get("reasoning_details"):
             self._take_details(details, is_heard=bool(thought))
         if thought:
             self.think(thought)
         content = delta.get("content")
-        if isinstance(content, str):
-            self.say(content)
-        elif content:
+        if isinstance(content, list):
             self._take_parts(content)
+        elif content:
+            self.say(content)
         if refusal := delta.get("refusal"):
-            self._refused = True
+            self.refused = True
             self.say(refusal)
         for call in delta.get("tool_calls") or ():
             self._take_call(call)
@@ -234,18 +226,20 @@ class OpenAiReader(ReplyReader):
             self.grow(len(words) + len(detail.get("data") or ""))
             if words and not is_heard:
                 self.think(words)
-            if self._details and _is_same_block(self._details[-1], detail):
-                _join_detail(self._details[-1], detail)
+            last = self._details[-1] if self._details else {}
+            place = detail.get("type"), detail.get("index")
+            if place[1] is not None and place == (last.get("type"), last.get("index")):
+                _join_detail(last, detail)
             else:
                 self.grow(PART_COST)
                 self._details.append(dict(detail))
 
     def _take_call(self, call: dict[str, Any]) -> None:
         function = call.get("function") or {}
-        id, name = call.get("id") or "", function.get("name") or ""
-        if not isinstance(id, str) or not isinstance(name, str):
-            raise TypeError("a tool call's id or name is no text")
-        arguments = _arguments_text(function.get("arguments"))
+        id, name = as_text(call.get("id") or ""), as_text(function.get("name") or "")
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            arguments = "" if arguments is None else json_bytes(arguments).decode()
         self.grow(len(id) + len(name))
         draft = self._draft(call.get("index"), id, name, begins=bool(arguments))
         draft.id = draft.id or id
@@ -288,14 +282,36 @@ class OpenAiReader(ReplyReader):
             cost_usd=cost(usage["cost"]) if "cost" in usage else None,
         )
 
-    def extras(self, calls: tuple[ToolCall, ...]) -> str | None:
-        kept: dict[str, Any] = {}
+    def extras(self, calls: tuple[ToolCall, ...]) -> object:
+        extras: dict[str, Any] = {}
         drafts = zip(calls, self.calls, strict=True)
-        if calls and (by_call := {call.id: draft.extra for call, draft in drafts if draft.extra}):
-            kept["calls"] = by_call
+        if calls and (opaque := {call.id: draft.extra for call, draft in drafts if draft.extra}):
+            extras["calls"] = opaque
         if self._details:
-            kept["reasoning_details"] = self._details
-        return json_bytes(kept).decode() if kept else None
+            extras["reasoning_details"] = self._details
+        return extras
+
+
+_CONTENT = re.compile(rb'"content": ?"')
+
+
+def _around_text(chunk: dict[str, Any], data: bytes) -> tuple[bytes, bytes] | None:
+    """What stands before and behind the text in this event, if the event says nothing else; None
+    where that is not certain."""
+    found = _CONTENT.search(data)
+    begin = found.end() if found else 0
+    head, tail = data[:begin], data[data.find(b'"', begin) :]
+    try:
+        other = from_json(head + b"other" + tail)
+    except ValueError:
+        return None
+    choices = other.get("choices") or []
+    if len(choices) != 1 or choices[0].get("finish_reason") or other.get("usage"):
+        return None
+    if choices[0].get("delta") != {"content": "other"}:
+        return None
+    choices[0]["delta"] = chunk["choices"][0]["delta"]
+    return (head, tail) if other == chunk else None
 
 
 def _begins_another(current: CallDraft, id: str, name: str, *, begins: bool) -> bool:
@@ -305,18 +321,6 @@ def _begins_another(current: CallDraft, id: str, name: str, *, begins: bool) -> 
     if not current.name:
         return False
     return name != current.name or (begins and current.is_whole())
-
-
-def _arguments_text(arguments: object) -> str:
-    if isinstance(arguments, str):
-        return arguments
-    return "" if arguments is None else json_bytes(arguments).decode()
-
-
-def _is_same_block(last: dict[str, Any], piece: dict[str, Any]) -> bool:
-    if piece.get("index") is None:
-        return False
-    return all(last.get(key) == piece.get(key) for key in ("type", "index"))
 
 
 def _join_detail(into: dict[str, Any], piece: dict[str, Any]) -> None:

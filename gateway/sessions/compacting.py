@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 import anyio
 
@@ -15,6 +16,7 @@ from gateway.domain.messages import Message, Node, estimate_tokens
 from gateway.domain.model import ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Ids, Model, SessionStore
 from gateway.domain.sessions import Summary
+from gateway.domain.supervision import result_of
 from gateway.memory.compaction import (
     INSTRUCTIONS,
     CoveredSpan,
@@ -78,22 +80,26 @@ class Compaction:
             self.lanes.beside(partial(self._compact, key, agent, run_id))
 
     async def _compact(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> None:
-        is_handed_over = False
+        work = partial(self._submit_summary, key, agent, run_id)
+        event = "a conversation cannot be summed up"
+        outcome = await result_of(event, work, session=str(key))
+        if outcome is None:
+            self._give_up(key, inf)
+        if outcome != "submitted":
+            self._at_work.discard(key)
+
+    async def _submit_summary(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> str:
+        """Says whether there is a summary for the lane to keep."""
         try:
             job = await self._job(key, agent, run_id)
-            if job is not None and (node := await self._summed_up(job)) is not None:
-                share = share_of(key, None)
-                self.lanes.submit(key, partial(self._keep, job, node), share)
-                is_handed_over = True
+            node = None if job is None else await self._summed_up(job)
         except StoreUnavailable as error:
             log.warning("a conversation is not summed up", extra={"why": str(error)})
-        except Exception:
-            # As with a lane's work: a defect of ours must not cancel the neighbours.
-            log.exception("a conversation cannot be summed up", extra={"session": str(key)})
-            self._give_up(key, float("inf"))
-        finally:
-            if not is_handed_over:
-                self._at_work.discard(key)
+            return "none"
+        if job is None or node is None:
+            return "none"
+        self.lanes.submit(key, partial(self._keep, job, node), share_of(key, None))
+        return "submitted"
 
     async def _job(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> _Job | None:
         """None if there is nothing worth it, or not enough more than when it was given up."""

@@ -1,11 +1,11 @@
 """Accepts a message: routed, bounded, committed, and only then acknowledged and put in its lane."""
 
-import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 
 import anyio
 
@@ -16,16 +16,17 @@ from gateway.domain.errors import Busy, Conflict, NoRoute, NotFound, NotOfProjec
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Entry, EntryState, Inbound, NewEntry, RunRecord
 from gateway.domain.mcp import Client, Served
-from gateway.domain.messages import Node, ToolCall
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, Encode, Ids, Inbox, SessionStore, ToolScope
 from gateway.domain.sessions import Erased, TakenIn
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
-from gateway.routing import Route, Router
-from gateway.sessions.lanes import Lanes, QueuedMessage, QueuePolicy, SessionQueues, WorkOn
+from gateway.routing import Router
+from gateway.sessions.lanes import Lanes, QueuedMessage, QueuePolicy, SessionQueues
 from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
+from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import new_boundary
 
 log = logging.getLogger(__name__)
@@ -46,43 +47,37 @@ class QueueBounds:
 
 @dataclass(slots=True)
 class _Held:
-    """What waits in a session."""
+    """So many messages wait, or are at work, and their bytes."""
 
     count: int = 0
     size: int = 0
 
 
-@dataclass(slots=True)
-class _Load:
-    """What an accepted message weighs until its end."""
-
-    key: SessionKey
-    held: _Held
-    share: Share
-    size: int
+# A message is counted in its session, for its sender, and in all.
+Counted = tuple[SessionKey, Share, None]
+_NOBODY: Share = ((), "")
+_NOTHING = _Held()  # is never changed
 
 
 @dataclass(slots=True)
 class MessageIntake:
     router: Router
-    inbox: Inbox
+    worker: RunWorker
     lanes: Lanes
-    runs: LiveRuns
-    work: WorkOn
-    clock: Clock
     ids: Ids
     bounds: QueueBounds = QueueBounds()
-    manner: QueuePolicy = QueuePolicy()
-    lines: SessionQueues = field(init=False)
-    _sessions: dict[SessionKey, _Held] = field(default_factory=dict)
-    _principals: dict[Share, int] = field(default_factory=dict)
-    _total: int = 0
-    _total_size: int = 0
+    policy: QueuePolicy = QueuePolicy()
+    queues: SessionQueues = field(init=False)
+    _held: dict[Hashable, _Held] = field(default_factory=dict)
     _about_to_start: int = 0
     _refusal: str | None = "the gateway is starting; send it again in a moment"
 
     def __post_init__(self) -> None:
-        self.lines = SessionQueues(self.lanes, self.work, self.clock, self.manner)
+        self.queues = SessionQueues(self.lanes, self.worker.work, self.worker.clock, self.policy)
+
+    def open(self) -> None:
+        """From now on messages are accepted."""
+        self._refusal = None
 
     def close(self) -> None:
         """From now on every message is refused with Busy: the gateway is about to restart."""
@@ -90,7 +85,7 @@ class MessageIntake:
 
     @property
     def pending(self) -> int:
-        return self._total
+        return self._held.get(None, _NOTHING).count
 
     async def accept(self, inbound: Inbound) -> Accepted:
         """Gives the ids once the message is durable. A repeated key gives the first one's ids.
@@ -98,45 +93,58 @@ class MessageIntake:
         Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyHeard or StoreUnavailable: then nothing was accepted.
         """
         route = self.router.resolve(inbound.address, requested=inbound.requested_agent)
-        key = route.session_key
-        load = self._admit(key, inbound)
-        is_alone = load.held.count == 1 and not self.manner.debounce_s
-        begin = is_alone and self.lanes.is_idle(key, spoken_for=self._about_to_start)
+        key, sender = route.session_key, inbound.address.sender
+        size = size_of(inbound.content) + (size_of(inbound.whence) if inbound.whence else 0)
+        counted = (key, share_of(key, sender), None)
+        self._require_places(counted, size)
+        self._count(counted, size)
+        unique = self.ids.new()
+        digest = "" if inbound.key is None else sha256(inbound.fingerprint.encode()).hexdigest()
+        new = NewEntry(
+            message_id=MessageId(f"m_{unique}"),
+            run_id=RunId(f"r_{unique}"),
+            session_key=key,
+            matched_by=route.matched_by,
+            content=inbound.content,
+            accepted_at=self.worker.clock.now(),
+            platform_id=inbound.key,
+            digest=digest,
+            context_id=inbound.context_id,
+            sender=sender,
+            limits=inbound.limits,
+            whence=inbound.whence,
+            memos=inbound.memos,
+        )
+        is_alone = self._held[key].count == 1 and not self.policy.debounce_s
+        begin = is_alone and self.lanes.is_idle(key, reserved=self._about_to_start)
         # Whoever waits for this may vanish; the commit must still reach the lane.
         with anyio.CancelScope(shield=True):
             self._about_to_start += begin  # the first attempt is counted along with the accept
+            is_new = False
             try:
-                entry = self._entry(inbound, route)
-                accepted = await self.inbox.accept(entry, begin=begin)
-            except BaseException:
-                self._release(load)
-                raise
+                accepted = await self.worker.inbox.accept(new, begin=begin)
+                is_new = not accepted.duplicate
             finally:
                 self._about_to_start -= begin
-            if accepted.duplicate:
-                self._release(load)
-            else:
+                if not is_new:
+                    self._release(counted, size)
+            if is_new:
                 state: EntryState = "running" if accepted.attempts else "queued"
-                entry = replace(entry, memos=()) if entry.memos else entry
-                self._line_up(Entry(entry, accepted.seq, state, accepted.attempts), load)
+                new = replace(new, memos=()) if new.memos else new
+                self._join(Entry(new, accepted.seq, state, accepted.attempts), counted, size)
         return accepted
-
-    def open(self) -> None:
-        """From now on messages are accepted."""
-        self._refusal = None
 
     async def resume(self) -> int:
         """Takes up, in the order of their accepts, the messages that an earlier process left; only
         then may new ones come in behind them."""
-        entries = await self.inbox.unfinished()
+        entries = await self.worker.inbox.unfinished()
         for entry in entries:
-            new = entry.new
-            held = self._sessions.get(new.session_key) or _Held()
+            new, key = entry.new, entry.new.session_key
+            counted = (key, share_of(key, new.sender), None)
             size = size_of(new.content) + size_of(new.whence or "")
-            load = _Load(new.session_key, held, share_of(new.session_key, new.sender), size)
-            self._count(load)
+            self._count(counted, size)
             # The attempt of the process that died is counted; the next one is counted anew.
-            self._line_up(replace(entry, state="queued"), load, wait=False)
+            self._join(replace(entry, state="queued"), counted, size, wait=False)
         self.open()
         if entries:
             log.info("taking up unfinished messages", extra={"count": len(entries)})
@@ -145,40 +153,35 @@ class MessageIntake:
     @contextmanager
     def holding(self, key: SessionKey, size: int) -> Iterator[None]:
         """So many bytes are on their way into a session besides messages. Raises Busy."""
-        held = self._sessions.get(key) or _Held()
-        self._require_room(held, size, is_whole=False)
-        load = _Load(key, held, ((), ""), size)
-        self._count(load)
+        counted = (key, _NOBODY, None)
+        self._require_room(key, size)
+        self._count(counted, size)
         try:
             yield
         finally:
-            self._release(load)
+            self._release(counted, size)
 
-    def _admit(self, key: SessionKey, inbound: Inbound) -> _Load:
-        """Counts the message, or raises Busy."""
+    def _require_places(self, counted: Counted, size: int) -> None:
+        """Raises Busy unless one more message may wait."""
         if self._refusal is not None:
             raise Busy(self._refusal)
-        bounds, held = self.bounds, self._sessions.get(key) or _Held()
-        share = share_of(key, inbound.address.sender)
-        if held.count >= bounds.max_pending:
-            raise Busy(f"{held.count} messages of this session are waiting already")
-        theirs = self._principals.get(share, 0)
-        if theirs >= bounds.max_pending_per_principal:
+        key, share, _ = counted
+        here, theirs = self._held.get(key, _NOTHING).count, self._held.get(share, _NOTHING).count
+        if here >= self.bounds.max_pending:
+            raise Busy(f"{here} messages of this session are waiting already")
+        if theirs >= self.bounds.max_pending_per_principal:
             raise Busy(f"{theirs} messages of the same sender are waiting already")
-        if self._total >= bounds.max_pending_total:
-            raise Busy(f"{self._total} messages are waiting already", retry_after_s=5.0)
-        size = size_of(inbound.content) + (size_of(inbound.whence) if inbound.whence else 0)
-        if held.size or self._total_size:  # a whole message always fits where nothing else waits
-            self._require_room(held, size)
-        load = _Load(key, held, share, size)
-        self._count(load)
-        return load
+        if (total := self._held.get(None, _NOTHING).count) >= self.bounds.max_pending_total:
+            raise Busy(f"{total} messages are waiting already", retry_after_s=5.0)
+        if total:
+            self._require_room(key, size, is_whole=True)
 
-    def _require_room(self, held: _Held, size: int, *, is_whole: bool = True) -> None:
+    def _require_room(self, key: SessionKey, size: int, *, is_whole: bool = False) -> None:
         """Raises Busy. A whole message always fits where nothing else waits: it could never be
         accepted otherwise."""
-        bounds, total = self.bounds, self._total_size
-        if held.size + size > bounds.max_pending_mb * MB and (held.size or not is_whole):
+        bounds = self.bounds
+        here, total = self._held.get(key, _NOTHING).size, self._held.get(None, _NOTHING).size
+        if here + size > bounds.max_pending_mb * MB and (here or not is_whole):
             raise Busy(
                 f"what waits in this session would be more than {bounds.max_pending_mb} MB "
                 "([queue] max_pending_mb): send it later, or in smaller parts"
@@ -190,99 +193,34 @@ class MessageIntake:
                 retry_after_s=5.0,
             )
 
-    def _count(self, load: _Load) -> None:
-        held = load.held
-        if not held.count:
-            self._sessions[load.key] = held
-        held.count += 1
-        held.size += load.size
-        self._principals[load.share] = self._principals.get(load.share, 0) + 1
-        self._total += 1
-        self._total_size += load.size
+    def _count(self, counted: Counted, size: int) -> None:
+        for name in counted:
+            held = self._held.get(name)
+            if held is None:
+                held = self._held[name] = _Held()
+            held.count += 1
+            held.size += size
 
-    def _release(self, load: _Load) -> None:
-        held = load.held
-        held.count -= 1
-        held.size -= load.size
-        if not held.count:
-            del self._sessions[load.key]
-        self._principals[load.share] -= 1
-        if not self._principals[load.share]:
-            del self._principals[load.share]
-        self._total -= 1
-        self._total_size -= load.size
+    def _release(self, counted: Counted, size: int) -> None:
+        for name in counted:
+            held = self._held[name]
+            held.count -= 1
+            held.size -= size
+            if not held.count:
+                del self._held[name]
 
-    def _entry(self, inbound: Inbound, route: Route) -> NewEntry:
-        unique = self.ids.new()
-        digest = ""
-        if inbound.key is not None:
-            digest = hashlib.sha256(inbound.fingerprint.encode()).hexdigest()
-        return NewEntry(
-            message_id=MessageId(f"m_{unique}"),
-            run_id=RunId(f"r_{unique}"),
-            session_key=route.session_key,
-            matched_by=route.matched_by,
-            content=inbound.content,
-            accepted_at=self.clock.now(),
-            platform_id=inbound.key,
-            digest=digest,
-            context_id=inbound.context_id,
-            sender=inbound.address.sender,
-            limits=inbound.limits,
-            whence=inbound.whence,
-            memos=inbound.memos,
-        )
-
-    def _line_up(self, entry: Entry, load: _Load, *, wait: bool = True) -> None:
-        new = entry.new
-        opened = self.clock.monotonic()
-        run = self.runs.open(new.run_id, new.session_key, new.accepted_at, opened)
-        waiting = QueuedMessage(entry, run, partial(self._release, load), load.share)
-        self.lines.join(waiting, wait=wait)
+    def _join(self, entry: Entry, counted: Counted, size: int, *, wait: bool = True) -> None:
+        new, worker = entry.new, self.worker
+        run = LiveRun(new.run_id, new.session_key, worker.encode, new.accepted_at)
+        run.opened = worker.clock.monotonic()
+        worker.runs[new.run_id] = run
+        leave = partial(self._release, counted, size)
+        self.queues.join(QueuedMessage(entry, run, leave, counted[1]), wait=wait)
 
 
 def size_of(text: str) -> int:
     """In bytes; what cannot be encoded is refused by the store."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-
-
-@dataclass(frozen=True, slots=True)
-class Upkeep:
-    """Everything here is durable when it comes back. `said` is told where messages came in,
-    `forgotten` where they went; `holding` counts what is being taken in."""
-
-    sessions: SessionStore
-    episodes: Episodes
-    clock: Clock
-    said: Callable[[SessionKey], None] = lambda key: None
-    forgotten: Callable[[SessionKey], None] = lambda key: None
-    holding: Callable[[SessionKey, int], AbstractContextManager[None]] = lambda key, size: (
-        nullcontext()
-    )
-
-    async def begin(self, key: SessionKey) -> None:
-        """The next message is a root; what was said before stays, as another tree."""
-        await self.sessions.start_over(key, now=self.clock.now())
-        self.episodes.forget(key)
-
-    async def take_in(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
-        """Raises ImportRefused, and Busy if too much is on its way into the session already."""
-        with self.holding(key, sum(map(_size, nodes))):
-            bounded = [_bounded(node) for node in nodes]
-            taken = await self.sessions.import_nodes(key, bounded, now=self.clock.now())
-        self.episodes.forget(key)
-        self.said(key)
-        return taken
-
-    async def erase(self, key: SessionKey, *, by: str, dry_run: bool = False) -> Erased:
-        """Raises NotFound, and Busy while a message of the session is not answered yet."""
-        now = self.clock.now()
-        erased = await self.sessions.erase(key, by=by, dry_run=dry_run, now=now)
-        if not dry_run:
-            self.episodes.forget(key)
-            self.forgotten(key)
-            log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
-        return erased
 
 
 def _size(node: Node) -> int:
@@ -291,23 +229,30 @@ def _size(node: Node) -> int:
     return sum(map(size_of, texts)) + (size_of(message.result.content) if message.result else 0)
 
 
+def with_boundary(message: Message, boundary_of: Callable[[ToolResult], str]) -> Message:
+    """With a boundary around the result that it holds, if it holds one."""
+    result = message.result
+    if result is None:
+        return message
+    return replace(message, result=replace(result, boundary=boundary_of(result)), kept={})
+
+
 def _bounded(node: Node) -> Node:
     """With a boundary around the result that it holds, as if a tool of ours had given it."""
-    result = node.message.result
-    if result is None:
-        return node
-    message = replace(node.message, result=replace(result, boundary=new_boundary()), kept={})
+    message = with_boundary(node.message, lambda _: new_boundary())
     more = message_tokens(message) - message_tokens(node.message)
     return replace(node, message=message, token_count=node.token_count + more)
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Reads go straight to the store's ports; everything that changes something has a method."""
+    """What front doors ask of conversations and runs. Reads go straight to the store's ports; what
+    changes something has a method, and is durable when it comes back. `on_import` and `on_erase` hear
+    of the session that messages came into or went from."""
 
     agents: Mapping[AgentId, AgentDef]
     router: Router
-    reception: MessageIntake
+    intake: MessageIntake
     live: LiveRuns
     inbox: Inbox
     sessions: SessionStore
@@ -315,26 +260,24 @@ class Front:
     souls: Souls
     plans: Plans
     clock: Clock
-    upkeep: Upkeep
+    on_import: Callable[[SessionKey], None] = lambda key: None
+    on_erase: Callable[[SessionKey], None] = lambda key: None
 
     async def run(self, run_id: str) -> LiveRun | RunRecord:
         """A run, live or ended; raises NotFound."""
-        live = self.live.find(run_id)
-        if live is not None:
-            return live
-        record = await self.inbox.find_run(RunId(run_id))
-        # It may have been accepted, or have ended, while the store was asked.
-        live = self.live.find(run_id)
-        if live is not None:
-            return live
-        if record is None:
+        found: LiveRun | RunRecord | None = self.live.get(run_id)
+        if found is None:
+            record = await self.inbox.find_run(RunId(run_id))
+            # It may have been accepted, or have ended, while the store was asked.
+            found = self.live.get(run_id) or record
+        if found is None:
             raise NotFound(f"run {run_id[:64]!r}")
-        return record
+        return found
 
     def abort(self, run: LiveRun, *, at_once: bool) -> None:
         """Stops a run; one that is still waiting ends as soon as its turn comes, and one that a
         turn answers together with others stops that turn."""
-        self.reception.lines.stop(run, at_once=at_once)
+        self.intake.queues.stop(run, at_once=at_once)
 
     async def node(self, key: SessionKey, node_id: str) -> Node:
         """A node of this session by id or label; raises NotFound."""
@@ -346,14 +289,36 @@ class Front:
     async def move_head(self, key: SessionKey, node_id: str, *, label: str | None = None) -> NodeId:
         """The next message grows from that node. Raises NotFound, or Conflict when a message was
         answered meanwhile."""
-        node = await self.node(key, node_id)
-        record = await self.sessions.find_session(key)
+        node, record = await self.node(key, node_id), await self.sessions.find_session(key)
         expected = record.head if record is not None else None
-        moved = await self.sessions.move_head(key, node.id, expected=expected, label=label)
-        if not moved:
+        if not await self.sessions.move_head(key, node.id, expected=expected, label=label):
             raise Conflict("HEAD has moved meanwhile; look at the session and try again")
         self.episodes.forget(key)
         return node.id
+
+    async def start_over(self, key: SessionKey) -> None:
+        """The next message is a root; what was said before stays, as another tree."""
+        await self.sessions.start_over(key, now=self.clock.now())
+        self.episodes.forget(key)
+
+    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
+        """Raises ImportRefused, and Busy if too much is on its way into the session already."""
+        with self.intake.holding(key, sum(map(_size, nodes))):
+            bounded = [_bounded(node) for node in nodes]
+            taken = await self.sessions.import_nodes(key, bounded, now=self.clock.now())
+        self.episodes.forget(key)
+        self.on_import(key)
+        return taken
+
+    async def erase(self, key: SessionKey, *, by: str, dry_run: bool = False) -> Erased:
+        """Raises NotFound, and Busy while a message of the session is not answered yet."""
+        now = self.clock.now()
+        erased = await self.sessions.erase(key, by=by, dry_run=dry_run, now=now)
+        if not dry_run:
+            self.episodes.forget(key)
+            self.on_erase(key)
+            log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
+        return erased
 
 
 CHANNEL = "api"  # of what is asked: conversations are those of POST /api/chat
@@ -413,21 +378,18 @@ class ServedDesk:
         if self.front.router.resolve(inbound.address, requested=asked).agent_id not in reached:
             told = "The agent that answers there is out of your reach; name another."
             return Served(f"{told} {known}", is_error=True)
-        accepted = await self.front.reception.accept(inbound)
-        run_id: str = accepted.run_id
-        events = await whole(await self.front.run(run_id), self.decode)
-        while "merged_into" in events[-1]:  # one turn answers it together with a later message
-            run_id = events[-1]["merged_into"]
-            events = await whole(await self.front.run(run_id), self.decode)
-        end = events[-1]
-        is_late = end.get("reason") == "timeout"
-        text = end["message"] if end["type"] == "error" else spoken(events)
-        facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
-        return Served(
-            f"{LATE}{text}" if is_late else text,
-            is_error=is_late or end["type"] == "error",
-            facts={"response": text, **facts},
-        )
+        accepted = await self.front.intake.accept(inbound)
+        run_id: str | None = accepted.run_id
+        while run_id is not None:
+            run = await self.front.run(run_id)
+            events = await whole(run, self.decode)
+            end = events[-1]
+            facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
+            run_id = end.get("merged_into")  # one turn answers it together with a later message
+        is_late, is_error = end.get("reason") == "timeout", end["type"] == "error"
+        text = end["message"] if is_error else spoken(events)
+        facts = {"response": text, **facts}
+        return Served(f"{LATE}{text}" if is_late else text, is_late or is_error, facts)
 
     def _agent_for(self, client: Client) -> AgentDef:
         """Whoever does not reach the agent has none of its tools."""

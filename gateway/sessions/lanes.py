@@ -1,9 +1,8 @@
 """One lane a session: in order inside, side by side across, bounds on both, and which messages one turn answers."""
 
-import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,8 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry, QueueMode
 from gateway.domain.messages import DoneReason
 from gateway.domain.ports import Clock
-from gateway.domain.supervision import contained, survives
+from gateway.domain.supervision import contained, result_of
 from gateway.sessions.runs import LiveRun
-
-log = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None]]
 
@@ -85,13 +82,13 @@ class Lanes:
         self._queues: dict[SessionKey, deque[tuple[Share, Work]]] = {}
         self._waiting = Rotation()
         self._working = 0
-        self._at_work: dict[Hashable, int] = {}  # by the first name of their share
+        self._at_work = Counter[Hashable]()  # by the first name of their share
         self._paused = False
         self._idle = anyio.Event()
 
-    def is_idle(self, key: SessionKey, *, spoken_for: int = 0) -> bool:
+    def is_idle(self, key: SessionKey, *, reserved: int = 0) -> bool:
         """Whether a message of this session would start at once, when so many others are about to."""
-        room = self._width - self._working - spoken_for
+        room = self._width - self._working - reserved
         return key not in self._queues and room > 0 and not self._waiting.waiting
 
     @property
@@ -108,10 +105,10 @@ class Lanes:
         if self._working < self._width and not self._waiting.waiting and not self._paused:
             self._start(key, share)
         else:
-            self._line_up(key, share)
+            self._wait(key, share)
 
     def beside(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Something that takes no slot, and must not fail."""
+        """Something that takes no slot."""
         self._group.start_soon(contained, "beside a lane", task)
 
     def pause(self) -> None:
@@ -124,43 +121,35 @@ class Lanes:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def _line_up(self, key: SessionKey, share: Share) -> None:
+    def _wait(self, key: SessionKey, share: Share) -> None:
         self._waiting.put(key, share, is_new=share[0] not in self._at_work)
-
-    def _fill(self) -> None:
-        while self._waiting.waiting and self._working < self._width and not self._paused:
-            key = self._waiting.take()
-            self._start(key, self._queues[key][0][0])
 
     def _start(self, key: SessionKey, share: Share) -> None:
         self._working += 1
-        self._at_work[share[0]] = self._at_work.get(share[0], 0) + 1
+        self._at_work[share[0]] += 1
         self._group.start_soon(self._one, key)
 
     async def _one(self, key: SessionKey) -> None:
         queue = self._queues[key]
         share, work = queue.popleft()
+        is_cancelled = True
         try:
-            await work()
-        except Exception:
-            # A message's own trouble is told by its work; what still arrives here is a defect of
-            # ours, and it must not cancel the neighbours.
-            log.exception("a lane's work failed", extra={"session": str(key)})
-        except BaseException as error:
-            if not survives(error):
-                self._paused = True  # the whole group is being cancelled
-                raise
-            log.exception("a lane's work was cancelled from within", extra={"session": str(key)})
+            # A message's own trouble is told by its work; what still fails here is a defect of ours.
+            await result_of("a lane's work failed", work, session=str(key))
+            is_cancelled = False
         finally:
+            self._paused = self._paused or is_cancelled  # with the whole group
             if queue:
-                self._line_up(key, queue[0][0])  # while it still counts as one that had a turn
+                self._wait(key, queue[0][0])  # while it still counts as one that had a turn
             else:
                 del self._queues[key]
             self._working -= 1
             self._at_work[share[0]] -= 1
             if not self._at_work[share[0]]:
                 del self._at_work[share[0]]
-            self._fill()
+            while self._waiting.waiting and self._working < self._width and not self._paused:
+                following = self._waiting.take()
+                self._start(following, self._queues[following][0][0])
             if not self._working:
                 self._idle.set()
 
@@ -177,28 +166,6 @@ class SessionChoice:
 
 
 NOTHING = SessionChoice()
-
-
-@dataclass(slots=True)
-class SessionChoices:
-    _known: dict[SessionKey, SessionChoice] = field(default_factory=dict)
-
-    def of(self, key: SessionKey) -> SessionChoice:
-        return self._known.get(key, NOTHING)
-
-    def choose_model(self, key: SessionKey, model: str | None) -> None:
-        self._put(key, replace(self.of(key), model=model))
-
-    def choose_mode(self, key: SessionKey, mode: QueueMode) -> None:
-        self._put(key, replace(self.of(key), mode=mode))
-
-    def forget(self, key: SessionKey) -> None:
-        self._known.pop(key, None)
-
-    def _put(self, key: SessionKey, choice: SessionChoice) -> None:
-        self._known[key] = choice
-        if len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
 
 
 # Of the messages that one turn answers.
@@ -221,8 +188,8 @@ class QueuedMessage:
 
     entry: Entry
     run: LiveRun
-    leave: Callable[[], None]
-    share: Share
+    leave: Callable[[], None] = lambda: None
+    share: Share = ((), "")
     is_stopped: bool = False
     is_offered: bool = False  # to the turn that is at work
 
@@ -231,57 +198,40 @@ class QueuedMessage:
         self.run.control.stop(reason, at_once=at_once)
 
 
-def person_of(new: NewEntry) -> str:
-    """Whose settings apply, and whom a tool is told of."""
-    return speaker_in(new.session_key, new.sender)
-
-
+@dataclass(slots=True)
 class TurnBatch:
     """What one turn answers, oldest first: the newest of `asked` carries it. Of the messages that wait
-    `behind`, it may have `taken` some on its way."""
+    `behind`, it may take some on its way, which it `took` then."""
 
-    __slots__ = (
-        "asked",
-        "behind",
-        "crowds",
-        "entry",
-        "model",
-        "most_nodes",
-        "person",
-        "run",
-        "taken",
-    )
+    asked: Sequence[QueuedMessage]
+    behind: Callable[[], Iterable[QueuedMessage]] = tuple
+    model: str | None = None  # that was chosen for this session
+    took: Sequence[NewEntry] = ()
+    crowded: AgentDef | None = None  # whose rules want less than it had to show
+    most_nodes: int = 0  # of the tree that its answer goes into
+    entry: Entry = field(init=False)
+    run: LiveRun = field(init=False)
+    news: Sequence[NewEntry] = field(init=False)  # those that were asked
+    merged: Sequence[QueuedMessage] = field(init=False)  # their end is that of the carrier
+    person: str = field(init=False)  # whose settings apply, and for whom tools act
 
-    def __init__(
-        self,
-        asked: Sequence[QueuedMessage],
-        behind: Callable[[], Sequence[QueuedMessage]] = tuple,
-        model: str | None = None,
-    ) -> None:
-        self.asked, self.behind = asked, behind
-        self.entry, self.run = asked[-1].entry, asked[-1].run
-        self.person = person_of(self.entry.new)
-        self.model = model  # that was chosen for this session
-        self.taken: Sequence[QueuedMessage] = ()
-        self.crowds: AgentDef | None = None  # whose rules want less than it had to show
-        self.most_nodes = 0  # of the tree that its answer goes into
+    def __post_init__(self) -> None:
+        self.entry, self.run = self.asked[-1].entry, self.asked[-1].run
+        self.news, self.merged = [one.entry.new for one in self.asked], self.asked[:-1]
+        self.person = speaker_in(self.run.session_key, self.entry.new.sender)
 
     def take(self, runs: Sequence[RunId]) -> None:
-        if runs:
-            waiting = {one.run.run_id: one for one in self.behind()}
-            self.taken = [waiting[run] for run in runs if run in waiting]
-
-    @property
-    def merged(self) -> Sequence[QueuedMessage]:
-        """The messages whose end is that of the carrier."""
-        return (*self.asked[:-1], *self.taken)
+        """Of the messages behind, it has taken those of these runs."""
+        waiting = {one.run.run_id: one for one in self.behind()}
+        taken = [waiting[run] for run in runs if run in waiting]
+        self.took, self.merged = [one.entry.new for one in taken], (*self.asked[:-1], *taken)
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Line:
+class _Queue:
     waiting: deque[QueuedMessage] = field(default_factory=deque)
     at_work: Sequence[QueuedMessage] = ()
     newest: float = 0.0  # when the last one came
@@ -289,128 +239,128 @@ class _Line:
 
 
 class SessionQueues:
-    """One line a session; a lane's turn answers its head, and as many more as the manner says.
+    """One queue a session; a lane's turn answers its head, and as many more as the policy says.
 
     A message whose run has begun is never put together with others, so an unbegun one that is
     found before a begun one was merged into it by an earlier process, and is so again: what that
     run has done is not done twice.
     """
 
-    def __init__(self, lanes: Lanes, work: WorkOn, clock: Clock, manner: QueuePolicy) -> None:
-        self._lanes, self._work, self._clock, self._manner = lanes, work, clock, manner
-        self._lines: dict[SessionKey, _Line] = {}
-        self.choices = SessionChoices()
+    def __init__(self, lanes: Lanes, work: WorkOn, clock: Clock, policy: QueuePolicy) -> None:
+        self._lanes, self._work, self._clock, self._policy = lanes, work, clock, policy
+        self._queues: dict[SessionKey, _Queue] = {}
+        self._choices: dict[SessionKey, SessionChoice] = {}
+
+    def choice(self, key: SessionKey) -> SessionChoice:
+        """What was chosen for this session."""
+        return self._choices.get(key, NOTHING)
+
+    def choose(self, key: SessionKey, choice: SessionChoice) -> None:
+        self._choices[key] = choice
+        if len(self._choices) > MOST_KNOWN:
+            del self._choices[next(iter(self._choices))]
 
     def mode(self, key: SessionKey) -> QueueMode:
-        return self.choices.of(key).mode or self._manner.mode
+        return self.choice(key).mode or self._policy.mode
 
     def load(self, key: SessionKey) -> tuple[int, int]:
         """How many messages of a session are at work, and how many wait."""
-        line = self._lines.get(key, _Line())
-        return len(line.at_work), len(line.waiting)
+        queue = self._queues.get(key, _Queue())
+        return len(queue.at_work), len(queue.waiting)
 
     def join(self, one: QueuedMessage, *, wait: bool = True) -> None:
         """Puts a message behind those of its session; without `wait` its turn may come at once."""
         key = one.run.session_key
-        is_first = key not in self._lines
-        line = self._lines.setdefault(key, _Line())
-        line.newest = self._clock.monotonic()
-        if not is_first:
-            self._meet(line, one)
+        queue, now = self._queues.get(key), self._clock.monotonic()
+        if queue is None:
+            queue = self._queues[key] = _Queue(deque([one]), newest=now)
+            if wait and self._policy.debounce_s:
+                self._lanes.beside(partial(self._settle, key, queue))
+            else:
+                self._lanes.submit(key, partial(self._turn, key, queue), one.share)
             return
-        line.waiting.append(one)
-        if wait and self._manner.debounce_s:
-            self._lanes.beside(partial(self._settle, key, line))
-        else:
-            self._lanes.submit(key, partial(self._turn, key, line), one.share)
-
-    def _meet(self, line: _Line, one: QueuedMessage) -> None:
-        if self.mode(one.run.session_key) == "interrupt":
-            for other in (*line.at_work[-1:], *line.waiting):
+        queue.newest = now
+        if self.mode(key) == "interrupt":
+            for other in (*queue.at_work[-1:], *queue.waiting):
                 other.stop("superseded", at_once=True)
-        line.waiting.append(one)
-        if line.at_work:
-            self._offer(line)
+        queue.waiting.append(one)
+        if queue.at_work:
+            self._offer(queue)
 
     def stop(self, run: LiveRun, *, at_once: bool) -> None:
         """A run that waits ends when its turn comes. One that a turn at work has taken over ends
         with that turn, which is stopped."""
-        line = self._lines.get(run.session_key, _Line())
-        for one in (*line.at_work, *line.waiting):
+        queue = self._queues.get(run.session_key, _Queue())
+        for one in (*queue.at_work, *queue.waiting):
             if one.run is run:
                 one.stop("cancelled", at_once=at_once)
-                if one.is_offered and not line.at_work[-1].run.control.withdraw(run.run_id):
-                    line.at_work[-1].stop("cancelled", at_once=at_once)
+                if one.is_offered and not queue.at_work[-1].run.control.withdraw(run.run_id):
+                    queue.at_work[-1].stop("cancelled", at_once=at_once)
 
     def stop_all(self, key: SessionKey) -> int:
         """Stops every run of a session; gives how many."""
-        line = self._lines.get(key, _Line())
-        runs = [one.run for one in (*line.at_work, *line.waiting)]
+        queue = self._queues.get(key, _Queue())
+        runs = [one.run for one in (*queue.at_work, *queue.waiting)]
         for run in runs:
             self.stop(run, at_once=True)
         return len(runs)
 
-    async def _settle(self, key: SessionKey, line: _Line) -> None:
-        """Waits until nobody has come for a while, but not for ever."""
-        wait, now = self._manner.debounce_s, self._clock.monotonic
-        latest = now() + LONGEST_WAIT * wait
-        while (rest := min(line.newest + wait, latest) - now()) > 0:
-            await self._clock.sleep(rest)
-        line.together = len(line.waiting)
-        self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
+    def _submit(self, key: SessionKey, queue: _Queue) -> None:
+        self._lanes.submit(key, partial(self._turn, key, queue), queue.waiting[0].share)
 
-    async def _turn(self, key: SessionKey, line: _Line) -> None:
-        batch = TurnBatch(self._next(key, line), lambda: line.waiting, self.choices.of(key).model)
-        line.at_work = batch.asked
-        for one in batch.asked:
+    async def _settle(self, key: SessionKey, queue: _Queue) -> None:
+        """Waits until nothing has come for a while, but not for ever."""
+        wait, now = self._policy.debounce_s, self._clock.monotonic
+        latest = now() + LONGEST_WAIT * wait
+        while (rest := min(queue.newest + wait, latest) - now()) > 0:
+            await self._clock.sleep(rest)
+        queue.together = len(queue.waiting)
+        self._submit(key, queue)
+
+    async def _turn(self, key: SessionKey, queue: _Queue) -> None:
+        asked, choice = self._next(key, queue), self._choices.get(key, NOTHING)
+        batch = TurnBatch(asked, lambda: queue.waiting, choice.model)
+        queue.at_work = asked
+        for one in asked:
             one.run.control = batch.run.control  # to stop one of them is to stop the turn
-        if line.waiting:
-            self._offer(line)
+        if queue.waiting:
+            self._offer(queue)
         try:
             await self._work(batch)
         finally:
-            line.at_work = ()
-            for one in batch.asked:
+            queue.at_work = ()
+            for one in asked:
                 one.leave()
-            if line.waiting:
-                self._go_on(key, line)
+            if queue.waiting:
+                _drop_ended(queue)
+            if queue.waiting:
+                self._submit(key, queue)
             else:
-                del self._lines[key]
+                del self._queues[key]
 
-    def _go_on(self, key: SessionKey, line: _Line) -> None:
-        """With who waits and was not answered along with the turn that has ended."""
-        for one in line.waiting:
-            one.is_offered = False
-            if one.run.ended:
-                one.leave()
-        line.waiting = deque([one for one in line.waiting if not one.run.ended])
-        if line.waiting:
-            self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
-        else:
-            del self._lines[key]
-
-    def _next(self, key: SessionKey, line: _Line) -> Sequence[QueuedMessage]:
-        waiting = line.waiting
+    def _next(self, key: SessionKey, queue: _Queue) -> Sequence[QueuedMessage]:
+        waiting = queue.waiting
         if len(waiting) == 1:
-            line.together = 0
+            queue.together = 0
             return [waiting.popleft()]
         begun = (place for place, one in enumerate(waiting, 1) if one.entry.attempts)
-        usual = len(waiting) if self.mode(key) == "collect" else line.together
+        usual = len(waiting) if self.mode(key) == "collect" else queue.together
         most = next(begun, usual)
         batch = [waiting.popleft()]
         while waiting and len(batch) < most and _fits(batch, waiting[0]):
             batch.append(waiting.popleft())
-        line.together = max(0, line.together - len(batch))
+        queue.together = max(0, queue.together - len(batch))
         return batch
 
-    def _offer(self, line: _Line) -> None:
-        """Lets the turn that is at work have those who wait, as far as they fit, in order. One that
-        an earlier process began takes again what it took, and nobody else: none must overtake."""
-        carrier = line.at_work[-1]
-        if self.mode(carrier.run.session_key) != "steer" or _is_resumed(carrier.entry):
+    def _offer(self, queue: _Queue) -> None:
+        """Offers those who wait to the turn at work, as far as they fit, in order. A run that an
+        earlier process began takes again what it took, and nothing else: none must overtake."""
+        carrier = queue.at_work[-1]
+        is_resumed = carrier.entry.state == "queued" and carrier.entry.attempts > 0
+        if self.mode(carrier.run.session_key) != "steer" or is_resumed:
             return
-        had = list(line.at_work)
-        for one in line.waiting:
+        had = list(queue.at_work)
+        for one in queue.waiting:
             if not one.is_offered:
                 said = Steered(one.run.run_id, one.entry.new.content)
                 one.is_offered = _fits(had, one) and carrier.run.control.steer(said)
@@ -419,8 +369,15 @@ class SessionQueues:
             had.append(one)
 
 
-def _is_resumed(entry: Entry) -> bool:
-    return entry.state == "queued" and entry.attempts > 0
+def _drop_ended(queue: _Queue) -> None:
+    """Keeps those who wait and were not answered along with the turn that has ended."""
+    waiting, queue.waiting = queue.waiting, deque()
+    for one in waiting:
+        one.is_offered = False
+        if one.run.ended:
+            one.leave()
+        else:
+            queue.waiting.append(one)
 
 
 def _fits(batch: Sequence[QueuedMessage], one: QueuedMessage) -> bool:

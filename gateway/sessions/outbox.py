@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Literal
 
 import anyio
 
@@ -14,7 +15,7 @@ from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
 from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Receipt
 from gateway.domain.ports import Clock, Outbox
-from gateway.domain.supervision import contained, supervise
+from gateway.domain.supervision import contained, result_of, supervise
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ LONGEST_PAUSE_S = 60.0
 GIVES_UP_S = 86_400.0  # although the platform itself names each wait
 AT_WORK = 1_024  # deliveries of a channel
 REST_S = 1.0
+DEFECT = Receipt("failed", why="a defect in the gateway; the log tells")
+
+NotOurs = Literal["not ours"]
 
 
 class _Draining(Exception):
@@ -172,30 +176,28 @@ class Deliveries:
         attempt = _Attempt(
             self.outbox, line, self.clock, new.id, delivery.arrived, delivery.attempts
         )
+        deliver = partial(self._receipt, delivery, attempt)
         try:
-            receipt = await self._receipt(delivery, attempt)
-            if receipt is not None:
-                await self._settle(delivery, attempt, receipt)
+            # One answer that cannot be sent keeps no other one from being sent.
+            receipt = await result_of("a delivery failed", deliver, delivery=new.id)
+            if receipt != "not ours":
+                await self._settle(delivery, attempt, receipt or DEFECT)
         finally:
             line.ids.discard(new.id)
             line.sending.discard(new.id)
             line.news.set()
 
-    async def _receipt(self, delivery: Delivery, attempt: _Attempt) -> Receipt | None:
-        """None: it is not ours to settle."""
+    async def _receipt(self, delivery: Delivery, attempt: _Attempt) -> Receipt | NotOurs:
+        """It is not ours to settle what is withdrawn, or left for the next process."""
         try:
             return await self.channels[delivery.new.channel].deliver(delivery, attempt.sending)
         except _Draining:
-            return None
+            return "not ours"
         except (Conflict, NotFound) as error:  # erased or dropped before it went out
             log.info("a delivery is no longer to be sent", extra={"why": str(error)})
-            return None
+            return "not ours"
         except StoreUnavailable as error:
             return Receipt("pending", why=str(error))
-        except Exception:
-            # One answer that cannot be sent keeps no other one from being sent.
-            log.exception("a delivery failed", extra={"delivery": delivery.new.id})
-            return Receipt("failed", why="a defect in the gateway; the log tells")
 
     async def _settle(self, delivery: Delivery, attempt: _Attempt, receipt: Receipt) -> None:
         state, due_at, why = receipt.state, None, receipt.why

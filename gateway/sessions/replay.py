@@ -1,38 +1,502 @@
-"""The operator's replay of a run, and its comparison with another model."""
+"""Replays a journal, where model, tools and clock give what they gave; and compares a run with another model."""
 
+import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import Any
+from datetime import datetime
+from functools import partial
+from itertools import takewhile, zip_longest
+from math import inf
+from sys import maxsize
+from typing import Any, NoReturn, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint
 
-from gateway.agent.effects import Gate, RunControl
-from gateway.agent.journal import RunJournal, result_from
-from gateway.agent.runner import Runner
+from gateway.agent.driver import RunControl, Runner
+from gateway.agent.effects import Gate, Job, Steered, TurnEvent
+from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import NodeId, RunId
+from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
+from gateway.domain.errors import Conflict, ModelFailed, NotFound
+from gateway.domain.ids import EPOCH, NodeId, RunId, to_time
 from gateway.domain.inbox import RunRecord
-from gateway.domain.journal import MOST_BYTES, Attempt, JournalUnreadable
-from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.model import Hear, ModelReply, ModelRequest
-from gateway.domain.ports import Decode, Encode, Inbox, Model, SessionStore, ToolScope
+from gateway.domain.journal import (
+    MOST_BYTES,
+    OVERRUN,
+    Attempt,
+    JournalEntry,
+    JournalUnreadable,
+    damaged,
+)
+from gateway.domain.messages import ToolCall, ToolResult, Usage
+from gateway.domain.model import (
+    BudgetWarning,
+    Hear,
+    ModelReply,
+    ModelRequest,
+    ReplyProgress,
+    TextDelta,
+    ThinkingDelta,
+)
+from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, SessionStore, ToolScope
 from gateway.memory.episodes import Episode
-from gateway.sessions.journal import Difference, apart, last_attempt
+from gateway.sessions.journal import (
+    Difference,
+    RequestParts,
+    RunInputs,
+    apart,
+    last_attempt,
+    parted,
+    parts_at,
+    parts_of,
+    read_in,
+    unequal,
+)
 from gateway.sessions.lanes import QueuedMessage, TurnBatch
-from gateway.sessions.player import Player, Reel, ReplayedGate, ReplayedModel
-from gateway.sessions.runs import LiveRun, LiveRuns
-from gateway.sessions.worker import Worker, WorkerDeps, read_in
+from gateway.sessions.runs import LiveRun
+from gateway.sessions.worker import RunEnd, RunWorker
+
+T = TypeVar("T")
 
 LONGEST_S = 60.0
+STALL_S = 1.0  # side by side, another's entry may come first; but not for so long
 _SHOWN = 500  # bytes of an event
+_MOST_SENT = 64 * 1024 * 1024
+_NOTHING = JournalEntry("over")
 
-Wired = Callable[[Reel], Model]  # the real clients of all providers, over a reel
+# Kinds of entries, by what they are for a replay.
+_CLOCKS = frozenset({"now", "at"})
+_SKIPPED = frozenset({"taken", "begun", "sub"})  # only a resumed attempt needs them
+_UNREAD = frozenset({"bytes", "end"})  # of an answer that nobody read to its end
+_OTHERS = frozenset({"stop", "said", "unsaid"})  # requests of others to the run
+_WORDS = frozenset({"text", "thinking"})
+_ENDS = frozenset({"reply", "failed", "refused"})
+_TURNS = _ENDS | {"sent", "ask", "over"}
+# What may be left over in front of an entry: it is not asked for any more.
+_LEFT = dict.fromkeys(("sent", "metered", "reply", "failed", "refused"), _UNREAD)
+# A run that is stopped may go one step further.
+_UNHEARD = _UNREAD | _OTHERS | {"sent", "spent", "over"}
+
+OnDifference = Callable[[Difference | JournalUnreadable], None]
+
+
+class ReplayedClock:
+    """Implements the Clock port: what the clocks said between two entries, in its order; a further
+    reading gives the last again."""
+
+    def __init__(self) -> None:
+        self._now, self._tick = EPOCH, 0.0
+        self._nows: deque[datetime] = deque()
+        self._ticks: deque[float] = deque()
+
+    def now(self) -> datetime:
+        if self._nows:
+            self._now = self._nows.popleft()
+        return self._now
+
+    def monotonic(self) -> float:
+        if self._ticks:
+            self._tick = self._ticks.popleft()
+        return self._tick
+
+    async def sleep(self, seconds: float) -> None:
+        await checkpoint()
+
+    def take(self, entries: Sequence[JournalEntry], place: int) -> int:
+        """Takes what they said from that place on; gives the place after it."""
+        self._now = self._nows[-1] if self._nows else self._now
+        self._tick = self._ticks[-1] if self._ticks else self._tick
+        self._nows.clear()
+        self._ticks.clear()
+        while place < len(entries) and entries[place].kind in _CLOCKS:
+            entry = entries[place]
+            self._nows.append(to_time(entry.values[0]))
+            if entry.kind == "at":
+                self._ticks.append(entry.values[1])
+            place += 1
+        return place
+
+
+class Player(RunJournal):
+    """The journal of a run that is replayed. `on_difference` hears where the run leaves the record,
+    or what is wrong with it; the replay ends there."""
+
+    is_played = True
+
+    def __init__(
+        self, attempt: Attempt, control: RunControl, on_difference: OnDifference, soul: str
+    ) -> None:
+        self.played = ReplayedClock()
+        super().__init__(self.played, attempt.earlier)
+        self._entries = [one for one in attempt.entries if one.kind not in _SKIPPED]
+        self._control, self._on_difference, self._soul = control, on_difference, soul
+        self._parts = RequestParts()
+        self._moved = anyio.Event()
+        self._queue = EventQueue()  # on which the run waits
+        self._ends_unread = 0
+        self._place = self.played.take(self._entries, 0)
+
+    # -- the record
+
+    def coming(self) -> Iterator[JournalEntry]:
+        """The entries from here on, without the clocks."""
+        rest = (self._entries[place] for place in range(self._place, len(self._entries)))
+        return (entry for entry in rest if entry.kind not in _CLOCKS)
+
+    def peek(self) -> JournalEntry:
+        return next(self.coming(), _NOTHING)
+
+    def next_of(self, kinds: Container[str]) -> str | None:
+        """The kind of the first entry that is one of these."""
+        return next((entry.kind for entry in self.coming() if entry.kind in kinds), None)
+
+    def has_end(self) -> bool:
+        """Whether the call that is at work came to an end of its own."""
+        return self.next_of(_TURNS) in _ENDS
+
+    async def reach(self, *kinds: str, key: tuple[object, ...] = ()) -> JournalEntry:
+        """The next entry, when it is of one of these kinds and its values begin so. Does not wait if
+        it is there already."""
+        while True:
+            entry = self._next()
+            if entry.kind in kinds and entry.values[: len(key)] == key:
+                self.advance()
+                return entry
+            if entry.kind in _LEFT.get(kinds[0], ()):
+                self.advance()
+            else:
+                await self._stall(" or ".join(kinds))
+
+    def advance(self) -> None:
+        self._place = self.played.take(self._entries, self._place + 1)
+        moved, self._moved = self._moved, anyio.Event()
+        moved.set()
+        self._queue.came.set()
+
+    def forget_end(self) -> None:
+        """Of an answer that nobody reads any more; it may stand a little further on."""
+        self._ends_unread += 1
+        self._skip_ends()
+
+    def _skip_ends(self) -> None:
+        while self._ends_unread and self.peek().kind == "end":
+            self._ends_unread -= 1
+            self.advance()
+
+    async def cut(self) -> NoReturn:
+        """What becomes of a call that has no end: its time was over, or nobody wanted it any more."""
+        for entry in self.coming():
+            if entry.kind == "told" and "ModelBroke" in entry.values[0]:
+                raise TimeoutError
+            if entry.kind in {"ask", "over"}:
+                break
+        while True:
+            self._next()
+            await self._stall("the end of a call")
+
+    async def leave(self, difference: Difference | JournalUnreadable) -> NoReturn:
+        self._on_difference(difference)
+        await anyio.sleep_forever()
+        raise AssertionError("the replay has ended")
+
+    async def read(self, make: Callable[[], T]) -> T:
+        """What is made of an entry; the replay ends if nothing can be."""
+        try:
+            return make()
+        except (TypeError, KeyError, ValueError, AssertionError) as error:
+            await self.leave(damaged(error))
+
+    def _next(self) -> JournalEntry:
+        """The next entry. What others did before it is done."""
+        self._skip_ends()
+        while (entry := self.peek()).kind in _OTHERS:
+            self.advance()
+            match entry:
+                case JournalEntry("stop", (reason, at_once)):
+                    self._control.stop(reason, at_once=at_once)
+                case JournalEntry("said", (run_id, text)):
+                    self._control.steer(Steered(run_id, text))
+                case _:
+                    self._control.withdraw(entry.values[0])
+        return entry
+
+    async def _stall(self, wanted: str, event: anyio.Event | None = None) -> None:
+        """Until something else has had its turn."""
+        with anyio.move_on_after(STALL_S) as scope:
+            await (event or self._moved).wait()
+        if scope.cancelled_caught:
+            found = self.peek().kind
+            await self.leave(Difference("the order of what happened", found, wanted))
+
+    # -- what the driver asks of it
+
+    async def begins(
+        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
+    ) -> None:
+        """Compares what decides over the run, and what the first request will begin with."""
+        recorded = (await self.reach("begin")).values[0]
+        if (difference := unequal(recorded, scene)) is not None:
+            await self.leave(difference)
+        ask = next((one for one in self.coming() if one.kind == "ask"), None)
+        if ask is None:
+            return
+        first = await self.read(partial(self._parts.then, ask.values[0]))
+        now = parts_at(job)
+        # Notices may stand before the question; a request that was made shorter has other messages.
+        known = len(now.messages) - 1
+        known = known if len(first.messages) > known else 0
+        first = replace(first, settings={}, messages=first.messages[:known])
+        await self._compare("call 1", first, replace(now, messages=now.messages[:known]))
+
+    async def keep(self, what: str) -> None:
+        await self.reach("kept", key=(what,))
+
+    async def asked(self, call: str, request: ModelRequest) -> None:
+        """Compares what is asked with what was."""
+        entry = await self.reach("ask")
+        self._parts = await self.read(partial(self._parts.then, entry.values[0]))
+        await self._compare(call, self._parts, parts_of(request))
+
+    async def _compare(self, call: str, recorded: RequestParts, now: RequestParts) -> None:
+        if (difference := parted(call, recorded, now, self._soul)) is not None:
+            await self.leave(difference)
+
+    async def wait(self, queue: EventQueue, seconds: float) -> bool:
+        self._queue = queue
+        while True:
+            queue.came = anyio.Event()
+            entry = self._next()
+            if entry.kind == "told" and entry.values[0] == _names(queue.items):
+                return True
+            if entry.kind == "late":
+                self.advance()
+                return False
+            await self._stall("something to tell", queue.came)
+
+    def tells(self, events: Sequence[TurnEvent]) -> None:
+        entry = self.peek()
+        if entry.kind == "told" and entry.values[0] == _names(events):
+            self.advance()
+        else:
+            self._on_difference(Difference("what the turn is told", entry.kind, _names(events)))
+
+    def ends(self) -> None:
+        """All that was told has been told again, but for what nobody heard any more."""
+        for entry in self.coming():
+            if entry.kind not in _UNHEARD:
+                difference = Difference("the order of what happened", entry.kind, "the end")
+                self._on_difference(difference)
+                break
+            self.advance()
+            if entry.kind == "over":
+                break
+
+
+def _names(events: Iterable[TurnEvent]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+class Reel:
+    """What a provider's client stands on while its bytes come from a record: network and its answer,
+    clock, random numbers, and an encoder that asks nobody anything."""
+
+    path = ""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+        self._has_ended = False
+
+    def now(self) -> datetime:
+        return self._player.clock.now()
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        await self._player.clock.sleep(seconds)
+
+    def random(self) -> float:
+        """A retry that did not happen would have come too late."""
+        return 0.0 if self._goes_on() else inf
+
+    def headers(self, api_key: str | None) -> Mapping[str, str]:
+        return {}
+
+    def body(self, request: ModelRequest) -> bytes:
+        """As long as it was: estimates count on that."""
+        sizes = (entry.values[0] for entry in self._player.coming() if entry.kind == "sent")
+        return bytes(max(0, min(next(sizes, 0), _MOST_SENT)))
+
+    def adapt(self, refusal: str) -> bool:
+        return self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether more was sent within this call, or would have been if nobody had stopped it."""
+        return not self._player.has_end()
+
+    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
+        return self._send()
+
+    @asynccontextmanager
+    async def _send(self) -> AsyncIterator[HttpAnswer]:
+        self._has_ended = False
+        await self._player.reach("sent")
+        entry = await self._player.reach("head", "end")
+        try:
+            if entry.kind == "end":
+                await self.ended(*entry.values)
+            yield _Answer(self, self._player, *entry.values)
+        finally:
+            if not self._has_ended:
+                self._player.forget_end()
+
+    async def ended(self, how: str, detail: str) -> bytes:
+        """What a read gives at the end of an answer."""
+        self._has_ended = True
+        if how == "complete":
+            return b""
+        if how != "cut":
+            raise HttpFailed(how, detail)
+        if not self._player.has_end():
+            await self._player.cut()
+        return b""
+
+
+class _Answer:
+    def __init__(self, reel: Reel, player: Player, status: int, headers: Mapping[str, str]) -> None:
+        self._reel, self._player = reel, player
+        self.status, self.headers = status, headers
+
+    @property
+    def is_over(self) -> bool:
+        return self._player.peek().kind != "bytes"
+
+    async def read_some(self) -> bytes:
+        entry = await self._player.reach("bytes", "end")
+        if entry.kind == "end":
+            return await self._reel.ended(*entry.values)
+        data: str = entry.values[0]
+        return data.encode("latin-1")
+
+    async def read_into(self, take: Callable[[bytes], bool]) -> bool:
+        while data := await self.read_some():
+            if not take(data):
+                return False
+        return True
+
+
+class ReplayedModel:
+    """Implements the Model port. `wired` makes the real clients over a reel."""
+
+    def __init__(self, player: Player, wired: Callable[[Reel], Model]) -> None:
+        self._player = player
+        self._wired = wired(Reel(player))
+        self.calls = 0
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        player = self._player
+        self.calls += 1
+        await player.asked(f"call {self.calls}", request)
+        kinds = (one.kind for one in player.coming() if one.kind not in _OTHERS)
+        if next(kinds, None) != "sent":
+            return await self._read(hear)
+        request = replace(request, progress=ReplyProgress(most=self._most()))
+        try:
+            reply = await self._wired.reply(request, hear)
+        except ModelFailed:
+            entry = await player.reach("failed", "refused")
+            if entry.kind == "refused":  # a retry, or another that nobody paid for
+                raise await player.read(partial(_refusal, *entry.values)) from None
+            raise
+        if player.next_of(_TURNS | {"metered"}) == "metered":
+            entry = await player.reach("metered")
+            reply = await player.read(partial(_metered, reply, *entry.values))
+        await player.reach("reply")
+        return reply
+
+    def _most(self) -> int:
+        """The size by which the call that comes was cut off, if it was."""
+        for entry in takewhile(lambda entry: entry.kind not in _ENDS, self._player.coming()):
+            if entry.kind == "end" and entry.values[0] == OVERRUN and entry.values[1].isdecimal():
+                return int(entry.values[1])
+        return maxsize
+
+    async def _read(self, hear: Hear) -> ModelReply:
+        """Of a model that has no bytes, or of one that was never reached."""
+        player = self._player
+        while True:
+            if not (player.peek().kind in _WORDS or player.has_end()):
+                await player.cut()
+            entry = await player.reach("text", "thinking", "reply", "failed", "refused")
+            match entry.kind:
+                case "text":
+                    hear(TextDelta(entry.values[0]))
+                case "thinking":
+                    hear(ThinkingDelta(entry.values[0]))
+                case "reply":
+                    return await player.read(partial(reply_from, entry.values[1]))
+                case "failed":
+                    raise await player.read(partial(_failure, entry.values[0]))
+                case _:
+                    raise await player.read(partial(_refusal, *entry.values))
+
+
+def _failure(values: Mapping[str, Any]) -> ModelFailed:
+    return ModelFailed(**values)
+
+
+def _metered(
+    reply: ModelReply,
+    cost_usd: float | None,
+    warned: Sequence[Mapping[str, Any]],
+    overrun: Mapping[str, Any] | None,
+) -> ModelReply:
+    warnings = tuple(BudgetWarning(**one) for one in warned)
+    usage = reply.usage if overrun is None else Usage(**overrun)
+    return replace(reply, usage=replace(usage, cost_usd=cost_usd), warnings=warnings)
+
+
+def _refusal(kind: Any, name: str, unit: Any, *amounts: Any) -> BudgetExceeded:
+    used, limit, held, after_s = amounts
+    amount = Amount if unit == "tokens" else partial(Amount, 0)
+    tally = Tally(Scope(kind, name), amount(used), amount(held))
+    return BudgetExceeded(tally, unit, limit, retry_after_s=after_s)
+
+
+class ReplayedGate:
+    """Gives recorded results in the order in which the tools gave them. What is offered is what
+    would be today."""
+
+    def __init__(self, player: Player, gate: Gate) -> None:
+        self._player = player
+        self.prepare, self.offered, self.listed = gate.prepare, gate.offered, gate.listed
+
+    async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
+        player = self._player
+        while (entry := await player.reach("result", "spent", key=(call.id,))).kind == "spent":
+            for plain in entry.values[1]:
+                scope.spend(await player.read(partial(spent_from, plain)))
+        _, _, name, arguments, plain = entry.values
+        if (name, arguments) != (call.name, call.arguments):
+            recorded, now = f"{name} {arguments}", f"{call.name} {call.arguments}"
+            await player.leave(Difference(f"the tool call {call.id}", recorded, now))
+        return await player.read(partial(result_from, call.id, name, plain))
+
+
+# -- the operator's replay, and the comparison with another model
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,79 +512,79 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    means: WorkerDeps
-    runs: Inbox
-    transcript: SessionStore
-    wired: Wired
+    """`wired` makes the real clients of all providers, over a reel."""
+
+    worker: RunWorker
+    sessions: SessionStore
+    wired: Callable[[Reel], Model]
     providers: frozenset[str]
 
     async def replay(self, record: RunRecord) -> Replayed:
         """With the agent, soul, tools and limits of today, and what it was told then. Raises
         Conflict, NotFound, JournalUnreadable."""
         attempt = await self.attempt(record)
-        batch = await self.batch(record, attempt)
-        episode = await self.episode(batch)
-        means, new, run = self.means, record.entry.new, batch.run
-        agent, runner = means.agents.get(new.session_key.agent), self.means.runner
-        soul = means.souls.of(new.session_key.agent)
+        batch = await self._batch(record, attempt)
+        runner, run, agent_id = self.worker.runner, batch.run, batch.run.session_key.agent
+        agent, soul = self.worker.agents.get(agent_id), self.worker.souls.of(agent_id)
         scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
-        parting = _Parting(record, scope)
-        player = Player(attempt, run.control, parting, soul.loaded_from if soul else "none")
-        run.listen(lambda event, _last: parting.hear(event))
+        comparison = _Comparison(record, scope)
+        player = Player(attempt, run.control, comparison, soul.loaded_from if soul else "none")
+        run.listen(lambda event, _last: comparison.hear(event))
         model = ReplayedModel(player, self.wired)
-        played = replace(runner, model=model, gate=ReplayedGate(player, runner.gate))
-        work = Worker(self._aside(played), LiveRuns(means.encode))
         if agent is not None:
             await runner.gate.prepare(agent)  # so that what is offered today can be offered
         run.start(record.entry.attempts, player.moment())
         with scope:
-            end = await work.end_of(batch, agent, episode, player, read_in(attempt))
-            run.seal(end.terminal)
-            parting.end(run.events)
+            runner = replace(runner, model=model, gate=ReplayedGate(player, runner.gate))
+            await self._end_of(batch, agent, runner, player, read_in(attempt))
+            comparison.end(run.events)
         run.release()
-        if parting.found is None and scope.cancelled_caught:
+        if comparison.found is None and scope.cancelled_caught:
             raise Conflict(f"the replay did not end within {LONGEST_S:g} s")
-        if isinstance(parting.found, JournalUnreadable):
-            raise parting.found
-        return Replayed(parting.found, parting.heard, model.calls)
+        if isinstance(comparison.found, JournalUnreadable):
+            raise comparison.found
+        return Replayed(comparison.found, comparison.heard, model.calls)
 
     async def compare(self, record: RunRecord, model: str) -> Replayed:
         """Asks another model for real. What differs is what it does and says, not how it is cut into
         events. A call whose result is not recorded ends it. Raises as `replay` does, and
         BudgetExceeded."""
         attempt = await self.attempt(record)
-        batch = await self.batch(record, attempt)
-        episode = await self.episode(batch)
-        means, new, run = self.means, record.entry.new, batch.run
-        agent, runner = means.agents.get(new.session_key.agent), self.means.runner
+        batch = await self._batch(record, attempt)
+        worker, runner, run = self.worker, self.worker.runner, batch.run
+        agent = worker.agents.get(run.session_key.agent)
         if agent is None:
-            raise NotFound(f"agent {new.session_key.agent!r}")
-        asked = _Counted(runner.model)
-        gate = KnownResults(attempt, run.control, runner.gate, means.encode, means.decode)
-        work = Worker(self._aside(replace(runner, model=asked, gate=gate)), LiveRuns(means.encode))
-        journal = RunJournal(means.clock)
-        lacking = tuple(await runner.gate.prepare(agent))
+            raise NotFound(f"agent {run.session_key.agent!r}")
+        asked, gate = _Counted(runner.model), KnownResults(attempt, run.control, runner.gate)
+        journal = RunJournal(worker.clock)
+        read = replace(read_in(attempt), lacking=tuple(await runner.gate.prepare(agent)))
         run.start(1, journal.moment())
-        other, read = self._with_model(agent, model), replace(read_in(attempt), lacking=lacking)
-        end = await work.end_of(batch, other, episode, journal, read)
-        run.seal(end.terminal)
+        other, runner = self._with_model(agent, model), replace(runner, model=asked, gate=gate)
+        end = await self._end_of(batch, other, runner, journal, read)
         run.release()
         if asked.refusal is not None:
             raise asked.refusal
-        steps = [_steps(one, gate) for one in (record.log.split(b"\n"), run.events)]
-        return Replayed(_parting(*steps), len(run.events), asked.calls, end.text, end.usage.total)
+        steps = [_steps(map(worker.decode, log)) for log in (record.log.split(b"\n"), run.events)]
+        tokens = end.result.usage.total if end.result else 0
+        return Replayed(_first_difference(*steps), len(run.events), asked.calls, end.text, tokens)
 
-    def _aside(self, runner: Runner) -> WorkerDeps:
-        """Everything for a run that leaves nothing to anybody: subscribers have heard of it, and
+    async def _end_of(
+        self,
+        batch: TurnBatch,
+        agent: AgentDef | None,
+        runner: Runner,
+        journal: RunJournal,
+        read: RunInputs,
+    ) -> RunEnd:
+        """Drives the run again. It leaves nothing to anybody: subscribers have heard of it, and
         failures of rules count nowhere else."""
-
-        def rules() -> RuleSet:
-            known = runner.rules()
-            return RuleSet(known.rules, known.refused)
-
-        bus = Bus()
-        alone = replace(runner, rules=rules, publish=bus.publish, hears=bus.hears)
-        return replace(self.means, runner=alone)
+        known, bus = runner.rules(), Bus()
+        rules = RuleSet(known.rules, known.refused)
+        alone = replace(runner, rules=lambda: rules, publish=bus.publish, hears=bus.hears)
+        worker, episode = replace(self.worker, runner=alone), await self._episode(batch)
+        end = await worker.end_of(batch, agent, episode, journal, read)
+        batch.run.seal(end.terminal)
+        return end
 
     def _with_model(self, agent: AgentDef, model: str) -> AgentDef:
         """The agent with another model: of another provider if its name stands in front of a `/`."""
@@ -135,50 +599,48 @@ class Replayer:
             raise Conflict("the run has not ended yet")
         if record.outcome == "merged":
             raise Conflict("another run answered it: its last event names that one")
-        parts = await self.means.journal.read(run_id)
+        parts = await self.worker.journal.read(run_id)
+        if not parts and record.log:
+            why = "an earlier version recorded this run, and this one cannot replay it"
+            raise JournalUnreadable(why)
         if not parts:
-            if record.log:
-                told = "an earlier version recorded this run, and this one cannot replay it"
-                raise JournalUnreadable(told)
             raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
-        attempt = await last_attempt(parts, self.means.decode)
+        attempt = await last_attempt(parts, self.worker.decode)
         if attempt.is_cut:
             most = MOST_BYTES // 1024 // 1024
             raise JournalUnreadable(f"the run was told more than the {most} MiB that are recorded")
         return attempt
 
-    async def batch(self, record: RunRecord, attempt: Attempt) -> TurnBatch:
+    async def _batch(self, record: RunRecord, attempt: Attempt) -> TurnBatch:
         """What it answered, and what was said to it on its way."""
-        before = [await self._waiting(run_id) for run_id in attempt.asked[:-1]]
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
-        behind = [one for run_id in said if (one := await self._waiting(run_id))]
-        asked = [one for one in before if one is not None]
-        return TurnBatch([*asked, self._as_waiting(record)], lambda: behind)
+        asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
+        return TurnBatch([*asked, self._as_queued(record)], lambda: behind)
 
-    async def _waiting(self, run_id: str) -> QueuedMessage | None:
-        record = await self.runs.find_run(RunId(run_id))
-        return None if record is None else self._as_waiting(record)
+    async def _queued(self, ids: Sequence[str]) -> Sequence[QueuedMessage]:
+        records = [await self.worker.inbox.find_run(RunId(run_id)) for run_id in ids]
+        return [self._as_queued(record) for record in records if record is not None]
 
-    def _as_waiting(self, record: RunRecord) -> QueuedMessage:
+    def _as_queued(self, record: RunRecord) -> QueuedMessage:
         new = record.entry.new
-        run = LiveRun(new.run_id, new.session_key, self.means.encode, new.accepted_at)
-        return QueuedMessage(record.entry, run, lambda: None, ((), ""))
+        run = LiveRun(new.run_id, new.session_key, self.worker.encode, new.accepted_at)
+        return QueuedMessage(record.entry, run)
 
-    async def episode(self, batch: TurnBatch) -> Episode:
+    async def _episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""
-        means, new = self.means, batch.asked[0].entry.new
-        question = await self.transcript.node(new.session_key, NodeId(new.message_id))
+        new = batch.news[0]
+        question = await self.sessions.node(new.session_key, NodeId(new.message_id))
         if question is None:
             raise NotFound(f"the question of run {new.run_id[:64]!r}")
         if question.parent_id is None:
             return Episode(None)
-        agent = means.agents.get(new.session_key.agent)
+        agent = self.worker.agents.get(new.session_key.agent)
         rules = agent.context if agent else ContextRules()
-        return await means.episodes.recall(new.session_key, rules, upto=question.parent_id)
+        return await self.worker.episodes.recall(new.session_key, rules, upto=question.parent_id)
 
 
-class _Parting:
-    """Keeps the first place where the run parts from its record, and ends the replay there."""
+class _Comparison:
+    """Keeps the first place where the run differs from its record, and ends the replay there."""
 
     def __init__(self, record: RunRecord, scope: anyio.CancelScope) -> None:
         self._events, self._first = record.log.split(b"\n"), record.first_seq
@@ -191,31 +653,28 @@ class _Parting:
         self._scope.cancel()
 
     def hear(self, event: bytes) -> None:
-        self._compare(self.heard, event)
-        self.heard += 1
-
-    def end(self, events: Sequence[bytes]) -> None:
-        """With the last event, which nobody is told."""
-        self._compare(len(events) - 1, events[-1])
-        self.heard = len(events)
-        if len(events) < len(self._events):
-            self._compare(len(events), b"")
-
-    def _compare(self, place: int, event: bytes) -> None:
+        """Compares the next event with the recorded one; an empty one stands for the end."""
+        place = self.heard
         recorded = self._events[place] if place < len(self._events) else b""
         if recorded != event and self.found is None:
+            shown, now = (
+                one[:_SHOWN].decode("utf-8", "replace") or None for one in (recorded, event)
+            )
             seq = self._first + place
-            self(Difference(f"event {seq}", _text(recorded), _text(event), seq))
+            self(Difference(f"event {seq}", shown, now, seq))
+        self.heard += bool(event)
 
-
-def _text(event: bytes) -> str | None:
-    return event[:_SHOWN].decode("utf-8", "replace") or None
+    def end(self, events: Sequence[bytes]) -> None:
+        """With the last event, which no listener hears."""
+        self.hear(events[-1])
+        if len(events) < len(self._events):
+            self.hear(b"")
 
 
 Steps = Sequence[tuple[str, str]]  # each tool call and the answer: its name, and what it says
 
 
-def _parting(recorded: Steps, now: Steps) -> Difference | None:
+def _first_difference(recorded: Steps, now: Steps) -> Difference | None:
     for number, (one, other) in enumerate(zip_longest(recorded, now), 1):
         if one == other:
             continue
@@ -225,58 +684,45 @@ def _parting(recorded: Steps, now: Steps) -> Difference | None:
     return None
 
 
-def _steps(events: Sequence[bytes], gate: "KnownResults") -> Steps:
+def _steps(events: Iterable[Any]) -> Steps:
     steps: list[tuple[str, str]] = []
-    for event in map(gate.decode, events):
+    for event in events:
         match event:
             case {"type": "tool_call", "tool_call": {"name": str(name), "arguments": str(given)}}:
-                steps.append((f"call of {name}", gate.same(given)))
+                steps.append((f"call of {name}", _canonical(given)))
             case {"type": "done", "response": str(text)} | {"type": "error", "message": str(text)}:
                 steps.append(("the answer", text))
     return steps
 
 
+def _canonical(arguments: str) -> str:
+    """One text for all arguments that mean the same."""
+    try:
+        value = json.loads(arguments)
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments
+
+
 class KnownResults:
     """Implements the Gate port: the same call gets what it got. One that was never made stops it."""
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        control: RunControl,
-        gate: Gate,
-        encode: Encode,
-        decode: Decode,
-    ) -> None:
-        self._control, self._encode, self.decode = control, encode, decode
-        self.offered, self.listed = gate.offered, gate.listed
-        self.prepare = gate.prepare
+    def __init__(self, attempt: Attempt, control: RunControl, gate: Gate) -> None:
+        self._control = control
+        self.prepare, self.offered, self.listed = gate.prepare, gate.offered, gate.listed
         self._known: dict[tuple[str, str], deque[Mapping[str, Any]]] = defaultdict(deque)
         for entry in attempt.entries:
             if entry.kind == "result":
-                _, _, name, arguments, told = entry.values
-                self._known[name, self.same(arguments)].append(told)
+                _, _, name, arguments, plain = entry.values
+                self._known[name, _canonical(arguments)].append(plain)
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        known = self._known.get((call.name, self.same(call.arguments)))
+        known = self._known.get((call.name, _canonical(call.arguments)))
         if not known:
             self._control.stop("cancelled", at_once=True)
             await anyio.sleep_forever()
             raise AssertionError("it was stopped")
-        told = known[0] if len(known) == 1 else known.popleft()
-        return result_from(call.id, call.name, told)
-
-    def same(self, arguments: str) -> str:
-        """One text for all that mean the same."""
-        try:
-            return self._encode(_sorted(self.decode(arguments))).decode()
-        except ValueError:
-            return arguments
-
-
-def _sorted(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(one) for one in value] if isinstance(value, list) else value
+        return result_from(call.id, call.name, known[0] if len(known) == 1 else known.popleft())
 
 
 class _Counted:

@@ -1,26 +1,38 @@
-"""Live runs: numbered chunks, who listens to them, and how they are stopped."""
+"""Live runs: their chunks and journal, who listens to them, and how they are stopped."""
 
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from math import ceil
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import anyio
+from anyio import to_thread
 
-from gateway.agent.effects import Moment, RunControl
-from gateway.agent.journal import RunJournal
-from gateway.domain.errors import Busy
-from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import SEQ_A_ATTEMPT, RunRecord
-from gateway.domain.messages import Chunk
-from gateway.domain.ports import Clock, Decode, Encode
-from gateway.sessions.journal import RecordedJournal
+from gateway.agent.driver import RunControl, Withdrawn
+from gateway.agent.effects import Job, Moment, Steered, StopRequested, TurnEvent
+from gateway.agent.journal import PART, RunJournal, retry_store
+from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.errors import Busy, ModelFailed
+from gateway.domain.ids import RunId, SessionKey, to_micros
+from gateway.domain.inbox import SEQ_A_ATTEMPT, NewEntry, RunRecord
+from gateway.domain.journal import MOST_BYTES
+from gateway.domain.messages import Chunk, Spent, ToolCall
+from gateway.domain.model import ModelReply, ModelRequest
+from gateway.domain.ports import Clock, Decode, Encode, Journal
+from gateway.sessions.journal import (
+    NO_ATTEMPTS,
+    EarlierAttempts,
+    Line,
+    RequestParts,
+    failure_values,
+    packed,
+    parts_of,
+    refusal_values,
+)
 
-log = logging.getLogger(__name__)
-
-# Of a run that nothing has driven yet, what `run.inspect` shows of its course.
+# What `run.inspect` shows of a run that nothing has driven yet.
 AT_REST: Mapping[str, object] = {
     "turn": 0,
     "tokens_used": 0,
@@ -35,15 +47,129 @@ AT_REST: Mapping[str, object] = {
     "context": None,  # that of `context.explain`
 }
 
-Listener = Callable[
-    [bytes, bool], None
-]  # an encoded event, and whether it is the last; never waits
+# An encoded event, and whether it is the last. A listener never waits.
+Listener = Callable[[bytes, bool], None]
+Pack = Callable[[], bytes]
+
+_LONG = 256 * 1024  # bytes that are packed in a thread
+_ENTRY_BYTES = 32  # that an entry takes besides its texts
+_RUN_ID = attrgetter("run_id")
+_TEXTS = frozenset({"bytes", "text", "thinking"})
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    finished_at: datetime
-    execution_ms: int
+class RecordedJournal(RunJournal):
+    """The journal of a run that is answered for a conversation. It is written in parts: before
+    what was granted takes effect, and with the end of the run."""
+
+    is_recorded = True
+
+    def __init__(
+        self,
+        run_id: RunId,
+        clock: Clock,
+        store: Journal,
+        encode: Encode,
+        earlier: EarlierAttempts = NO_ATTEMPTS,
+    ) -> None:
+        super().__init__(clock, earlier.entries)
+        self._run_id, self._store, self._encode = run_id, store, encode
+        self._parts = earlier.parts
+        self.lines: list[Line] = []  # not written yet; bytes are chunks
+        self._asked = RequestParts()
+        self._writing = anyio.Lock()
+        self._secrets: set[str] = set()
+        self._size = self._packed = 0  # of texts that only a replay reads
+
+    def begin(self, attempt: int, asked: Sequence[NewEntry], control: RunControl) -> Moment:
+        """Begins an attempt. From now on the requests of others to the run are recorded."""
+        self.lines.append(("attempt", (attempt, list(map(_RUN_ID, asked)))))
+        moment = self.moment()
+        for one in control.requests:
+            self._requested(one)
+        control.on_request = self._requested
+        return moment
+
+    def _requested(self, one: StopRequested | Steered | Withdrawn) -> None:
+        match one:
+            case StopRequested(reason, at_once):
+                self("stop", reason, at_once)
+            case Steered(run_id, text):
+                self("said", run_id, text)
+            case Withdrawn(run_id):
+                self("unsaid", run_id)
+
+    def __call__(self, kind: str, *values: object) -> None:
+        if kind == "sent":
+            self.has_sent = True
+        elif kind in _TEXTS:
+            self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # it is a text
+        self.lines.append((kind, values))
+
+    grant = __call__  # no kind of a grant is a text, or sent
+
+    def hide(self, *secrets: str) -> None:
+        self._secrets.update(secrets)
+
+    def moment(self) -> Moment:
+        moment = Moment(self.clock.now(), self.clock.monotonic())
+        self.lines.append(("at", (to_micros(moment.wall), moment.at)))
+        return moment
+
+    async def begins(
+        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
+    ) -> None:
+        self.lines.append(("begin", (scene, read)))
+
+    def tells(self, events: Sequence[TurnEvent]) -> None:
+        self.lines.append(("told", ([type(event).__name__ for event in events],)))
+
+    def asks(self, request: ModelRequest) -> None:
+        parts = parts_of(request)
+        self.lines.append(("ask", (parts.since(self._asked),)))
+        self._asked, self.has_sent = parts, False
+
+    def replied(self, step: int, reply: ModelReply) -> None:
+        has_bytes, usage, is_overrun = self.has_sent, reply.usage, reply.finish == "overrun"
+        if has_bytes and (reply.warnings or is_overrun or usage.cost_usd is not None):
+            warnings = [asdict(one) for one in reply.warnings] if reply.warnings else []
+            self("metered", usage.cost_usd, warnings, asdict(usage) if is_overrun else None)
+        plain = None if has_bytes and not reply.tool_calls else asdict(reply)
+        self.lines.append(("reply", (step, plain)))
+
+    def failed(self, failure: Exception) -> None:
+        if isinstance(failure, BudgetExceeded):
+            self("refused", *refusal_values(failure))
+        elif isinstance(failure, ModelFailed):
+            self("failed", None if self.has_sent else failure_values(failure))
+
+    def spends(self, call: ToolCall, spent: Spent) -> None:
+        self("spent", call.id, [asdict(spent)])
+
+    def ends(self) -> None:
+        self.lines.append(("over", ()))
+
+    async def keep(self, what: str) -> None:
+        async with self._writing:  # one part after the other, so that none is missing
+            if count := len(self.lines):
+                part, pack = await self.last_part()
+                await retry_store(self.clock, self._store.append, self._run_id, part, pack)
+                del self.lines[:count]  # written for certain; else the next part has them too
+                self._parts += 1
+        if not what.startswith(PART):
+            self.lines.append(("kept", (what,)))
+
+    async def last_part(self) -> tuple[int, Pack]:
+        """The number of the part that is not written yet, and its text. A part is packed where the
+        store writes it, which holds up nobody else; a long one in a thread, because the store
+        serves others."""
+        part, lines = self._parts, tuple(self.lines)
+        size, self._packed = self._size - self._packed + sum(map(len, lines)), self._size
+        secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES
+        pack = partial(packed, lines, self._encode, secrets, is_cut=is_cut)
+        if size < _LONG:
+            return part, pack
+        done = await to_thread.run_sync(pack)
+        return part, lambda: done
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -64,12 +190,12 @@ class LiveRun:
     sealed: bool = False
     progress: Callable[[], Mapping[str, object]] = dict
     started_at: datetime | None = None
-    opened: float = 0.0  # began and opened: by the clock that never jumps
+    opened: float = 0.0  # opened and began: by the clock that never jumps
     began: float = 0.0
     _listeners: dict[int, tuple[Listener, Callable[[], None] | None]] = field(default_factory=dict)
     _prefix: bytes = b""
 
-    def start(self, attempt: int, moment: Moment, journal: "RecordedJournal | None" = None) -> None:
+    def start(self, attempt: int, moment: Moment, journal: RecordedJournal | None = None) -> None:
         """Begins an attempt."""
         self.attempt, self.state, self.journal = attempt, "running", journal
         self.started_at, self.began = moment.wall, moment.at
@@ -78,7 +204,7 @@ class LiveRun:
         self._prefix = ids[:-1] + b',"seq":'
 
     def emit(self, chunk: Chunk) -> None:
-        """Numbers a chunk and tells it to every listener, without waiting for any."""
+        """Numbers a chunk, records it and sends it to every listener, without waiting for any."""
         events = self.events
         body = self.encode({"type": chunk.type, **chunk.data})
         event = b"%b%d,%b" % (self._prefix, self.first_seq + len(events), body[1:])
@@ -96,39 +222,37 @@ class LiveRun:
 
     def unseal(self) -> None:
         """Takes the terminal chunk back: it could not be committed."""
+        if not self.sealed:
+            return
         self.events.pop()
         if self.journal is not None:
             self.journal.lines.pop()
         self.sealed = False
 
-    def timing(self, journal: RunJournal) -> Timing:
-        """When the run ends, if it ends now."""
-        moment = journal.moment()
-        return Timing(moment.wall, ceil((moment.at - self.began) * 1000))
-
     def release(self) -> None:
-        """Lets go of the driver: reference cycles are only found by the garbage collector, and a
-        busy gateway would hold gigabytes until then."""
-        self.progress = dict
-        self.journal = None
+        """Drops the driver: reference cycles are only found by the garbage collector, and a busy
+        gateway would hold gigabytes until then."""
+        self.progress, self.journal = dict, None
         self.control.close()
 
     def publish(self) -> None:
-        """The end is durable: tell it."""
+        """The end is durable: sends it to the listeners."""
         self.ended = True
         for listener, _ in tuple(self._listeners.values()):
             listener(self.events[-1], True)  # noqa: FBT003  # the shape of a Listener
         self._listeners.clear()
 
-    @property
-    def told(self) -> Sequence[bytes]:
-        """The events that listeners may know: an end that is not durable yet is none of them."""
-        return self.events[:-1] if self.sealed and not self.ended else self.events
+    def abandon(self) -> None:
+        """The gateway stops before the run has ended: an empty last event ends the waiting."""
+        for listener, _ in tuple(self._listeners.values()):
+            listener(b"", True)  # noqa: FBT003  # the shape of a Listener
+        self._listeners.clear()
 
-    def events_after(self, seq: int, limit: int) -> Sequence[bytes]:
-        """Up to `limit` events that come after `seq`."""
+    def events_after(self, seq: int, limit: int | None = None) -> Sequence[bytes]:
+        """Up to `limit` events that come after `seq`; an end that is not durable is none of them."""
         start = max(0, seq + 1 - self.first_seq)
-        return self.told[start : start + limit]
+        known = len(self.events) - (self.sealed and not self.ended)
+        return self.events[start : known if limit is None else min(known, start + limit)]
 
     def listen(
         self,
@@ -138,24 +262,18 @@ class LiveRun:
         owner: object = None,
         replaced: Callable[[], None] | None = None,
     ) -> Callable[[], None]:
-        """Replays what is missing, then goes on live without a gap; gives a way to stop. A second
-        listener of one owner takes the place of the first, which is told by its `replaced`."""
-        told = self.events if not self.sealed or self.ended else self.events[:-1]
+        """Sends what is missing, then goes on live without a gap. The result stops the listening. A
+        second listener of one owner takes the place of the first, whose `replaced` is called."""
         name = id(listener if owner is None else owner)
         _, first_is_replaced = self._listeners.pop(name, (None, None))
         if first_is_replaced is not None:
             first_is_replaced()
-        for place in range(max(0, after_seq + 1 - self.first_seq), len(told)):
-            listener(told[place], self.ended and place + 1 == len(told))
+        missing = self.events_after(after_seq) if self.events else ()
+        for left, event in enumerate(missing, 1 - len(missing)):
+            listener(event, self.ended and not left)
         if not self.ended:
             self._listeners[name] = (listener, replaced)
-        return lambda: self._forget(name, listener)
-
-    def abandon(self) -> None:
-        """We stop before it has ended: an empty last event tells the listeners to wait no more."""
-        for listener, _ in tuple(self._listeners.values()):
-            listener(b"", True)  # noqa: FBT003  # the shape of a Listener
-        self._listeners.clear()
+        return partial(self._forget, name, listener)
 
     def _forget(self, name: int, listener: Listener) -> None:
         if self._listeners.get(name, (None, None))[0] is listener:
@@ -163,15 +281,15 @@ class LiveRun:
 
     def summary(self, clock: Clock) -> dict[str, object]:
         """What `run.inspect` shows."""
-        started = self.started_at
-        waited_to = self.began if started else clock.monotonic()
+        started, now = self.started_at, clock.monotonic()
+        waited_to = self.began if started else now
         return {
             "run_id": self.run_id,
             "session_key": str(self.session_key),
             "agent_id": self.session_key.agent,
             "state": self.state,
             "attempt": self.attempt,
-            "elapsed_s": round(clock.monotonic() - self.began, 6) if started else 0.0,
+            "elapsed_s": round(now - self.began, 6) if started else 0.0,
             "timings": {
                 "accepted_at": self.accepted_at,
                 "started_at": started,
@@ -183,74 +301,33 @@ class LiveRun:
         }
 
 
-class LiveRuns:
-    """The runs that have not ended, by id."""
-
-    def __init__(self, encode: Encode) -> None:
-        self._encode = encode
-        self._runs: dict[RunId, LiveRun] = {}
-
-    def open(
-        self, run_id: RunId, session_key: SessionKey, accepted_at: datetime, opened: float = 0.0
-    ) -> LiveRun:
-        run = LiveRun(run_id, session_key, self._encode, accepted_at, opened=opened)
-        self._runs[run_id] = run
-        return run
-
-    def find(self, run_id: str) -> LiveRun | None:
-        return self._runs.get(RunId(run_id))
-
-    def journal_of(self, run_id: RunId) -> RunJournal | None:
-        """Of a run that is at work."""
-        run = self._runs.get(run_id)
-        return None if run is None else run.journal
-
-    def close(self, run_id: RunId) -> None:
-        self._runs.pop(run_id, None)
-
-    def abandon_all(self) -> None:
-        for run in tuple(self._runs.values()):
-            run.abandon()
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-
-@dataclass(slots=True)
-class Ear:
-    """Listens to a run for one who waits. What it holds for a slow reader are the run's own
-    events, so it costs nothing while the run is live and is bounded by it afterwards."""
-
-    events: list[bytes] = field(default_factory=list)
-    news: anyio.Event = field(default_factory=anyio.Event)
-    ended: bool = False
-
-    def hear(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        if event:
-            self.events.append(event)
-        self.ended = last
-        self.news.set()
-
-    async def more(self) -> Sequence[bytes]:
-        """The events since the last call; none: it has ended."""
-        while not self.events and not self.ended:
-            self.news = anyio.Event()
-            await self.news.wait()
-        taken, self.events = self.events, []
-        return taken
+LiveRuns = dict[str, LiveRun]  # those that have not ended, by id
 
 
 async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
-    """All events of a run, from its first to its last."""
+    """All events of a run, from its first to its last. What is held for a slow reader are the run's
+    own events: they cost nothing while it is live, and are bounded by it afterwards."""
     if isinstance(run, RunRecord):
         for event in run.log.split(b"\n"):
             yield event
         return
-    ear = Ear()
-    stop = run.listen(ear.hear)
+    events, came, has_ended = list[bytes](), anyio.Event(), False
+
+    def take(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+        nonlocal has_ended
+        if event:
+            events.append(event)
+        has_ended = is_last
+        came.set()
+
+    stop = run.listen(take)
     try:
-        while events := await ear.more():
-            for event in events:
+        while events or not has_ended:
+            if not events:
+                came = anyio.Event()
+                await came.wait()
+            taken, events = events, []
+            for event in taken:
                 yield event
     finally:
         stop()

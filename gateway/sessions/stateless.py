@@ -1,6 +1,5 @@
 """Runs for callers who keep their conversation themselves: we keep nothing of it but what it cost."""
 
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -12,30 +11,22 @@ from secrets import token_bytes
 import anyio
 from anyio.abc import TaskGroup
 
+from gateway.agent.driver import Assignment
+from gateway.agent.effects import RunResult
 from gateway.agent.journal import RunJournal, retry_store
-from gateway.agent.runner import Assignment
 from gateway.domain.agents import MEMORY, AgentDef, Template, speaker
 from gateway.domain.errors import Busy, Conflict, GatewayError
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Entry, NewEntry
-from gateway.domain.messages import Message, Node
+from gateway.domain.inbox import NewEntry
+from gateway.domain.messages import Message, Node, ToolResult
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.sessions import as_wished
-from gateway.domain.supervision import contained
+from gateway.domain.supervision import contained, result_of
 from gateway.memory.context import Besides
 from gateway.memory.window import message_tokens
+from gateway.sessions.intake import with_boundary
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import (
-    DEFECT,
-    LAST_WORDS_S,
-    Questions,
-    RunEnd,
-    WorkerDeps,
-    answered,
-    refused,
-)
-
-log = logging.getLogger(__name__)
+from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunEnd, RunWorker, TurnMessages
 
 CHANNEL = "api"
 MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
@@ -68,7 +59,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Known:
     fingerprint: str
     run: LiveRun
     size: int = 0
@@ -80,68 +71,69 @@ class Answers:
     """Runs by account and key, as long as this process remembers them: the live ones, and of the
     answered ones the newest."""
 
-    _kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
+    _known: dict[tuple[str, str], _Known] = field(default_factory=dict)
 
     def find(self, question: Question, now: float) -> LiveRun | None:
         """Raises Conflict for another question under the same key."""
         self._forget_old(now)
-        kept = self._kept.get((question.account, question.key or ""))
-        if kept is None:
+        known = self._known.get((question.account, question.key or ""))
+        if known is None:
             return None
-        if kept.fingerprint != question.fingerprint:
+        if known.fingerprint != question.fingerprint:
             raise Conflict("this Idempotency-Key was used with another request")
-        return kept.run
+        return known.run
 
     def begin(self, question: Question, run: LiveRun) -> None:
         if question.key is not None:
-            self._kept[question.account, question.key] = _Kept(question.fingerprint, run)
+            self._known[question.account, question.key] = _Known(question.fingerprint, run)
 
     def end(self, question: Question, now: float, *, is_answered: bool) -> None:
         """What is no answer is tried anew by whoever asks again."""
-        kept = self._kept.pop((question.account, question.key or ""), None)
-        if kept is not None and is_answered and question.key is not None:
-            kept.size, kept.ended = sum(map(len, kept.run.events)), now
-            self._kept[question.account, question.key] = kept  # in the order of their ends
+        place = (question.account, question.key or "")
+        known = self._known.pop(place, None)
+        if known is not None and is_answered:
+            known.size, known.ended = sum(map(len, known.run.events)), now
+            self._known[place] = known  # in the order of their ends
 
     def _forget_old(self, now: float) -> None:
-        size = sum(one.size for one in self._kept.values())
-        for place, one in tuple(self._kept.items()):
+        size = sum(one.size for one in self._known.values())
+        for place, one in tuple(self._known.items()):
             if one.ended is None:
                 continue
-            is_full = len(self._kept) > MOST_KEPT or size > MOST_BYTES
+            is_full = len(self._known) > MOST_KEPT or size > MOST_BYTES
             if not is_full and now - one.ended < KEPT_S:
                 return  # the others ended later
-            del self._kept[place]
+            del self._known[place]
             size -= one.size
 
 
 class StatelessRuns:
-    """At most `width` of them at a time, and one of each other account, beside the lanes; they live in the group. `forget` what was
-    kept for a run as long as it was at work."""
+    """At most `width` of them at a time, and one of each other account, beside the lanes; they live
+    in the group. `forget` what was kept for a run as long as it was at work."""
 
     def __init__(
         self,
-        means: WorkerDeps,
+        worker: RunWorker,
         ids: Ids,
         group: TaskGroup,
         *,
         width: int,
         forget: Callable[[SessionKey], Awaitable[None]] | None = None,
     ) -> None:
-        self._means, self._ids, self._group, self._width = means, ids, group, width
+        self._worker, self._ids, self._group, self._width = worker, ids, group, width
         self._forget = forget
         self._answers = Answers()
         self._by_account: Counter[str] = Counter()
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
-        self._rested = anyio.Event()
+        self._idle = anyio.Event()
         self._is_closed = False
         self._key = token_bytes(16)  # of boundaries around results of callers' own tools
 
     def begin(self, question: Question) -> LiveRun:
         """A run that goes on whether or not anybody listens; nobody finds it by its id. Raises Busy,
         Conflict."""
-        clock, key = self._means.clock, question.key
-        known = None if key is None else self._answers.find(question, clock.monotonic())
+        clock = self._worker.clock
+        known = self._answers.find(question, clock.monotonic()) if question.key else None
         if known is not None:
             return known
         if self._is_closed:
@@ -152,15 +144,14 @@ class StatelessRuns:
         run_id = RunId(f"r_{self._ids.new()}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
         moment = RunJournal(clock).moment()
-        run = LiveRun(run_id, session, self._means.encode, moment.wall)
+        run = LiveRun(run_id, session, self._worker.encode, moment.wall)
         run.start(1, moment)
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
         self._by_account[question.account] += 1
-        self._group.start_soon(
-            contained, "a run of which nothing is kept", partial(self._work, run, question, scope)
-        )
+        work = partial(self._work, run, question, scope)
+        self._group.start_soon(contained, "a run of which nothing is kept", work)
         return run
 
     def cancel(self, run: LiveRun) -> None:
@@ -175,17 +166,17 @@ class StatelessRuns:
     async def rest(self) -> None:
         """Waits until nothing is at work."""
         while self._working:
-            self._rested = anyio.Event()
-            await self._rested.wait()
+            self._idle = anyio.Event()
+            await self._idle.wait()
 
     def abandon_all(self) -> None:
-        """We stop before they have ended; whoever listens is told so at once."""
+        """The gateway stops before they have ended; their listeners hear it at once."""
         for run, scope in tuple(self._working.values()):
             run.abandon()
             scope.cancel()
 
     async def _work(self, run: LiveRun, question: Question, scope: anyio.CancelScope) -> None:
-        end: RunEnd | None = None
+        worker, end = self._worker, None
         try:
             with scope:
                 end = await self._end_of(run, question)
@@ -196,40 +187,36 @@ class StatelessRuns:
             if end is None:
                 run.abandon()
             else:
-                self._tell(run, end)
+                run.seal(end.terminal)
+                run.publish()
+            if end is not None and end.event is not None:
+                worker.bus.publish(end.event)
             is_answered = end is not None and end.outcome not in {"failed", "timeout"}
-            now = self._means.clock.monotonic()
-            self._answers.end(question, now, is_answered=is_answered)
+            self._answers.end(question, worker.clock.monotonic(), is_answered=is_answered)
             if not self._working:
-                self._rested.set()
+                self._idle.set()
             if self._forget is not None:  # or else it goes with the journals
                 with anyio.move_on_after(LAST_WORDS_S, shield=True), suppress(GatewayError):
                     await self._forget(run.session_key)
 
-    def _tell(self, run: LiveRun, end: RunEnd) -> None:
-        run.seal(end.terminal)
-        run.publish()
-        if end.farewell is not None:
-            self._means.bus.publish(end.farewell)
-
     async def _end_of(self, run: LiveRun, question: Question) -> RunEnd:
-        means, journal = self._means, RunJournal(self._means.clock)
+        journal = RunJournal(self._worker.clock)
         message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
         new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
-        asked = Questions([Entry(new, 1, "running", 1)])
-        try:
-            assignment = await self._assignment(run, question)
-            answer = await means.runner.answer(assignment, journal, run.emit, run.control)
-        except Exception:
-            log.exception("a run failed", extra={"run": run.run_id})
-            return refused(asked, "internal_error", DEFECT, None, run.timing(journal))
-        return answered(asked, answer, None, run.timing(journal))
+        messages, drive = (
+            TurnMessages([new], began=run.began),
+            partial(self._drive, run, question, journal),
+        )
+        result = await result_of("a run failed", drive, run=run.run_id)
+        if result is None:
+            return messages.refused("internal_error", DEFECT, journal.moment())
+        return messages.answered(result, journal.moment())
 
-    async def _assignment(self, run: LiveRun, question: Question) -> Assignment:
-        means, person = self._means, speaker(CHANNEL, question.account, "")
-        settings = await retry_store(means.clock, means.settings.of, person)
+    async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
+        worker, person = self._worker, speaker(CHANNEL, question.account, "")
+        settings = await retry_store(worker.clock, worker.settings.of, person)
         agent = question.shaped(as_wished(question.agent, settings, {}))
-        own, template = agent.system_prompt, means.souls.template_of(agent.id)
+        own, template = agent.system_prompt, worker.souls.template_of(agent.id)
         if template is not None and "system_prompt" not in template.places:
             own, template = "", Template((*template.parts, ("\n\n", "system_prompt")))
         agent = replace(
@@ -237,34 +224,29 @@ class StatelessRuns:
             system_prompt="\n\n".join(text for text in (own, question.instructions) if text),
             tools=tuple(tool for tool in agent.tools if tool != MEMORY),
         )
-        return Assignment(
+        assignment = Assignment(
             agent,
             question.text,
             ToolScope(run.session_key, run.run_id, person, is_kept=False),
             plan_of=agent.id,
-            soul=means.souls.of(agent.id),
-            earlier=_nodes(question.earlier, run, self._key),
+            soul=worker.souls.of(agent.id),
+            earlier=self._nodes(question.earlier, run),
             besides=Besides(template=template),
         )
+        return await worker.runner.answer(assignment, journal, run.emit, run.control)
 
+    def _nodes(self, said: Sequence[Message], run: LiveRun) -> tuple[Node, ...]:
+        """What was said before, as it would lie in a conversation of ours."""
+        nodes: list[Node] = []
+        for place, one in enumerate(said):
+            message = with_boundary(one, self._boundary_of)
+            parent, node_id = nodes[-1].id if nodes else None, NodeId(f"{run.run_id}.{place}")
+            tokens = message_tokens(message)
+            nodes.append(Node(node_id, parent, run.run_id, message, run.accepted_at, tokens))
+        return tuple(nodes)
 
-def _nodes(said: Sequence[Message], run: LiveRun, key: bytes) -> tuple[Node, ...]:
-    """What was said before, as it would lie in a conversation of ours."""
-    nodes: list[Node] = []
-    for place, message in enumerate(_bounded(one, key) for one in said):
-        parent = nodes[-1].id if nodes else None
-        tokens = message_tokens(message)
-        node_id = NodeId(f"{run.run_id}.{place}")
-        nodes.append(Node(node_id, parent, run.run_id, message, run.accepted_at, tokens))
-    return tuple(nodes)
-
-
-def _bounded(message: Message, key: bytes) -> Message:
-    """The caller sends a result with every request: its boundary follows from it, so that the model
-    is shown the same bytes, and from a key that nobody knows."""
-    result = message.result
-    if result is None:
-        return message
-    text = f"{result.call_id}\0{result.content}".encode("utf-8", "surrogatepass")
-    boundary = blake2b(text, key=key, digest_size=8).hexdigest()
-    return replace(message, result=replace(result, boundary=boundary), kept={})
+    def _boundary_of(self, result: ToolResult) -> str:
+        """The caller sends a result with every request: its boundary follows from it, so that the
+        model is shown the same bytes, and from a key that nobody knows."""
+        text = f"{result.call_id}\0{result.content}".encode("utf-8", "surrogatepass")
+        return blake2b(text, key=self._key, digest_size=8).hexdigest()

@@ -3,106 +3,82 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from gateway.domain.channels import MOST_WAITING, ChannelMemo, Pairing, PairingState
 from gateway.domain.errors import AlreadyHeard
 from gateway.domain.ids import to_micros, to_time
 from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
-from gateway.store.outbox import add_delivery, require_delivery
-from gateway.store.reader import SqliteStore
-from gateway.store.rows import require_text
-from gateway.store.writer import Pen
-
-_Who = tuple[str, str, str]
+from gateway.store.outbox import add_delivery
+from gateway.store.tables import insert
+from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 
-class SqlitePairings(SqliteStore):
-    async def find_pairing(self, channel: str, account: str, person: str) -> Pairing | None:
-        return await self._readers.read(partial(_find, (channel, account, person)))
-
-    async def may_ask(self, asked: Pairing) -> bool:
-        return await self._readers.read(partial(_may_ask, asked))
-
-    async def decide_pairing(
-        self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
-    ) -> Pairing | None:
-        decide = partial(_decide, code_digest, state, is_owner, to_micros(now))
-        return await self._writer.write(decide, durable=True)
-
-    async def remove_pairing(
-        self, channel: str, account: str, person: str, *, state: PairingState | None = None
-    ) -> bool:
-        remove = partial(_remove, (channel, account, person), state)
-        return await self._writer.write(remove, durable=True)
-
-    async def block(self, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
-        require_text("whoever is blocked", channel, account, person)
-        block = partial(_block, (channel, account, person), to_micros(now))
-        return await self._writer.write(block, durable=True)
-
-    async def list_pairings(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
-        return await self._readers.read(partial(_list, channel, max(0, limit)))
+# --- who may talk --------------------------------------------------------------------------------
+def _find_pairing(
+    db: sqlite3.Connection, channel: str, account: str, person: str
+) -> Pairing | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM pairing WHERE {_IS}", (channel, account, person))
+    return _to_pairing(row.fetchone())
 
 
-def _find(who: _Who, db: sqlite3.Connection) -> Pairing | None:
-    row = db.execute(f"SELECT {_COLUMNS} FROM pairing WHERE {_IS}", who).fetchone()
-    return None if row is None else _to_pairing(row)
-
-
-def _may_ask(asked: Pairing, db: sqlite3.Connection) -> bool:
-    now = to_micros(asked.asked_at)
-    known = _find((asked.channel, asked.account, asked.person), db)
-    if known is not None and (known.state != "asked" or to_micros(known.expires_at) > now):
+def _may_ask(db: sqlite3.Connection, asked: Pairing) -> bool:
+    known = _find_pairing(db, asked.channel, asked.account, asked.person)
+    if known is not None and (known.state != "asked" or known.expires_at > asked.asked_at):
         return False
-    (waiting,) = db.execute(_WAITING, (asked.channel, asked.account, now)).fetchone()
-    return bool(waiting < MOST_WAITING)
+    where = (asked.channel, asked.account, to_micros(asked.asked_at))
+    return bool(db.execute(_WAITING, where).fetchone()[0] < MOST_WAITING)
 
 
-def _ask(asked: Pairing, pen: Pen) -> bool:
-    if not _may_ask(asked, pen.db):
+def _ask(asked: Pairing, db: sqlite3.Connection) -> bool:
+    if not _may_ask(db, asked):
         return False
     at = to_micros(asked.asked_at)
-    pen.db.execute("DELETE FROM pairing WHERE state = 'asked' AND expires_at <= ?", (at,))
+    db.execute("DELETE FROM pairing WHERE state = 'asked' AND expires_at <= ?", (at,))
     row = (asked.channel, asked.account, asked.person, asked.name, asked.state, asked.code_digest)
-    times = (at, to_micros(asked.expires_at))
-    pen.db.execute(
-        f"INSERT INTO pairing ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*row, *times, asked.is_owner),
-    )
+    db.execute(_ASK, (*row, at, to_micros(asked.expires_at), asked.is_owner))
     return True
 
 
-def _decide(digest: str, state: PairingState, is_owner: bool, now: int, pen: Pen) -> Pairing | None:  # noqa: FBT001  # as `partial` gives it
-    row = pen.db.execute(_DECIDE, (state, state, is_owner, digest, now)).fetchone()
-    return None if row is None else _to_pairing(row)
+def _decide_pairing(
+    pen: Pen, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
+) -> Pairing | None:
+    values = (state, state, is_owner, code_digest, to_micros(now))
+    return _to_pairing(pen.db.execute(_DECIDE, values).fetchone())
 
 
-def _remove(who: _Who, state: PairingState | None, pen: Pen) -> bool:
-    removed = pen.db.execute(
-        f"DELETE FROM pairing WHERE {_IS} AND state = coalesce(?, state)", (*who, state)
-    )
-    return removed.rowcount > 0
+def _remove_pairing(
+    pen: Pen, channel: str, account: str, person: str, *, state: PairingState | None = None
+) -> bool:
+    remove = f"DELETE FROM pairing WHERE {_IS} AND state = coalesce(?, state)"
+    return pen.db.execute(remove, (channel, account, person, state)).rowcount > 0
 
 
-def _block(who: _Who, now: int, pen: Pen) -> Pairing:
-    return _to_pairing(pen.db.execute(_BLOCK, (*who, now, now)).fetchone())
+def _block(pen: Pen, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
+    at = to_micros(now)
+    blocked = _to_pairing(pen.db.execute(_BLOCK, (channel, account, person, at, at)).fetchone())
+    assert blocked is not None
+    return blocked
 
 
-def _list(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[Pairing]:
-    return [_to_pairing(row) for row in db.execute(_LIST, (channel, channel, limit)).fetchall()]
+def _list_pairings(
+    db: sqlite3.Connection, *, channel: str | None = None, limit: int
+) -> Sequence[Pairing]:
+    rows = db.execute(_LIST, (channel, channel, limit)).fetchall()
+    return [one for one in map(_to_pairing, rows) if one is not None]
 
 
-def _to_pairing(row: Sequence[Any]) -> Pairing:
-    *who, name, state, digest, asked_at, expires_at, is_owner = row
-    channel, account, person = who
+def _to_pairing(row: Sequence[Any] | None) -> Pairing | None:
+    if row is None:
+        return None
+    channel, account, person, name, state, digest, asked_at, expires_at, is_owner = row
     times = (to_time(asked_at), to_time(expires_at))
     return Pairing(channel, account, person, name, state, digest, *times, bool(is_owner))
 
 
 _COLUMNS = "channel, account, person, name, state, code_digest, asked_at, expires_at, is_owner"
 _IS = "channel = ? AND account = ? AND person = ?"
+_ASK = insert("pairing", _COLUMNS)
 _WAITING = """
 SELECT count(*) FROM pairing
 WHERE channel = ? AND account = ? AND state = 'asked' AND expires_at > ?
@@ -120,59 +96,18 @@ RETURNING {_COLUMNS}
 """
 _LIST = f"""
 SELECT {_COLUMNS} FROM pairing WHERE channel = ? OR ? IS NULL
-ORDER BY state = 'asked' DESC, asked_at DESC, channel, account, person LIMIT ?
+ORDER BY state = 'asked' DESC, asked_at DESC, channel, account, person LIMIT max(0, ?)
 """
 
 
-class SqliteChannels(SqliteStore):
-    async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]:
-        return await self._readers.read(partial(_read, channel, account))
-
-    async def write_memos(self, *memos: ChannelMemo) -> None:
-        require_memos(memos)
-        await self._writer.write(partial(write_memos, memos), durable=True)
-
-    async def knows(self, channel: str, account: str, platform_id: str) -> bool:
-        return await self._readers.read(partial(_knows, (platform_id, channel, account)))
-
-    async def hear(
-        self,
-        heard: HeardMessage,
-        deliveries: Sequence[NewDelivery] = (),
-        memos: Sequence[ChannelMemo] = (),
-        asked: Pairing | None = None,
-    ) -> bool:
-        require_memos(memos)
-        said = (heard.channel, heard.account, heard.platform_id)
-        require_text("a channel's message", *said, heard.detail, heard.why, heard.again)
-        for new in deliveries:
-            require_delivery(new)
-        if asked is not None:
-            require_text("whoever asks", asked.channel, asked.account, asked.person, asked.name)
-        hear = partial(_hear, heard, deliveries, memos, asked)
-        return await self._writer.write(hear, durable=True)
-
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
-        return await self._readers.read(partial(_unread, channel, limit))
-
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
-        return await self._readers.read(partial(_find_unread, (platform_id, channel, channel)))
-
-    async def drop_unread(self, one: HeardMessage) -> None:
-        name = (one.platform_id, one.channel, one.account)
-        await self._writer.write(lambda pen: pen.db.execute(_DROP_UNREAD, name), durable=True)
-
-    async def count_unread(self) -> Mapping[str, int]:
-        return await self._readers.read(lambda db: dict(db.execute(_COUNT_UNREAD).fetchall()))
-
-    async def forget_heard(self, *, before: datetime, limit: int) -> int:
-        forget = partial(_forget, to_micros(before), max(0, limit))
-        return await self._writer.write(forget, durable=False)
+# --- what was heard, and what is kept for the next call ------------------------------------------
+def _read_memos(db: sqlite3.Connection, channel: str, account: str) -> Sequence[ChannelMemo]:
+    return [ChannelMemo(channel, account, *row) for row in db.execute(_READ, (channel, account))]
 
 
-def require_memos(memos: Sequence[ChannelMemo]) -> None:
-    for memo in memos:
-        require_text("what a channel keeps", memo.channel, memo.account, memo.text)
+def write_memos(pen: Pen, *memos: ChannelMemo) -> None:
+    rows = [(memo.channel, memo.account, memo.slot, memo.text) for memo in memos]
+    pen.db.executemany(_WRITE_MEMO, rows)
 
 
 def require_unheard(entry: NewEntry, db: sqlite3.Connection) -> None:
@@ -184,32 +119,24 @@ def require_unheard(entry: NewEntry, db: sqlite3.Connection) -> None:
         )
 
 
-def write_memos(memos: Sequence[ChannelMemo], pen: Pen) -> None:
-    rows = [(memo.channel, memo.account, memo.slot, memo.text) for memo in memos]
-    pen.db.executemany(_WRITE_MEMO, rows)
-
-
-def _read(channel: str, account: str, db: sqlite3.Connection) -> Sequence[ChannelMemo]:
-    return [ChannelMemo(channel, account, *row) for row in db.execute(_READ, (channel, account))]
-
-
-def _knows(name: tuple[str, str, str], db: sqlite3.Connection) -> bool:
+def _knows(db: sqlite3.Connection, channel: str, account: str, platform_id: str) -> bool:
+    name = (platform_id, channel, account)
     return any(db.execute(known, name).fetchone() for known in (_IS_HEARD, _IS_RUN))
 
 
 def _hear(
-    heard: HeardMessage,
-    deliveries: Sequence[NewDelivery],
-    memos: Sequence[ChannelMemo],
-    asked: Pairing | None,
     pen: Pen,
+    heard: HeardMessage,
+    deliveries: Sequence[NewDelivery] = (),
+    memos: Sequence[ChannelMemo] = (),
+    asked: Pairing | None = None,
 ) -> bool:
-    write_memos(memos, pen)
+    write_memos(pen, *memos)
+    is_known = _knows(pen.db, heard.channel, heard.account, heard.platform_id)
     name = (heard.platform_id, heard.channel, heard.account)
-    is_known = _knows(name, pen.db)
     if heard.outcome == "unreadable":
         is_known = is_known or pen.db.execute(_IS_THERE, name).fetchone() is not None
-    if is_known or (asked is not None and not _ask(asked, pen)):
+    if is_known or (asked is not None and not _ask(asked, pen.db)):
         return False
     at = to_micros(heard.at)
     pen.db.execute(_HEAR, (*name, at, heard.outcome, heard.detail, heard.why, heard.again))
@@ -219,41 +146,63 @@ def _hear(
     return True
 
 
-def _unread(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[HeardMessage]:
-    return [_to_unread(row) for row in db.execute(_UNREAD, (channel, channel, limit))]
+def _unread(db: sqlite3.Connection, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
+    return _letters(_UNREAD, (channel, channel, limit), db)
 
 
 def _find_unread(
-    name: tuple[str, str | None, str | None], db: sqlite3.Connection
-) -> list[HeardMessage]:
-    return [_to_unread(row) for row in db.execute(_FIND_UNREAD, name)]
+    db: sqlite3.Connection, platform_id: str, channel: str | None
+) -> Sequence[HeardMessage]:
+    return _letters(_FIND_UNREAD, (platform_id, channel, channel), db)
 
 
-def _to_unread(row: Sequence[Any]) -> HeardMessage:
-    channel, account, id_, at, *told = row
-    return HeardMessage(channel, account, id_, "unreadable", to_time(at), *told)
+def _letters(query: str, values: Sequence[Any], db: sqlite3.Connection) -> Sequence[HeardMessage]:
+    return [
+        HeardMessage(channel, account, id_, "unreadable", to_time(at), *told)
+        for channel, account, id_, at, *told in db.execute(query, values)
+    ]
 
 
-def _forget(before: int, limit: int, pen: Pen) -> int:
-    return pen.db.execute(_FORGET, (before, limit)).rowcount
+def _drop_unread(pen: Pen, one: HeardMessage) -> None:
+    pen.db.execute(_DROP_UNREAD, (one.platform_id, one.channel, one.account))
+
+
+def _count_unread(db: sqlite3.Connection) -> Mapping[str, int]:
+    return dict(db.execute(_COUNT_UNREAD).fetchall())
+
+
+def _forget_heard(pen: Pen, *, before: datetime, limit: int) -> int:
+    return pen.db.execute(_FORGET, (to_micros(before), limit)).rowcount
+
+
+class SqliteChannels(SqliteStore):
+    """Implements the port ChannelStore."""
+
+    knows = reading(_knows)
+    hear = writing(_hear, durable=True)
+    unread = reading(_unread)
+    find_unread = reading(_find_unread)
+    drop_unread = writing(_drop_unread, durable=True)
+    count_unread = reading(_count_unread)
+    forget_heard = writing(_forget_heard, durable=False)
+    read_memos = reading(_read_memos)
+    write_memos = writing(write_memos, durable=True)
+    find_pairing = reading(_find_pairing)
+    may_ask = reading(_may_ask)
+    decide_pairing = writing(_decide_pairing, durable=True)
+    remove_pairing = writing(_remove_pairing, durable=True)
+    block = writing(_block, durable=True)
+    list_pairings = reading(_list_pairings)
 
 
 _READ = "SELECT slot, text FROM channel_memo WHERE channel = ? AND account = ? ORDER BY slot"
-_WRITE_MEMO = """
-INSERT INTO channel_memo (channel, account, slot, text) VALUES (?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET text = excluded.text
-"""
+_WRITE_MEMO = insert("channel_memo", "channel, account, slot", "text")
 _IS_THERE = "SELECT 1 FROM channel_heard WHERE platform_id = ? AND channel = ? AND account = ?"
 # What could not be read may be taken in after all, once an operator says so.
 _IS_HEARD = f"{_IS_THERE} AND outcome <> 'unreadable'"
 _IS_RUN = "SELECT 1 FROM run WHERE platform_id = ? AND channel = ? AND account = ?"
 _IS_DELIVERY = "SELECT 1 FROM delivery WHERE delivery_id = ?"
-_HEAR = """
-INSERT INTO channel_heard (platform_id, channel, account, at, outcome, detail, why, again)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET at = excluded.at, outcome = excluded.outcome, detail = excluded.detail,
-    why = excluded.why, again = excluded.again
-"""
+_HEAR = insert("channel_heard", "platform_id, channel, account", "at, outcome, detail, why, again")
 _LETTER = "SELECT channel, account, platform_id, at, detail, why, again FROM channel_heard"
 _UNREAD = f"""
 {_LETTER} WHERE outcome = 'unreadable' AND (? IS NULL OR channel = ?) ORDER BY at DESC LIMIT ?
@@ -270,5 +219,5 @@ SELECT channel, count(*) FROM channel_heard WHERE outcome = 'unreadable' GROUP B
 """
 _FORGET = """
 DELETE FROM channel_heard WHERE (platform_id, channel, account) IN (
-    SELECT platform_id, channel, account FROM channel_heard WHERE at < ? ORDER BY at LIMIT ?)
+    SELECT platform_id, channel, account FROM channel_heard WHERE at < ? ORDER BY at LIMIT max(0, ?))
 """

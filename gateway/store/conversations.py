@@ -1,10 +1,8 @@
-"""Conversation trees in SQLite: paths, summaries, lists of sessions, operations on whole
-sessions."""
+"""Sessions and their conversation trees in SQLite: paths, labels, branches, lists of sessions."""
 
 import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from gateway.domain.errors import NotFound
@@ -18,56 +16,103 @@ from gateway.domain.sessions import (
     TakenIn,
     not_there_yet,
 )
-from gateway.store.inbox import append, bring_back, put_label, spoken
-from gateway.store.reader import SqliteStore
+from gateway.store.erasure import SqliteErasures
+from gateway.store.plugins import SqliteSettings
+from gateway.store.pruning import Span, branches_off, kept_spans, outdated
 from gateway.store.rows import (
     NODE_COLUMNS,
     SEQ_BITS,
     STANDINGS,
-    message_texts,
+    SessionRow,
+    append,
     place_of,
-    require_text,
+    seq_of,
     to_node,
 )
-from gateway.store.writer import Pen, SessionRow
+from gateway.store.tables import where
+from gateway.store.turns import forks_of
+from gateway.store.writer import Pen, reading, writing
 
 
-class SqliteTranscript(SqliteStore):
-    async def path(
-        self,
-        key: SessionKey,
-        *,
-        upto: NodeId | None = None,
-        before: NodeId | None = None,
-        limit: int,
-    ) -> Path:
-        """`head` is the session's HEAD, whatever the path ends at. Raises NotFound for a node that
-        is not of this session."""
-        require_text("the session's key or a message's id", str(key), upto, before)
-        return await self._readers.read(partial(_path, key, upto, before, limit))
-
-    async def node(self, key: SessionKey, node_id: str) -> Node | None:
-        require_text("the session's key or a message's id", str(key), node_id)
-        return await self._readers.read(partial(_node, key, node_id))
-
-    async def tree(self, key: SessionKey, *, limit: int, archived: bool = False) -> Sequence[Node]:
-        """The newest `limit` nodes, oldest first."""
-        require_text("the session's key", str(key))
-        return await self._readers.read(partial(_tree, key, limit, int(archived)))
-
-    async def move_head(
-        self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
-    ) -> bool:
-        """A label moves to this node if another node of the session has it. Raises NotFound for an
-        unknown session or node."""
-        require_text("the label or a message's id", str(key), to, expected, label)
-        move = partial(_move_head, key, to, expected, label)
-        return await self._writer.write(move, durable=True)
+# --- labels and branches -------------------------------------------------------------------------
+def put_label(session: SessionRow, place: int, label: str | None, db: sqlite3.Connection) -> None:
+    if label is not None:
+        db.execute(_TAKE_LABEL, (label, *_bounds(session.id)))
+    db.execute("UPDATE node SET label = ? WHERE place = ?", (label, place))
 
 
+def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
+    """Archives branches of a tree that has more than `most` nodes. The cost does not depend on the
+    length of the session."""
+    if session.head is None or not (most and session.is_forked) or session.is_pruned:
+        return
+    forks = forks_of(session.id, db)
+    kept = kept_spans(forks, _tips(session, db))
+    tree, branches = branches_off(forks, seq_of(session.head), kept, session.last_seq)
+
+    def shown(spans: Sequence[Span]) -> int:
+        gone = sum(db.execute(_GONE, _places_in(session.id, span)).fetchone()[0] for span in spans)
+        return sum(last - first + 1 for first, last in spans) - int(gone)
+
+    gone = outdated(tree, branches, shown, most)
+    db.executemany(_ARCHIVE, [_places_in(session.id, span) for span in gone])
+    session.is_pruned = len(gone) == sum(map(len, branches))
+
+
+def bring_back(session: SessionRow, db: sqlite3.Connection) -> None:
+    """Shows the paths to HEAD, labels and checkpoints again."""
+    session.is_pruned = False
+    if db.execute(_HAS_GONE, _bounds(session.id)).fetchone()[0]:
+        kept = kept_spans(forks_of(session.id, db), _tips(session, db))
+        db.executemany(_SHOW, [_places_in(session.id, span) for span in kept.items()])
+
+
+def _tips(session: SessionRow, db: sqlite3.Connection) -> list[int]:
+    tips = [seq_of(place) for (place,) in db.execute(_KEPT, _bounds(session.id))]
+    return tips if session.head is None else [*tips, seq_of(session.head)]
+
+
+def _places_in(session: int, span: Span) -> tuple[int, int]:
+    return place_of(session, span[0]), place_of(session, span[1])
+
+
+def _bounds(session: int) -> tuple[int, int]:
+    """The place before a session's first node, and the place after its last."""
+    return place_of(session, 0), place_of(session + 1, 0)
+
+
+_TAKE_LABEL = "UPDATE node SET label = NULL WHERE label = ? AND place >= ? AND place < ?"
+_KEPT = """
+SELECT place FROM node INDEXED BY node_kept
+WHERE (label IS NOT NULL OR checkpoint) AND place > ? AND place < ?
+"""
+_GONE = (
+    "SELECT count(*) FROM node INDEXED BY node_archived WHERE standing AND place BETWEEN ? AND ?"
+)
+_HAS_GONE = """
+SELECT EXISTS (SELECT 1 FROM node INDEXED BY node_archived
+               WHERE standing AND place > ? AND place < ?)
+"""
+_ARCHIVE = "UPDATE node SET standing = 1 WHERE place BETWEEN ? AND ? AND standing = 0"
+_SHOW = """
+UPDATE node SET standing = 0
+WHERE place IN (SELECT place FROM node INDEXED BY node_archived
+                WHERE standing AND place BETWEEN ? AND ?)
+  AND standing = 1
+"""
+
+
+# --- the tree is read ----------------------------------------------------------------------------
 def _path(
-    key: SessionKey, upto: NodeId | None, before: NodeId | None, limit: int, db: sqlite3.Connection
+    db: sqlite3.Connection,
+    key: SessionKey,
+    *,
+    upto: NodeId | None = None,
+    before: NodeId | None = None,
+    limit: int,
 ) -> Path:
+    """`head` is the session's HEAD, whatever the path ends at. Raises NotFound for a node that is
+    not of this session."""
     found = db.execute(_FIND_HEAD, (str(key),)).fetchone()
     if found is None:
         return Path((), None, more=False)
@@ -97,31 +142,27 @@ def _summary(place: int | None, db: sqlite3.Connection) -> Node | None:
 
 
 def _id_at(place: int | None, db: sqlite3.Connection) -> NodeId | None:
-    if place is None:
-        return None
-    return NodeId(db.execute("SELECT id FROM node WHERE place = ?", (place,)).fetchone()[0])
+    row = db.execute("SELECT id FROM node WHERE place = ?", (place,)).fetchone()
+    return None if row is None else NodeId(row[0])
 
 
 def _place_and_parent(
     session: int, node_id: NodeId, db: sqlite3.Connection
 ) -> tuple[int, int | None]:
-    row = db.execute(
-        "SELECT place, parent FROM node WHERE id = ? AND standing < 2", (node_id,)
-    ).fetchone()
+    row = db.execute(_PLACE_AND_PARENT, (node_id,)).fetchone()
     if row is None or row[0] >> SEQ_BITS != session:
         raise NotFound(f"message {node_id}")
     return row[0], row[1]
 
 
-def _places(key: SessionKey, db: sqlite3.Connection) -> tuple[int, int]:
-    """The first place of a session's nodes, and the place after the last. Both are 0 if there is no
-    session."""
+def _bounds_of(key: SessionKey, db: sqlite3.Connection) -> tuple[int, int]:
+    """As `_bounds`; both are 0 if there is no session."""
     row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
-    return (place_of(row[0], 0), place_of(row[0] + 1, 0)) if row else (0, 0)
+    return _bounds(row[0]) if row else (0, 0)
 
 
-def _node(key: SessionKey, node_id: str, db: sqlite3.Connection) -> Node | None:
-    first, beyond = _places(key, db)
+def _node(db: sqlite3.Connection, key: SessionKey, node_id: str) -> Node | None:
+    first, beyond = _bounds_of(key, db)
     row = db.execute(f"{_NODE} WHERE n.id = ? AND n.standing < 2", (node_id,)).fetchone()
     if row is None or not first <= row[0] < beyond:
         labelled = f"{_NODE} WHERE n.label = ? AND n.place >= ? AND n.place < ?"
@@ -129,30 +170,15 @@ def _node(key: SessionKey, node_id: str, db: sqlite3.Connection) -> Node | None:
     return None if row is None else to_node(row, row[-1])
 
 
-def _tree(key: SessionKey, limit: int, archived: int, db: sqlite3.Connection) -> Sequence[Node]:
-    rows = db.execute(_TREE, (*_places(key, db), archived, max(0, limit))).fetchall()
+def _tree(
+    db: sqlite3.Connection, key: SessionKey, *, limit: int, archived: bool = False
+) -> Sequence[Node]:
+    """The newest `limit` nodes, oldest first."""
+    rows = db.execute(_TREE, (*_bounds_of(key, db), archived, limit)).fetchall()
     return [to_node(row, row[-1]) for row in reversed(rows)]
 
 
-def _move_head(
-    key: SessionKey, to: NodeId, expected: NodeId | None, label: str | None, pen: Pen
-) -> bool:
-    session = pen.session(key)
-    if session is None:
-        raise NotFound(f"session {key}")
-    place = pen.place(session, to)
-    if place is None:
-        raise NotFound(f"message {to}")
-    if session.head_id != expected:
-        return False
-    pen.db.execute("UPDATE session SET head = ? WHERE id = ?", (place, session.id))
-    if label is not None:
-        put_label(session, place, label, pen.db)
-    session.head, session.head_id = place, to
-    bring_back(session, pen.db)
-    return True
-
-
+_PLACE_AND_PARENT = "SELECT place, parent FROM node WHERE id = ? AND standing < 2"
 _FIND_HEAD = """
 SELECT s.id, s.head, (SELECT n.id FROM node n WHERE n.place = s.head)
 FROM session s WHERE s.key = ?
@@ -172,174 +198,89 @@ SELECT n.place, n.id, n.run_id, n.role, '', NULL, n.status, n.tokens, n.model, n
        n.label, n.summary, n.checkpoint, n.standing, p.id
 FROM node n LEFT JOIN node p ON p.place = n.parent
 WHERE n.place >= ? AND n.place < ? AND n.standing <= ?
-ORDER BY n.place DESC LIMIT ?
+ORDER BY n.place DESC LIMIT max(0, ?)
 """
 _SUMMARY = NODE_COLUMNS.split(", ").index("n.summary")
 
 
-class SqliteSummaries(SqliteStore):
-    async def append_summary(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
-        message = (node.id, node.run_id, node.model, node.message.text)
-        require_text("a summary or the message's id", str(key), expected, *message)
-        return await self._writer.write(partial(_append, key, node, expected), durable=False)
-
-
-def _append(key: SessionKey, node: Node, expected: NodeId | None, pen: Pen) -> bool:
+# --- the tree is changed -------------------------------------------------------------------------
+def _found(key: SessionKey, pen: Pen) -> SessionRow:
     session = pen.session(key)
     if session is None:
         raise NotFound(f"session {key}")
-    if session.head_id != expected:
-        return False
-    append((node,), session.head, session, pen.db)
-    last_seq = session.last_seq + 1
-    head = place_of(session.id, last_seq)
-    pen.db.execute(
-        "UPDATE session SET last_seq = ?, head = ? WHERE id = ?", (last_seq, head, session.id)
-    )
-    session.last_seq, session.head, session.head_id = last_seq, head, node.id
-    return True
+    return session
 
 
-class SqliteSessions(SqliteStore):
-    async def find_session(self, key: SessionKey) -> SessionRecord | None:
-        require_text("the session's key", str(key))
-        await self._writer.caught_up()
-        return await self._readers.read(partial(_find, key))
-
-    async def list_sessions(self, query: SessionQuery) -> SessionPage:
-        """`updated_at` is unique, so `before` = that of the last session skips none."""
-        require_text("the query", query.account, query.peer, query.text)
-        require_text("the query", *(query.agents or ()), *(query.channels or ()))
-        await self._writer.caught_up()
-        return await self._readers.read(partial(_list, query))
-
-    async def count_sessions(self) -> int:
-        return await self._readers.read(lambda db: int(db.execute(_TOTAL).fetchone()[0]))
-
-    async def close_session(self, key: SessionKey) -> None:
-        require_text("the session's key", str(key))
-        await self._writer.write(partial(_close, key), durable=True)
-
-
-def _find(key: SessionKey, db: sqlite3.Connection) -> SessionRecord | None:
-    row = db.execute(f"{_SESSION} WHERE s.key = ?", (str(key),)).fetchone()
-    return None if row is None else _to_record(row)
-
-
-def _list(query: SessionQuery, db: sqlite3.Connection) -> SessionPage:
-    wanted: dict[str, Sequence[object] | None] = {
-        _one_of("s.agent", query.agents): query.agents,
-        _one_of("s.channel", query.channels): query.channels,
-        "s.account = ?": None if query.account is None else [query.account],
-        "s.peer = ?": None if query.peer is None else [query.peer],
-        "instr(s.key, ?) > 0": None if query.text is None else [query.text],
-        "s.updated_at < ?": None if query.before is None else [to_micros(query.before)],
-    }
-    given = {term: values for term, values in wanted.items() if values is not None}
-    where = f"WHERE {' AND '.join(given)}" if given else ""
-    limit = max(0, query.limit)
-    values = [value for values in given.values() for value in values]
-    rows = db.execute(
-        f"{_SESSION} {where} ORDER BY s.updated_at DESC LIMIT ?", (*values, limit + 1)
-    ).fetchall()
-    return SessionPage(tuple(_to_record(row) for row in rows[:limit]), more=len(rows) > limit)
-
-
-def _one_of(column: str, values: Sequence[str] | None) -> str:
-    return f"{column} IN ({', '.join('?' * len(values or ()))})"
-
-
-def _close(key: SessionKey, pen: Pen) -> None:
-    closed = pen.db.execute("UPDATE session SET state = 'closed' WHERE key = ?", (str(key),))
-    if closed.rowcount == 0:
-        raise NotFound(f"session {key}")
-
-
-def _to_record(row: Sequence[Any]) -> SessionRecord:
-    key, created_at, updated_at, *rest = row
-    return SessionRecord(SessionKey.parse(key), to_time(created_at), to_time(updated_at), *rest)
-
-
-_TOTAL = "SELECT count(*) FROM session"
-_SESSION = """
-SELECT s.key, s.created_at, s.updated_at, s.message_count,
-       s.input_tokens + coalesce(l.input_tokens, 0),    -- s: from before there was a ledger
-       s.output_tokens + coalesce(l.output_tokens, 0),
-       CASE WHEN l.priced > 0 THEN coalesce(s.cost_usd, 0.0) + l.nano_usd / 1e9 ELSE s.cost_usd END,
-       s.state, (SELECT n.id FROM node n WHERE n.place = s.head)
-FROM session s LEFT JOIN spend l ON l.kind = 'session' AND l.name = s.key
-"""
-
-
-class SqliteConversations(SqliteStore):
-    async def start_over(self, key: SessionKey, *, now: datetime) -> None:
-        require_text("the session's key", str(key))
-        await self._writer.write(partial(_begin, key, to_micros(now)), durable=True)
-
-    async def label_node(self, key: SessionKey, node: NodeId, label: str | None) -> None:
-        require_text("the label or a message's id", str(key), node, label)
-        await self._writer.write(partial(_label, key, node, label), durable=True)
-
-    async def checkpoint(self, key: SessionKey, node: NodeId, *, is_kept: bool) -> None:
-        require_text("a message's id", str(key), node)
-        await self._writer.write(partial(_checkpoint, key, node, is_kept), durable=True)
-
-    async def import_nodes(
-        self, key: SessionKey, nodes: Sequence[Node], *, now: datetime
-    ) -> TakenIn:
-        require_text("the session's key", str(key))
-        for node in nodes:
-            names = (node.id, node.parent_id, node.run_id, node.model, node.label)
-            require_text("a message", *names, *message_texts(node.message))
-        return await self._writer.write(partial(_take_in, key, nodes, now), durable=True)
-
-
-def _begin(key: SessionKey, at: int, pen: Pen) -> None:
-    session = pen.session(key) or pen.make_session(key, at)
-    if session.head is not None:
-        stamp = pen.stamps.take(at)
-        pen.db.execute(_BEGIN, (stamp, session.id))
-        session.head = session.head_id = None
-
-
-def _label(key: SessionKey, node: NodeId, label: str | None, pen: Pen) -> None:
-    session, place = _found(key, node, pen)
-    put_label(session, place, label, pen.db)
-    bring_back(session, pen.db)
-
-
-def _checkpoint(key: SessionKey, node: NodeId, is_kept: bool, pen: Pen) -> None:  # noqa: FBT001  # by partial
-    session, place = _found(key, node, pen)
-    pen.db.execute("UPDATE node SET checkpoint = ? WHERE place = ?", (is_kept, place))
-    bring_back(session, pen.db)
-
-
-def _found(key: SessionKey, node: NodeId, pen: Pen) -> tuple[SessionRow, int]:
-    session = pen.session(key)
-    if session is None:
-        raise NotFound(f"session {key}")
+def _found_node(key: SessionKey, node: NodeId, pen: Pen) -> tuple[SessionRow, int]:
+    session = _found(key, pen)
     place = pen.place(session, node)
     if place is None:
         raise NotFound(f"message {node}")
     return session, place
 
 
-def _take_in(key: SessionKey, nodes: Sequence[Node], now: datetime, pen: Pen) -> TakenIn:
+def _move_head(
+    pen: Pen, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
+) -> bool:
+    """A label moves to this node if another node of the session has it. Raises NotFound for an
+    unknown session or node."""
+    session, place = _found_node(key, to, pen)
+    if session.head_id != expected:
+        return False
+    pen.db.execute("UPDATE session SET head = ? WHERE id = ?", (place, session.id))
+    if label is not None:
+        put_label(session, place, label, pen.db)
+    session.head, session.head_id = place, to
+    bring_back(session, pen.db)
+    return True
+
+
+def _append_summary(pen: Pen, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
+    session = _found(key, pen)
+    if session.head_id != expected:
+        return False
+    append((node,), session.head, session, pen.db)
+    session.head, session.head_id = place_of(session.id, session.last_seq), node.id
+    pen.db.execute(
+        "UPDATE session SET last_seq = ?, head = ? WHERE id = ?",
+        (session.last_seq, session.head, session.id),
+    )
+    return True
+
+
+def _start_over(pen: Pen, key: SessionKey, *, now: datetime) -> None:
+    at = to_micros(now)
+    session = pen.session(key) or pen.make_session(key, at)
+    if session.head is not None:
+        pen.db.execute(_START_OVER, (pen.stamp(at), session.id))
+        session.head, session.head_id, session.is_closed = None, None, False
+
+
+def _label_node(pen: Pen, key: SessionKey, node: NodeId, label: str | None) -> None:
+    session, place = _found_node(key, node, pen)
+    put_label(session, place, label, pen.db)
+    bring_back(session, pen.db)
+
+
+def _checkpoint(pen: Pen, key: SessionKey, node: NodeId, *, is_kept: bool) -> None:
+    session, place = _found_node(key, node, pen)
+    pen.db.execute("UPDATE node SET checkpoint = ? WHERE place = ?", (is_kept, place))
+    bring_back(session, pen.db)
+
+
+def _import_nodes(pen: Pen, key: SessionKey, nodes: Sequence[Node], *, now: datetime) -> TakenIn:
     session, at = pen.session(key), to_micros(now)
-    new = _new(key, nodes, session, pen)
+    new, count = _new(key, nodes, session, pen), 0
     if session is None:
         first = min((to_micros(node.created_at) for node in new), default=at)
         session = pen.make_session(key, min(first, at))
     for node in new:
         parent = pen.place(session, node.parent_id)
-        append((node,), parent, session, pen.db)
-        session.last_seq += 1
+        count += append((node,), parent, session, pen.db)
         if session.head == parent:
             session.head, session.head_id = place_of(session.id, session.last_seq), node.id
     session.last_run = session.last_run or int(session.last_seq > 0)
-    stamp = pen.stamps.take(at)
-    row = (stamp, spoken(new), session.last_seq, session.head, session.id)
-    pen.db.execute(_COUNT, row)
+    pen.db.execute(_COUNT, (pen.stamp(at), count, session.last_seq, session.head, session.id))
     return TakenIn(len(new), NodeId(session.head_id) if session.head_id else None)
 
 
@@ -358,8 +299,78 @@ def _new(
 
 
 _ERASED = STANDINGS.index("erased")
-_BEGIN = "UPDATE session SET head = NULL, state = 'active', updated_at = ? WHERE id = ?"
+_START_OVER = "UPDATE session SET head = NULL, state = 'active', updated_at = ? WHERE id = ?"
 _COUNT = """
 UPDATE session SET updated_at = ?, message_count = message_count + ?, last_seq = ?, head = ?
 WHERE id = ?
 """
+
+
+# --- sessions ------------------------------------------------------------------------------------
+def _find_session(db: sqlite3.Connection, key: SessionKey) -> SessionRecord | None:
+    row = db.execute(f"{_SESSION} WHERE s.key = ?", (str(key),)).fetchone()
+    return None if row is None else _to_record(row)
+
+
+def _list_sessions(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
+    """`updated_at` is unique, so `before` = that of the last session skips none."""
+    wanted = {
+        _one_of("s.agent", query.agents): query.agents,
+        _one_of("s.channel", query.channels): query.channels,
+        "s.account = ?": query.account,
+        "s.peer = ?": query.peer,
+        "instr(s.key, ?) > 0": query.text,
+        "s.updated_at < ?": query.before,
+    }
+    (condition, values), limit = where(wanted), max(0, query.limit)
+    rows = db.execute(
+        f"{_SESSION} {condition} ORDER BY s.updated_at DESC LIMIT ?", (*values, limit + 1)
+    ).fetchall()
+    return SessionPage(tuple(_to_record(row) for row in rows[:limit]), more=len(rows) > limit)
+
+
+def _one_of(column: str, values: Sequence[str] | None) -> str:
+    return f"{column} IN ({', '.join('?' * len(values or ()))})"
+
+
+def _count_sessions(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM session").fetchone()[0])
+
+
+def _close_session(pen: Pen, key: SessionKey) -> None:
+    session = _found(key, pen)
+    pen.db.execute("UPDATE session SET state = 'closed' WHERE id = ?", (session.id,))
+    session.is_closed = True
+
+
+def _to_record(row: Sequence[Any]) -> SessionRecord:
+    key, created_at, updated_at, *rest = row
+    return SessionRecord(SessionKey.parse(key), to_time(created_at), to_time(updated_at), *rest)
+
+
+_SESSION = """
+SELECT s.key, s.created_at, s.updated_at, s.message_count,
+       s.input_tokens + coalesce(l.input_tokens, 0),    -- s: from before there was a ledger
+       s.output_tokens + coalesce(l.output_tokens, 0),
+       CASE WHEN l.priced > 0 THEN coalesce(s.cost_usd, 0.0) + l.nano_usd / 1e9 ELSE s.cost_usd END,
+       s.state, (SELECT n.id FROM node n WHERE n.place = s.head)
+FROM session s LEFT JOIN spend l ON l.kind = 'session' AND l.name = s.key
+"""
+
+
+class SqliteSessionStore(SqliteErasures, SqliteSettings):
+    """Implements the port SessionStore."""
+
+    find_session = reading(_find_session, caught_up=True)
+    list_sessions = reading(_list_sessions, caught_up=True)
+    count_sessions = reading(_count_sessions)
+    close_session = writing(_close_session, durable=True)
+    path = reading(_path)
+    node = reading(_node)
+    tree = reading(_tree)
+    move_head = writing(_move_head, durable=True)
+    append_summary = writing(_append_summary, durable=False)
+    start_over = writing(_start_over, durable=True)
+    label_node = writing(_label_node, durable=True)
+    checkpoint = writing(_checkpoint, durable=True)
+    import_nodes = writing(_import_nodes, durable=True)

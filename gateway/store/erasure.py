@@ -12,10 +12,10 @@ from gateway.domain.facts import Erasure, tombstone_of
 from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.sessions import Erased
 from gateway.store import facts as fact_writing
-from gateway.store.reader import SqliteStore
-from gateway.store.rows import place_of, require_text
+from gateway.store.faults import require_text
+from gateway.store.rows import place_of
 from gateway.store.turns import forget_turns, rewrite_index
-from gateway.store.writer import Pen
+from gateway.store.writer import Pen, SqliteStore
 
 _FAST = 1  # of zlib's levels
 _ANY = "surrogatepass"  # a tool may say what is no text
@@ -108,7 +108,7 @@ def _erase(key: SessionKey, what: Erasure, now: datetime, pen: Pen) -> Erased:
     for statement in _OF_SESSION:
         pen.db.execute(statement, (session.id,))
     forget_originals(key, pen)
-    session.head = session.head_id = None
+    session.head, session.head_id, session.is_closed = None, None, True
     return Erased(len(ids), facts, tombstone_of(what, now))
 
 

@@ -42,9 +42,9 @@ from gateway.store.facts import (
     to_fact_row,
     to_told,
 )
-from gateway.store.reader import Readers, SqliteStore
-from gateway.store.rows import place_of, require_text
-from gateway.store.writer import Pen, Writer
+from gateway.store.faults import require_text
+from gateway.store.rows import place_of
+from gateway.store.writer import Pen, Readers, SqliteStore, Writer
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last

@@ -29,7 +29,8 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.audit import append_deed
-from gateway.store.rows import SEQ_BITS, place_of, require_text
+from gateway.store.faults import require_text
+from gateway.store.rows import SEQ_BITS, place_of
 from gateway.store.writer import Pen
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)

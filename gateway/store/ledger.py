@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -37,9 +37,8 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
-from gateway.store.reader import Readers, SqliteStore
-from gateway.store.rows import require_text
-from gateway.store.writer import RESERVATION, Operation, Pen, Writer
+from gateway.store.tables import insert, where
+from gateway.store.writer import Operation, Pen, Readers, SqliteStore, Writer
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +78,8 @@ _Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slic
 _Spent = tuple[Amount, datetime | None, str]  # used, since when, the limit that was warned about
 
 
-class SqliteReservations(SqliteStore):
-    """Grants calls in memory, out of slices that are committed.
+class SqliteLedger(SqliteStore):
+    """Implements the port Ledger. Grants calls in memory, out of slices that are committed.
 
     What is used and what is set aside never exceed a limit together, at no commit: so a process that
     dies and is charged with its slices leaves no limit exceeded. A slice belongs to one session on
@@ -164,7 +163,9 @@ class SqliteReservations(SqliteStore):
             return
         self._accounts |= new
         try:
-            found = await self._writer.write(partial(_spent_in, list(new)), durable=False)
+            found = await self._writer.write(
+                lambda pen: [_spent(scope, pen.db) for scope in new], durable=False
+            )
             for account, (used, _, warned) in zip(new.values(), found, strict=True):
                 account.used, account.warned = account.used + used, warned
                 account.known.set()
@@ -333,6 +334,31 @@ class SqliteReservations(SqliteStore):
     async def unsettled(self) -> Sequence[Reservation]:
         return sorted(self._open.values(), key=attrgetter("id"))
 
+    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
+        await self._writer.caught_up()
+        # A day or month that is not before the latest one.
+        moved = [
+            scope._replace(name=max(scope.name, self.latest[: len(scope.name)]))
+            if scope.kind in {"day", "month"}
+            else scope
+            for scope in scopes
+        ]
+        held = [self.held(scope) for scope in moved]
+        found = await self._readers.read(lambda db: [_spent(scope, db) for scope in moved])
+        return [
+            replace(one, used=used, since=since or one.since, warned=warned)
+            for one, (used, since, warned) in zip(held, found, strict=True)
+        ]
+
+    async def models(self, limit: int) -> Sequence[ModelSum]:
+        await self._writer.caught_up()
+        rows = await self._readers.read(lambda db: db.execute(_MODELS).fetchall())
+        return with_others([ModelSum(*name.split("/", 1), *sums) for name, *sums in rows], limit)
+
+    async def records(self, query: RecordQuery) -> RecordPage:
+        await self._writer.caught_up()
+        return await self._readers.read(partial(_records, query))
+
 
 def _slot(row: Reservation) -> tuple[SessionKey, str]:
     return row.payer.session_key, row.day
@@ -366,10 +392,6 @@ def _not_saved(error: Exception) -> None:
 
 
 # --- what is written ----------------------------------------------------------------------------
-def _spent_in(scopes: Sequence[Scope], pen: Pen) -> Sequence[_Spent]:
-    return [_spent(scope, pen.db) for scope in scopes]
-
-
 def _spent(scope: Scope, db: sqlite3.Connection) -> _Spent:
     row = db.execute(_SPENT, scope).fetchone()
     return (NOTHING, None, "") if row is None else (Amount(*row[:2]), to_time(row[2]), row[3])
@@ -402,9 +424,9 @@ def _record(
     at, since = (record.at - EPOCH) // MICROSECOND, (call.at - EPOCH) // MICROSECOND
     tokens, more = (record.input_tokens, record.output_tokens), (record.nano_usd, since)
     names = (record.session_key.agent, record.provider, record.model)
-    own = (("session", key), ("agent", names[0]), ("day", day), ("month", day[:7]))
-    for scope in (*own, ("model", f"{record.provider}/{record.model}")):
-        db.execute(_COUNT, (*scope, record.pricing != "unpriced", *tokens, *more))
+    model = f"{record.provider}/{record.model}"
+    whose = (key, names[0], day, day[:7], model)
+    db.execute(_COUNT, (*whose, record.pricing != "unpriced", *tokens, *more))
     series = pen.series.get(names)
     if series is None:
         db.execute(_MAKE_SERIES, names)
@@ -446,19 +468,21 @@ def _to_reservation(row: Sequence[Any]) -> Reservation:
     return Reservation(id_, payer, provider, model, to_time(at), day, input_tokens, held)
 
 
-_HOLD = f"""
-INSERT INTO reservation ({RESERVATION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE
-SET held_tokens = excluded.held_tokens, held_nano_usd = excluded.held_nano_usd
-"""
+_COUNTED = enumerate(("session", "agent", "day", "month", "model"), 1)
+_HOLD = insert(
+    "reservation",
+    "id, session, run_id, provider, model, at, day, input_tokens",
+    "held_tokens, held_nano_usd",
+)
 _SPENT = """
 SELECT input_tokens + output_tokens, nano_usd, since, warned FROM spend
 WHERE kind = ? AND name = ?
 """
 _BEGIN = "INSERT OR IGNORE INTO spend (kind, name, since) VALUES (?, ?, ?)"
-_COUNT = """
+# In one statement: each hands the interpreter's lock over and back.
+_COUNT = f"""
 INSERT INTO spend (kind, name, calls, priced, input_tokens, output_tokens, nano_usd, since)
-VALUES (?, ?, 1, ?, ?, ?, ?, ?)
+VALUES {", ".join(f"('{kind}', ?{place}, 1, ?6, ?7, ?8, ?9, ?10)" for place, kind in _COUNTED)}
 ON CONFLICT (kind, name) DO UPDATE SET calls = calls + 1, priced = priced + excluded.priced,
     input_tokens = input_tokens + excluded.input_tokens,
     output_tokens = output_tokens + excluded.output_tokens, nano_usd = nano_usd + excluded.nano_usd
@@ -480,105 +504,53 @@ WHERE at >= ? AND at < ? AND day > ?
 _WARN = "UPDATE spend SET warned = ? WHERE kind = ? AND name = ?"
 _FIND_SERIES = "SELECT id FROM series WHERE agent = ? AND provider = ? AND model = ?"
 _MAKE_SERIES = "INSERT OR IGNORE INTO series (agent, provider, model) VALUES (?, ?, ?)"
-_RECORD = """
-INSERT INTO token_record (id, at, series, session, run_id, day, outcome, input_tokens,
-    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated, overran)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+_RECORD = insert(
+    "token_record",
+    "id, at, series, session, run_id, day, outcome, input_tokens, output_tokens, cached_tokens, "
+    "reasoning_tokens, nano_usd, pricing, estimated, overran",
+)
 
+
+# --- what is looked up ---------------------------------------------------------------------------
 MOST_RECORDS = 1000  # a page
 
 _Row = tuple[Any, ...]
-_Term = tuple[str, tuple[object, ...]]  # a condition and its values
-
-
-class SqliteLedger(SqliteReservations):
-    """Implements the port Ledger."""
-
-    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
-        await self._writer.caught_up()
-        held = [self.held(_moved_on(scope, self.latest)) for scope in scopes]
-        return await self._readers.read(partial(_tallies, held))
-
-    async def models(self, limit: int) -> Sequence[ModelSum]:
-        await self._writer.caught_up()
-        return await self._readers.read(partial(_models, limit))
-
-    async def records(self, query: RecordQuery) -> RecordPage:
-        key = str(query.session_key or "")
-        require_text("the query", key, query.agent, query.provider, query.model)
-        await self._writer.caught_up()
-        return await self._readers.read(partial(_records, query))
-
-
-def _moved_on(scope: Scope, latest: str) -> Scope:
-    """A day or month that is not before the latest one."""
-    if scope.kind not in {"day", "month"}:
-        return scope
-    return scope._replace(name=max(scope.name, latest[: len(scope.name)]))
-
-
-def _tallies(held: Sequence[Tally], db: sqlite3.Connection) -> Sequence[Tally]:
-    spent = [_spent(one.scope, db) for one in held]
-    return [
-        Tally(one.scope, used, one.held, since or one.since, warned)
-        for one, (used, since, warned) in zip(held, spent, strict=True)
-    ]
-
-
-def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:
-    rows = db.execute(_MODELS).fetchall()
-    return with_others([ModelSum(*name.split("/", 1), *sums) for name, *sums in rows], limit)
 
 
 def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
-    limit = max(0, min(query.limit, MOST_RECORDS))
-    terms = _times(query, db)
-    if terms is None:
-        return RecordPage((), more=False)
-    rows: list[_Row] = []
-    for lane in _lanes(query, db):
-        given = [*terms, *lane]
-        where = f"WHERE {' AND '.join(term for term, _ in given)}" if given else ""
-        values = [value for _, some in given for value in some]
-        rows += db.execute(f"{_PAGE} {where} {_NEWEST}", (*values, limit + 1)).fetchall()
+    key = query.session_key
+    terms: dict[str, object] = {
+        "r.session = ?": None if key is None else str(key),
+        "r.at >= ?": query.since,
+        "r.at < ?": query.until,
+    }
+    if query.before is not None:
+        row = db.execute("SELECT at FROM token_record WHERE seq = ?", (query.before,)).fetchone()
+        if row is None:
+            return RecordPage((), more=False)
+        terms["r.at <= ? AND (r.at, r.seq) < (?, ?)"] = (row[0], row[0], query.before)
+    limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[_Row]()
+    for series in _series_of(query, db):
+        condition, values = where({**terms, "r.series = ?": series})
+        rows += db.execute(f"{_PAGE} {condition} {_NEWEST}", (*values, limit + 1)).fetchall()
     newest = nlargest(limit + 1, rows, key=lambda row: (row[2], row[0]))
     return RecordPage(tuple(map(_to_record, newest[:limit])), more=len(newest) > limit)
 
 
-def _times(query: RecordQuery, db: sqlite3.Connection) -> Sequence[_Term] | None:
-    """None: the record to go on from is not there."""
-    terms: list[_Term] = []
-    if query.since is not None:
-        terms.append(("r.at >= ?", (to_micros(query.since),)))
-    if query.until is not None:
-        terms.append(("r.at < ?", (to_micros(query.until),)))
-    if query.before is not None:
-        row = db.execute("SELECT at FROM token_record WHERE seq = ?", (query.before,)).fetchone()
-        if row is None:
-            return None
-        terms.append(("r.at <= ? AND (r.at, r.seq) < (?, ?)", (row[0], row[0], query.before)))
-    return terms
-
-
-def _lanes(query: RecordQuery, db: sqlite3.Connection) -> Iterator[Sequence[_Term]]:
-    """Conditions that one index serves each; together they find everything once."""
-    session: list[_Term] = []
+def _series_of(query: RecordQuery, db: sqlite3.Connection) -> Sequence[int | None]:
+    """The series whose records are wanted, for one index serves each; None: all."""
     agent = query.agent
     if query.session_key is not None:
-        session = [("r.session = ?", (str(query.session_key),))]
         own = str(query.session_key.agent)
         if agent not in {None, own}:
-            return
+            return []
         agent = own
-    names = {"agent": agent, "provider": query.provider, "model": query.model}
-    given = {f"{name} = ?": value for name, value in names.items() if value is not None}
-    if not given:
-        yield []
-        return
-    ids = db.execute(f"SELECT id FROM series WHERE {' AND '.join(given)}", (*given.values(),))
-    for (series,) in ids.fetchall():
-        yield [*session, ("r.series = ?", (series,))]
+    names = {"agent = ?": agent, "provider = ?": query.provider, "model = ?": query.model}
+    condition, values = where(names)
+    if not values:
+        return [None]
+    ids = db.execute(f"SELECT id FROM series {condition}", values)
+    return [series for (series,) in ids]
 
 
 def _to_record(row: _Row) -> TokenRecord:

@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
@@ -12,88 +11,10 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.reader import SqliteStore
-from gateway.store.rows import require_text
-from gateway.store.writer import Pen
+from gateway.store.tables import insert
+from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 NO_CHANNEL = "there is no channel of this name and account any more"
-
-
-class SqliteOutbox(SqliteStore):
-    """Implements Outbox and DeadLetters."""
-
-    async def due(self, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
-        at = (channel, to_micros(now), max(0, limit))
-        return await self._readers.read(partial(_deliveries, _DUE, at))
-
-    async def sending(
-        self,
-        delivery_id: str,
-        arrived: int,
-        *,
-        is_safe: bool = False,
-        receipt: str | None = None,
-    ) -> None:
-        require_text("the receipt", receipt)
-        how = {"arrived": arrived, "safe": is_safe, "receipt": receipt}
-        await self._mark(_SENDING, {"id": delivery_id, **how}, durable=True)
-
-    async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
-        require_text("the receipt", receipt)
-        part = {"id": delivery_id, "arrived": arrived, "receipt": receipt}
-        await self._mark(_ARRIVED, part, durable=False)
-
-    async def _mark(self, statement: str, part: Mapping[str, object], *, durable: bool) -> None:
-        await self._writer.write(partial(_mark, statement, part), durable=durable)
-
-    async def settle(
-        self,
-        delivery_id: str,
-        state: DeliveryState,
-        *,
-        at: datetime,
-        receipt: str | None = None,
-        why: str | None = None,
-        due_at: datetime | None = None,
-    ) -> None:
-        if state == "sending":
-            raise Conflict("a delivery is not settled by sending it: call `sending`")
-        require_text("the receipt", receipt, why)
-        due = None if due_at is None else to_micros(due_at)
-        said = {"receipt": receipt, "why": why, "due": due, "at": to_micros(at)}
-        settle = partial(_settle, {"id": delivery_id, "state": state, **said})
-        await self._writer.write(settle, durable=False)
-
-    async def interrupted(self) -> Sequence[Delivery]:
-        return await self._readers.read(partial(_deliveries, _INTERRUPTED, ()))
-
-    async def strand(self, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
-        strand = (to_micros(at), NO_CHANNEL, to_json(list(accounts)).decode())
-        return await self._writer.write(
-            lambda pen: pen.db.execute(_STRAND, strand).rowcount, durable=True
-        )
-
-    async def dead_letters(
-        self, channel: str | None, *, before: int | None, limit: int
-    ) -> Sequence[Delivery]:
-        bounds = {"channel": channel, "before": before, "limit": max(0, limit)}
-        return await self._readers.read(partial(_deliveries, _DEAD, bounds))
-
-    async def resubmit(self, delivery_id: str, *, now: datetime) -> None:
-        resubmit = partial(_resubmit, delivery_id, to_micros(now))
-        await self._writer.write(resubmit, durable=True)
-
-    async def drop(self, delivery_id: str) -> None:
-        await self._writer.write(partial(_drop, delivery_id), durable=True)
-
-    async def tally(self) -> Mapping[tuple[str, DeliveryState], int]:
-        return await self._readers.read(_tally)
-
-
-def require_delivery(new: NewDelivery) -> None:
-    """Raises TextRefused before anything is written."""
-    whither = (new.channel, new.account, new.peer, new.thread)
-    require_text("a delivery", new.id, *whither, new.text, new.whence)
 
 
 def add_delivery(
@@ -104,49 +25,12 @@ def add_delivery(
     run: tuple[RunId, int] | None = None,
 ) -> None:
     """`run`: the run that it answers, with its session; None if no run made it."""
-    whither = (new.channel, new.account, new.peer, new.thread)
-    db.execute(_ADD, (new.id, *(run or (None, None)), *whither, new.text, new.whence, due))
+    to = (new.channel, new.account, new.peer, new.thread)
+    db.execute(_ADD, (new.id, *(run or (None, None)), *to, new.text, new.whence, "pending", due))
 
 
-def _deliveries(statement: str, values: Any, db: sqlite3.Connection) -> Sequence[Delivery]:
+def _select(statement: str, values: Any, db: sqlite3.Connection) -> Sequence[Delivery]:
     return [_to_delivery(row) for row in db.execute(statement, values).fetchall()]
-
-
-def _mark(statement: str, part: Mapping[str, object], pen: Pen) -> None:
-    if pen.db.execute(statement, part).rowcount == 0:
-        delivery_id = str(part["id"])
-        state = _state(delivery_id, pen.db)
-        raise Conflict(f"delivery {delivery_id} is {state}, not pending")
-
-
-def _settle(said: Mapping[str, str | int | None], pen: Pen) -> None:
-    if pen.db.execute(_SETTLE, said).rowcount == 0:
-        _state(
-            str(said["id"]), pen.db
-        )  # raises NotFound; a delivery that is settled for good stays as it is
-
-
-def _resubmit(delivery_id: str, now: int, pen: Pen) -> None:
-    if pen.db.execute(_RESUBMIT, (now, TWICE, TWICE, delivery_id)).rowcount == 0:
-        if pen.db.execute(f"{_IS_DEAD} AND why = 'erased'", (delivery_id,)).fetchone():
-            raise Conflict(f"what dead letter {delivery_id} said is erased: drop it")
-        raise NotFound(f"dead letter {delivery_id}")
-
-
-def _drop(delivery_id: str, pen: Pen) -> None:
-    if pen.db.execute(_DROP, (delivery_id,)).rowcount == 0:
-        raise NotFound(f"dead letter {delivery_id}")
-
-
-def _tally(db: sqlite3.Connection) -> Mapping[tuple[str, DeliveryState], int]:
-    return {(channel, state): count for channel, state, count in db.execute(_TALLY)}
-
-
-def _state(delivery_id: str, db: sqlite3.Connection) -> str:
-    row = db.execute("SELECT state FROM delivery WHERE delivery_id = ?", (delivery_id,)).fetchone()
-    if row is None:
-        raise NotFound(f"delivery {delivery_id}")
-    return str(row[0])
 
 
 def _to_delivery(row: Sequence[Any]) -> Delivery:
@@ -155,6 +39,102 @@ def _to_delivery(row: Sequence[Any]) -> Delivery:
     said = (state, attempts, to_time(due_at), receipt, why, arrived)
     settled = None if settled_at is None else to_time(settled_at)
     return Delivery(new, run_id, session, *said, settled, place, bool(safe))
+
+
+def _due(db: sqlite3.Connection, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
+    return _select(_DUE, (channel, to_micros(now), limit), db)
+
+
+def _interrupted(db: sqlite3.Connection) -> Sequence[Delivery]:
+    return _select(_INTERRUPTED, (), db)
+
+
+def _dead_letters(
+    db: sqlite3.Connection, channel: str | None, *, before: int | None, limit: int
+) -> Sequence[Delivery]:
+    return _select(_DEAD, {"channel": channel, "before": before, "limit": limit}, db)
+
+
+def _tally(db: sqlite3.Connection) -> Mapping[tuple[str, DeliveryState], int]:
+    return {(channel, state): count for channel, state, count in db.execute(_TALLY)}
+
+
+def _sending(
+    pen: Pen,
+    delivery_id: str,
+    arrived: int,
+    *,
+    is_safe: bool = False,
+    receipt: str | None = None,
+) -> None:
+    part = {"id": delivery_id, "arrived": arrived, "safe": is_safe, "receipt": receipt}
+    if pen.db.execute(_SENDING, part).rowcount == 0:
+        _require_delivery(delivery_id, "pending", pen.db)
+
+
+def _arrived(pen: Pen, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+    part = {"id": delivery_id, "arrived": arrived, "receipt": receipt}
+    if pen.db.execute(_ARRIVED, part).rowcount == 0:
+        _require_delivery(delivery_id, "pending", pen.db)
+
+
+def _require_delivery(delivery_id: str, state: str | None, db: sqlite3.Connection) -> None:
+    """Raises NotFound, and Conflict where the delivery must be in a state that it is not in."""
+    row = db.execute("SELECT state FROM delivery WHERE delivery_id = ?", (delivery_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"delivery {delivery_id}")
+    if state is not None:
+        raise Conflict(f"delivery {delivery_id} is {row[0]}, not {state}")
+
+
+def _settle(  # noqa: PLR0913  # as the port has it
+    pen: Pen,
+    delivery_id: str,
+    state: DeliveryState,
+    *,
+    at: datetime,
+    receipt: str | None = None,
+    why: str | None = None,
+    due_at: datetime | None = None,
+) -> None:
+    if state == "sending":
+        raise Conflict("a delivery is not settled by sending it: call `sending`")
+    due = None if due_at is None else to_micros(due_at)
+    said = {"id": delivery_id, "state": state, "receipt": receipt, "why": why}
+    if pen.db.execute(_SETTLE, {**said, "due": due, "at": to_micros(at)}).rowcount == 0:
+        _require_delivery(delivery_id, None, pen.db)  # one that is settled for good stays as it is
+
+
+def _strand(pen: Pen, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
+    strand = (to_micros(at), NO_CHANNEL, to_json(list(accounts)).decode())
+    return pen.db.execute(_STRAND, strand).rowcount
+
+
+def _resubmit(pen: Pen, delivery_id: str, *, now: datetime) -> None:
+    if pen.db.execute(_RESUBMIT, (to_micros(now), TWICE, TWICE, delivery_id)).rowcount == 0:
+        if pen.db.execute(_IS_ERASED, (delivery_id,)).fetchone():
+            raise Conflict(f"what dead letter {delivery_id} said is erased: drop it")
+        raise NotFound(f"dead letter {delivery_id}")
+
+
+def _drop(pen: Pen, delivery_id: str) -> None:
+    if pen.db.execute(_DROP, (delivery_id,)).rowcount == 0:
+        raise NotFound(f"dead letter {delivery_id}")
+
+
+class SqliteOutbox(SqliteStore):
+    """Implements the port Outbox."""
+
+    due = reading(_due)
+    interrupted = reading(_interrupted)
+    dead_letters = reading(_dead_letters)
+    tally = reading(_tally)
+    sending = writing(_sending, durable=True)
+    arrived = writing(_arrived, durable=False)
+    settle = writing(_settle, durable=False)
+    strand = writing(_strand, durable=True)
+    resubmit = writing(_resubmit, durable=True)
+    drop = writing(_drop, durable=True)
 
 
 _DELIVERY = """
@@ -168,18 +148,17 @@ _DUE = f"""
 WHERE d.state = 'pending' AND d.channel = ? AND d.due_at <= ?
   AND NOT EXISTS (SELECT 1 FROM delivery e WHERE e.session = d.session AND e.id < d.id
                   AND e.state IN ('pending', 'sending'))
-ORDER BY d.id LIMIT ?
+ORDER BY d.id LIMIT max(0, ?)
 """
 # The first term lets the index of open deliveries serve: it is small, the table is not.
 _INTERRUPTED = f"""
 {_DELIVERY}
 WHERE d.state IN ('pending', 'sending') AND d.state = 'sending' ORDER BY d.id
 """
-_ADD = """
-INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thread, text, whence,
-                      state, due_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
-"""
+_ADD = insert(
+    "delivery",
+    "delivery_id, run_id, session, channel, account, peer, thread, text, whence, state, due_at",
+)
 _SENDING = """
 UPDATE delivery SET state = 'sending', arrived = :arrived, is_safe = :safe, receipt = :receipt,
     attempts = CASE WHEN arrived < :arrived THEN 1 ELSE attempts + (state = 'pending') END
@@ -211,9 +190,12 @@ _DEAD = f"""
 {_DELIVERY}
 WHERE d.state IN ('unknown', 'failed') AND d.id < coalesce(:before, d.id + 1)
   AND d.channel = coalesce(:channel, d.channel)
-ORDER BY d.id DESC LIMIT :limit
+ORDER BY d.id DESC LIMIT max(0, :limit)
 """
-_IS_DEAD = "SELECT 1 FROM delivery WHERE delivery_id = ? AND state IN ('unknown', 'failed')"
+_IS_ERASED = """
+SELECT 1 FROM delivery
+WHERE delivery_id = ? AND state IN ('unknown', 'failed') AND why = 'erased'
+"""
 _RESUBMIT = """
 UPDATE delivery SET state = 'pending', attempts = 0, due_at = ?, settled_at = NULL,
     why = CASE WHEN state = 'unknown' OR why LIKE '%' || ? THEN ? END

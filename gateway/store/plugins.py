@@ -3,38 +3,32 @@
 import re
 import sqlite3
 from collections.abc import Sequence
-from functools import partial
 
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace
-from gateway.store.reader import SqliteStore
-from gateway.store.rows import require_text
-from gateway.store.writer import Pen
+from gateway.store.tables import insert
+from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 
-class SqliteSettings(SqliteStore):
-    async def read_settings(self, user: str) -> str | None:
-        require_text("the user's name", user)
-        return await self._readers.read(partial(_read, user))
-
-    async def write_settings(self, user: str, record: str, *, expected: str | None) -> bool:
-        require_text("a user's settings", user, record)
-        write = partial(_write, user, record, expected)
-        return await self._writer.write(write, durable=True)
-
-
-def _read(user: str, db: sqlite3.Connection) -> str | None:
+def _read_settings(db: sqlite3.Connection, user: str) -> str | None:
     row = db.execute("SELECT json FROM settings WHERE user = ?", (user,)).fetchone()
     return None if row is None else str(row[0])
 
 
-def _write(user: str, record: str, expected: str | None, pen: Pen) -> bool:
+def _write_settings(pen: Pen, user: str, record: str, *, expected: str | None) -> bool:
     if expected is None:
         return pen.db.execute(_ADD, (user, record)).rowcount == 1
     return pen.db.execute(_CHANGE, (record, user, expected)).rowcount == 1
 
 
-_ADD = "INSERT INTO settings (user, json) VALUES (?, ?) ON CONFLICT DO NOTHING"
+class SqliteSettings(SqliteStore):
+    """Of users; part of the port SessionStore."""
+
+    read_settings = reading(_read_settings)
+    write_settings = writing(_write_settings, durable=True)
+
+
+_ADD = insert("settings", "user, json") + " ON CONFLICT DO NOTHING"
 _CHANGE = "UPDATE settings SET json = ? WHERE user = ? AND json = ?"
 
 KEY_BYTES = 256
@@ -43,25 +37,6 @@ SPACE_KEYS = 1000
 SPACE_BYTES = 1024 * 1024  # keys and values together
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
-class SqlitePlugins(SqliteStore):
-    """Not fsynced, like the journal: it outlives the process, and a power loss may take the last
-    moments."""
-
-    async def get(self, space: PluginSpace, key: str) -> str | None:
-        return await self._readers.read(partial(_get, _columns(space), key_form(key)))
-
-    async def set(self, space: PluginSpace, key: str, value: str) -> None:
-        forms = require_kept(key, value)
-        await self._writer.write(partial(_set, _columns(space), *forms), durable=False)
-
-    async def delete(self, space: PluginSpace, key: str) -> None:
-        delete = partial(_delete, _columns(space), key_form(key))
-        await self._writer.write(delete, durable=False)
-
-    async def list(self, space: PluginSpace, prefix: str) -> Sequence[str]:
-        return await self._readers.read(partial(_list, _columns(space), key_form(prefix)))
 
 
 def key_form(text: str) -> bytes:
@@ -101,40 +76,49 @@ def filled(held: tuple[int, int], key: bytes, value: bytes, old: int | None) -> 
     return keys, size
 
 
-_Columns = tuple[bytes, bytes, bytes]
-
-
-def _columns(space: PluginSpace) -> _Columns:
+def _columns(space: PluginSpace) -> Sequence[bytes]:
     """As bytes, so that no two names are ever the same to SQLite, whatever is in them."""
     owner = "" if space.person is None else f"@{space.person}"
-    plugin, namespace, person = (
-        text.encode("utf-8", "surrogatepass") for text in (space.plugin, space.namespace, owner)
-    )
-    return plugin, namespace, person
+    names = (space.plugin, space.namespace, owner)
+    return [text.encode("utf-8", "surrogatepass") for text in names]
 
 
-def _get(space: _Columns, key: bytes, db: sqlite3.Connection) -> str | None:
-    row = db.execute(_GET, (*space, key)).fetchone()
+def _get(db: sqlite3.Connection, space: PluginSpace, key: str) -> str | None:
+    row = db.execute(_GET, (*_columns(space), key_form(key))).fetchone()
     return None if row is None else bytes(row[0]).decode()
 
 
-def _set(space: _Columns, key: bytes, value: bytes, pen: Pen) -> None:
-    keys, size, old = pen.db.execute(_FILL, (key, *space)).fetchone() or (0, 0, None)
-    held = filled((keys, size), key, value, old)
-    (space_id,) = pen.db.execute(_COUNT, (*space, *held)).fetchone()
-    pen.db.execute(_PUT, (space_id, key, value))
+def _set(pen: Pen, space: PluginSpace, key: str, value: str) -> None:
+    name, form = require_kept(key, value)
+    names = _columns(space)
+    keys, size, old = pen.db.execute(_FILL, (name, *names)).fetchone() or (0, 0, None)
+    held = filled((keys, size), name, form, old)
+    (space_id,) = pen.db.execute(_COUNT, (*names, *held)).fetchone()
+    pen.db.execute(_PUT, (space_id, name, form))
 
 
-def _delete(space: _Columns, key: bytes, pen: Pen) -> None:
-    row = pen.db.execute(_TAKE, (*space, key)).fetchone()
+def _delete(pen: Pen, space: PluginSpace, key: str) -> None:
+    name = key_form(key)
+    row = pen.db.execute(_TAKE, (*_columns(space), name)).fetchone()
     if row is not None:
-        pen.db.execute(_UNCOUNT, (len(key) + row[1], row[0]))
+        pen.db.execute(_UNCOUNT, (len(name) + row[1], row[0]))
 
 
-def _list(space: _Columns, prefix: bytes, db: sqlite3.Connection) -> Sequence[str]:
-    beyond = prefix + b"\xff"  # a byte that UTF-8 never has
-    rows = db.execute(_LIST, (*space, prefix, beyond, SPACE_KEYS)).fetchall()
+def _list(db: sqlite3.Connection, space: PluginSpace, prefix: str) -> Sequence[str]:
+    first = key_form(prefix)
+    beyond = first + b"\xff"  # a byte that UTF-8 never has
+    rows = db.execute(_LIST, (*_columns(space), first, beyond, SPACE_KEYS)).fetchall()
     return [bytes(key).decode() for (key,) in rows]
+
+
+class SqlitePlugins(SqliteStore):
+    """Part of the port ToolStore. Not fsynced, like the journal: it outlives the process, and a
+    power loss may take the last moments."""
+
+    get = reading(_get)
+    set = writing(_set, durable=False)
+    delete = writing(_delete, durable=False)
+    list = reading(_list)
 
 
 _SPACE = "(SELECT id FROM plugin_space WHERE plugin = ? AND namespace = ? AND owner = ?)"
@@ -146,15 +130,8 @@ _FILL = """
 SELECT s.keys, s.bytes, (SELECT length(value) FROM plugin_value WHERE space = s.id AND key = ?)
 FROM plugin_space s WHERE s.plugin = ? AND s.namespace = ? AND s.owner = ?
 """
-_COUNT = """
-INSERT INTO plugin_space (plugin, namespace, owner, keys, bytes) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (plugin, namespace, owner) DO UPDATE SET keys = excluded.keys, bytes = excluded.bytes
-RETURNING id
-"""
-_PUT = """
-INSERT INTO plugin_value (space, key, value) VALUES (?, ?, ?)
-ON CONFLICT (space, key) DO UPDATE SET value = excluded.value
-"""
+_COUNT = insert("plugin_space", "plugin, namespace, owner", "keys, bytes") + " RETURNING id"
+_PUT = insert("plugin_value", "space, key", "value")
 _TAKE = f"""
 DELETE FROM plugin_value WHERE space = {_SPACE} AND key = ? RETURNING space, length(value)
 """

@@ -1,177 +1,75 @@
-"""Values as columns and back, and errors of SQLite as sentences for the operator."""
+"""Rows of sessions and nodes in SQLite: their places, a node as columns and back."""
 
-import contextlib
-import errno
-import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic_core import from_json, to_json
 
-from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
-from gateway.domain.ids import NodeId, to_time
+from gateway.domain.ids import EPOCH, MICROSECOND, NodeId, to_time
 from gateway.domain.messages import Excerpt, Extras, Message, Node, Standing, ToolCall, ToolResult
 
-_FULL = "the disk that holds {where} is full: free some space; nothing was acknowledged"
-_LIMITED = (
-    "{where} may not grow: free some space or raise the limit on the size of files or the quota "
-    "(ulimit -f, LimitFSIZE=, quota); nothing was acknowledged"
-)
-_READ_ONLY = "{where} cannot be written (read-only): check its owner, mode and mount"
-_INPUT_OUTPUT = "writing {where} failed ({name}): check the disk; nothing was acknowledged"
-_LOCKED = "{where} is locked by another program: close it (a database shell, a backup)"
-_NO_ACCESS = "{where} cannot be opened ({name}): check that it exists, its owner and its mode"
-_DAMAGED = (
-    "{where} is damaged ({detail}): stop, keep a copy of the directory, and restore a backup "
-    "or move the file away to start empty"
-)
-_OTHER = "{where}: {detail}"
-
-_SENTENCES = {
-    sqlite3.SQLITE_FULL: _FULL,
-    sqlite3.SQLITE_READONLY: _READ_ONLY,
-    sqlite3.SQLITE_IOERR: _INPUT_OUTPUT,
-    sqlite3.SQLITE_BUSY: _LOCKED,
-    sqlite3.SQLITE_LOCKED: _LOCKED,
-    sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
-    sqlite3.SQLITE_PERM: _NO_ACCESS,
-    sqlite3.SQLITE_CORRUPT: _DAMAGED,
-    sqlite3.SQLITE_NOTADB: _DAMAGED,
-}
-
-_PAGE = 4_096
-_LIMITS = frozenset({errno.EFBIG, errno.EDQUOT})
-# A failed sync is not among them: it leaves unknown what is on the disk.
-_OF_A_WRITE = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
+# A node's place is its session's number and its own number in one integer: siblings in time lie
+# side by side on disk, and every step along a path is one look-up by row id.
+SEQ_BITS = 32
+_SEQ_MASK = (1 << SEQ_BITS) - 1
 
 
-def code_of(error: sqlite3.Error) -> int:
-    """The primary result code; 0 for an error of the Python module."""
-    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+def place_of(session: int, seq: int) -> int:
+    return session << SEQ_BITS | seq
 
 
-def _is_full(error: sqlite3.Error) -> bool:
-    # The index of the log is a file of its own, for which SQLite has its own code.
-    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
+def seq_of(place: int) -> int:
+    return place & _SEQ_MASK
 
 
-def is_io_error(error: sqlite3.Error) -> bool:
-    return code_of(error) == sqlite3.SQLITE_IOERR and not _is_full(error)
+@dataclass(slots=True)
+class SessionRow:
+    """A session's counters as the database has them, uncommitted writes of this batch included."""
+
+    id: int
+    last_run: int  # seq of the newest run; 1 without a run, if messages were imported
+    last_seq: int  # seq of the newest node
+    head: int | None  # place
+    head_id: str | None
+    is_closed: bool = False
+    is_forked: bool = False  # a message exists whose parent is not the one before it
+    is_pruned: bool = False  # every branch that may be archived is
 
 
-def lack_of_room(error: sqlite3.Error, where: str) -> str | None:
-    """The sentence for a write that failed because the disk or a limit is full; None for any other
-    failure. SQLite reports a limit as an I/O error, so a file beside the database is tried."""
-    code = getattr(error, "sqlite_errorcode", 0)
-    if code_of(error) != sqlite3.SQLITE_FULL and not _is_full(error) and code not in _OF_A_WRITE:
-        return None
-    number = _fault_of_growing(Path(where))
-    if number in _LIMITS:
-        return _LIMITED.format(where=where)
-    if code in _OF_A_WRITE and number != errno.ENOSPC:
-        return None
-    return _FULL.format(where=where)
+def append(
+    nodes: Sequence[Node], parent: int | None, session: SessionRow, db: sqlite3.Connection
+) -> int:
+    """Adds nodes, each under the one before it. Returns how many count as messages of the
+    conversation: those of a person or the agent."""
+    place, count, rows = session.id << SEQ_BITS | session.last_seq, 0, []
+    if nodes and session.last_seq and parent != place:
+        session.is_forked, session.is_pruned = True, False
+    for node in nodes:
+        place += 1
+        message, summary = node.message, None
+        role = message.role
+        if role == "summary":
+            role, summary = "tool", place
+        elif role in {"user", "assistant"}:
+            count += 1
+        said = (role, message.text, pack_message(message))
+        at = (node.created_at - EPOCH) // MICROSECOND
+        about = (node.status, node.token_count, node.model, at, node.label)
+        rows.append((place, node.id, parent, node.run_id, *said, *about, summary, parent))
+        parent = place
+    db.executemany(_ADD_NODE, rows)
+    session.last_seq += len(rows)
+    return count
 
 
-def _fault_of_growing(path: Path) -> int | None:
-    """The error number of a write behind the end of the database or its log; None if it works."""
-    probe = path.with_name("store.probe")
-    try:
-        sizes = [one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.exists()]
-        file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            end = max(sizes, default=0)
-            written = os.pwrite(file, bytes(_PAGE), end)
-            if written < _PAGE:  # the next write reports a limit that this one hit
-                os.pwrite(file, bytes(_PAGE - written), end + written)
-        finally:
-            os.close(file)
-            probe.unlink()
-    except OSError as error:
-        return error.errno
-    return None
-
-
-def sentence(error: sqlite3.Error, where: str) -> str:
-    name = getattr(error, "sqlite_errorname", type(error).__name__)
-    form = _FULL if _is_full(error) else _SENTENCES.get(code_of(error), _OTHER)
-    return form.format(where=where, name=name, detail=error)
-
-
-def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
-    return StoreUnavailable(lack_of_room(error, where) or sentence(error, where))
-
-
-def at_opening(error: sqlite3.Error, where: str) -> GatewayError:
-    """StoreRefused for damage and old libraries; StoreUnavailable for what an operator can mend."""
-    if code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
-        return StoreRefused(damaged(where, error))
-    return unavailable(error, where)
-
-
-def damaged(where: str, detail: object) -> str:
-    return _DAMAGED.format(where=where, detail=detail)
-
-
-@contextlib.contextmanager
-def file_faults(where: str) -> Iterator[None]:
-    """A failed call on a file of the data directory raises StoreUnavailable."""
-    try:
-        yield
-    except OSError as error:
-        raise file_fault(error, where) from error
-
-
-def file_fault(error: OSError, where: str) -> StoreUnavailable:
-    form = _OTHER
-    if error.errno == errno.ENOSPC:
-        form = _FULL
-    elif error.errno in _LIMITS:
-        form = _LIMITED
-    elif error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        form = _READ_ONLY
-    return StoreUnavailable(form.format(where=where, detail=error.strerror or error))
-
-
-class TextRefused(GatewayError):
-    """A text without a UTF-8 form, which can be neither kept nor sent."""
-
-    code = "bad_text"
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what} holds half of a surrogate pair, which no text may hold: "
-            "nothing was stored; send it again as valid Unicode"
-        )
-
-
-def require_text(what: str, *texts: str | None) -> None:
-    """Raises TextRefused before anything is written."""
-    try:
-        "".join(filter(None, texts)).encode()
-    except UnicodeEncodeError as error:
-        raise TextRefused(what) from error
-
-
-_SET_BACK_US = 60_000_000
-
-
-class Stamps:
-    """Unique times for `updated_at`, so that paging skips no session.
-
-    A clock that is set back by more than a minute is believed.
-    """
-
-    def __init__(self, last: int = 0) -> None:
-        self._last = last
-
-    def take(self, micros: int) -> int:
-        if self._last - _SET_BACK_US < micros <= self._last:
-            micros = self._last + 1
-        self._last = micros
-        return micros
+_ADD_NODE = """
+INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens, model, created_at,
+                  label, summary)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+        coalesce(?, (SELECT summary FROM node WHERE place = ?)))
+"""
 
 
 def pack_message(message: Message) -> bytes | None:
@@ -201,16 +99,6 @@ def _pack_result(result: ToolResult | None) -> list[object] | None:
     return [*told, result.boundary, shown]
 
 
-def _unpack_result(packed: list[Any] | None) -> ToolResult | None:
-    if packed is None:
-        return None
-    call_id, name, content, is_error, duration_ms, *more = packed
-    boundary, cut = more or ("", None)
-    excerpt = Excerpt(*cut) if cut else None
-    told = (call_id, name, content, is_error, duration_ms)
-    return ToolResult(*told, boundary=boundary, excerpt=excerpt)
-
-
 def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
     if packed is None:
         return Message(role, text)
@@ -219,39 +107,18 @@ def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
         role,
         text,
         tuple(ToolCall(*call) for call in calls),
-        _unpack_result(result),
+        _unpack_result(*result) if result else None,
         thinking,
         Extras(*extras) if extras else None,
         tuple((kind, told) for kind, told in notices[0]) if notices else (),
     )
 
 
-def message_texts(message: Message) -> Sequence[str]:
-    """Every text of a message, to be checked before it is written."""
-    texts = [message.text, message.thinking]
-    for call in message.tool_calls:
-        texts += (call.id, call.name, call.arguments)
-    if message.result is not None:
-        texts += (message.result.call_id, message.result.name, message.result.content)
-    if message.extras is not None:
-        texts += (message.extras.provider, message.extras.json)
-    for _, told in message.notices:
-        texts.append(told)
-    return texts
-
-
-# A node's place is its session's number and its own number in one integer: siblings in time lie
-# side by side on disk, and every step along a path is one look-up by row id.
-SEQ_BITS = 32
-_SEQ_MASK = (1 << SEQ_BITS) - 1
-
-
-def place_of(session: int, seq: int) -> int:
-    return session << SEQ_BITS | seq
-
-
-def seq_of(place: int) -> int:
-    return place & _SEQ_MASK
+def _unpack_result(*values: Any) -> ToolResult:
+    call_id, name, content, is_error, duration_ms, *more = values
+    boundary, cut = more or ("", None)
+    told, excerpt = (call_id, name, content, is_error, duration_ms), Excerpt(*cut) if cut else None
+    return ToolResult(*told, boundary=boundary, excerpt=excerpt)
 
 
 def to_node(row: Sequence[Any], parent_id: NodeId | None) -> Node:

@@ -15,28 +15,15 @@ from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import AgentId, to_micros
 from gateway.domain.ports import Clock, Stores
 from gateway.store.audit import SqliteAudit
-from gateway.store.channels import SqliteChannels, SqlitePairings
-from gateway.store.conversations import (
-    SqliteConversations,
-    SqliteSessions,
-    SqliteSummaries,
-    SqliteTranscript,
-)
-from gateway.store.data_dir import Held, Mark, require_all
-from gateway.store.erasure import SqliteErasures, SqliteOriginals, sweep_originals
+from gateway.store.channels import SqliteChannels
+from gateway.store.conversations import SqliteSessionStore
+from gateway.store.erasure import SqliteOriginals, sweep_originals
 from gateway.store.fact_search import SqliteFacts
-from gateway.store.inbox import (
-    SqliteEntries,
-    SqliteMessages,
-    SqliteNotices,
-    SqliteRuleStates,
-    SqliteRuns,
-)
-from gateway.store.ledger import SqliteLedger, SqliteReservations
+from gateway.store.faults import at_opening, damaged, file_faults
+from gateway.store.inbox import SqliteInbox, SqliteJournal
+from gateway.store.ledger import SqliteLedger
 from gateway.store.outbox import SqliteOutbox
-from gateway.store.plugins import SqlitePlugins, SqliteSettings
-from gateway.store.reader import Readers, open_to_read
-from gateway.store.rows import at_opening, damaged, file_faults
+from gateway.store.plugins import SqlitePlugins
 from gateway.store.tables import (
     VERSION,
     columns_of,
@@ -46,27 +33,50 @@ from gateway.store.tables import (
     version_of,
 )
 from gateway.store.turns import SqliteHearing, SqliteTurns
-from gateway.store.writer import Commits, Pen, Writer
+from gateway.store.writer import (
+    Commits,
+    Held,
+    Mark,
+    Pen,
+    Readers,
+    SqliteStore,
+    Writer,
+    open_to_read,
+    writing,
+)
 
 
-class SqliteCare:
+def _sweep(pen: Pen, *, before: datetime, limit: int) -> int:
+    """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
+    rows = pen.db.execute(_OLD, (to_micros(before), limit)).fetchall()
+    pen.db.executemany("DELETE FROM journal WHERE run_id = ?", [(run_id,) for _, run_id in rows])
+    forget = "UPDATE run SET has_journal = 0, log = NULL, tape = NULL WHERE id = ?"
+    pen.db.executemany(forget, [(row,) for row, _ in rows])
+    return max(len(rows), sweep_originals(to_micros(before), limit, pen))
+
+
+def _expire(pen: Pen, agent: AgentId, *, before: datetime, limit: int) -> int:
+    expired = pen.db.execute(_EXPIRE, (agent, to_micros(before), limit)).rowcount
+    if expired:
+        pen.refresh()  # it remembers which sessions are closed
+    return expired
+
+
+class SqliteCare(SqliteStore):
+    """Implements the port StoreCare."""
+
     def __init__(
-        self, writer: Writer, readers: Readers, clock: Clock, ledger: SqliteReservations
+        self, writer: Writer, readers: Readers, pen: Pen, *, clock: Clock, ledger: SqliteLedger
     ) -> None:
-        self._writer, self._readers, self._clock, self._ledger = writer, readers, clock, ledger
+        super().__init__(writer, readers, pen)
+        self._clock, self._ledger = clock, ledger
+
+    sweep = writing(_sweep, durable=False)
+    expire = writing(_expire, durable=False)
 
     async def probe(self) -> None:
-        now = to_micros(self._clock.now())
-        await self._writer.write(partial(_probe, now), durable=False)  # an fsync wears a disk
-
-    async def sweep(self, *, before: datetime, limit: int) -> int:
-        """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
-        sweep = partial(_sweep, to_micros(before), limit)
-        return await self._writer.write(sweep, durable=False)
-
-    async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
-        expire = partial(_expire, agent, to_micros(before), limit)
-        return await self._writer.write(expire, durable=False)
+        at = (to_micros(self._clock.now()),)
+        await self._writer.write(lambda pen: pen.db.execute(_PROBE, at), durable=False)
 
     async def close(self) -> None:
         """Writes what is waiting, refuses what comes; a second close does nothing."""
@@ -74,37 +84,19 @@ class SqliteCare:
             self._ledger.close()
             self._writer.stop("the store is closed")
             self._readers.stop()
-            await to_thread.run_sync(self._join)
-
-    def _join(self) -> None:
-        self._writer.join()
-        self._readers.join()
+            await to_thread.run_sync(self._writer.join)
+            await to_thread.run_sync(self._readers.join)
 
 
-def _probe(now: int, pen: Pen) -> None:
-    pen.db.execute("UPDATE pulse SET probed_at = ?", (now,))
-
-
-def _sweep(before: int, limit: int, pen: Pen) -> int:
-    rows = pen.db.execute(_OLD, (before, max(0, limit))).fetchall()
-    ids = [(run_id,) for _, run_id in rows]
-    pen.db.executemany("DELETE FROM journal WHERE run_id = ?", ids)
-    forget = "UPDATE run SET has_journal = 0, log = NULL, tape = NULL WHERE id = ?"
-    pen.db.executemany(forget, [(row,) for row, _ in rows])
-    return max(len(rows), sweep_originals(before, limit, pen))
-
-
-def _expire(agent: AgentId, before: int, limit: int, pen: Pen) -> int:
-    return pen.db.execute(_EXPIRE, (agent, before, max(0, limit))).rowcount
-
-
+_PROBE = "UPDATE pulse SET probed_at = ?"  # without an fsync, which wears a disk
 _EXPIRE = """
 UPDATE session SET state = 'closed' WHERE id IN (
     SELECT id FROM session INDEXED BY session_active
-    WHERE state = 'active' AND agent = ? AND updated_at < ? LIMIT ?)
+    WHERE state = 'active' AND agent = ? AND updated_at < ? LIMIT max(0, ?))
 """
 _OLD = """
-SELECT id, run_id FROM run WHERE has_journal AND finished_at < ? ORDER BY finished_at LIMIT ?
+SELECT id, run_id FROM run WHERE has_journal AND finished_at < ?
+ORDER BY finished_at LIMIT max(0, ?)
 """
 
 log = logging.getLogger(__name__)
@@ -153,31 +145,8 @@ async def open_sqlite(
             await to_thread.run_sync(opened.close)
 
 
-class SqliteInbox(SqliteMessages, SqliteRuns):
-    """Implements the port Inbox."""
-
-
-class SqliteJournal(SqliteEntries, SqliteNotices, SqliteRuleStates):
-    """Implements the port Journal."""
-
-
-class SqliteSessionStore(
-    SqliteSessions,
-    SqliteTranscript,
-    SqliteSummaries,
-    SqliteConversations,
-    SqliteErasures,
-    SqliteSettings,
-):
-    """Implements the port SessionStore."""
-
-
 class SqliteFactStore(SqliteFacts, SqliteHearing, SqliteTurns):
     """Implements the port FactStore."""
-
-
-class SqliteChannelStore(SqliteChannels, SqlitePairings):
-    """Implements the port ChannelStore."""
 
 
 class SqliteToolStore(SqlitePlugins, SqliteOriginals):
@@ -186,18 +155,19 @@ class SqliteToolStore(SqlitePlugins, SqliteOriginals):
 
 def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Stores:
     """Every port over one writer and its readers."""
-    ledger = SqliteLedger(writer, readers, pen)
+    over = (writer, readers, pen)
+    ledger = SqliteLedger(*over)
     return Stores(
-        SqliteInbox(writer, readers, pen),
-        SqliteJournal(writer, readers, pen),
-        SqliteSessionStore(writer, readers, pen),
-        SqliteFactStore(writer, readers, pen),
+        SqliteInbox(*over),
+        SqliteJournal(*over),
+        SqliteSessionStore(*over),
+        SqliteFactStore(*over),
         ledger,
-        SqliteAudit(writer, readers, pen),
-        SqliteOutbox(writer, readers, pen),
-        SqliteChannelStore(writer, readers, pen),
-        SqliteToolStore(writer, readers, pen),
-        SqliteCare(writer, readers, clock, ledger),
+        SqliteAudit(*over),
+        SqliteOutbox(*over),
+        SqliteChannels(*over),
+        SqliteToolStore(*over),
+        SqliteCare(*over, clock=clock, ledger=ledger),
     )
 
 
@@ -215,7 +185,8 @@ def open_file(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> 
         undo.callback(mark.close)
         held = _look_over(path)
         if accept_loss:
-            _tell_loss(held, mark.read())
+            lost = max(0, mark.read().accepted - held.accepted)
+            log.warning("store opened although messages are missing", extra={"messages_lost": lost})
         else:
             require_all(held, mark.read(), str(path))
         db = _open_to_write(path, now, durable=durable)
@@ -243,9 +214,16 @@ def _require_library() -> None:
             )
 
 
-def _tell_loss(held: Held, marked: Held) -> None:
-    lost = max(0, marked.accepted - held.accepted)
-    log.warning("store opened although messages are missing", extra={"messages_lost": lost})
+def require_all(held: Held, mark: Held, where: str) -> None:
+    """Raises StoreRefused if the database is behind what was acknowledged."""
+    if held.accepted >= mark.accepted and held.commits >= mark.commits:
+        return
+    messages = max(0, mark.accepted - held.accepted)
+    commits = max(0, mark.commits - held.commits)
+    raise StoreRefused(
+        f"{where} misses {messages} accepted messages and {commits} commits that were "
+        "acknowledged: restore the newest backup, or start with --accept-loss to go on without them"
+    )
 
 
 def _look_over(path: Path) -> Held:
@@ -307,7 +285,7 @@ def _open_to_write(path: Path, now: int, *, durable: bool) -> sqlite3.Connection
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("PRAGMA journal_size_limit = 67108864")
         migrate(db)
-        db.execute("UPDATE pulse SET probed_at = ?", (now,))
+        db.execute(_PROBE, (now,))
     except sqlite3.Error as error:
         told = at_opening(error, str(path))  # before the log goes that was too large
         db.close()

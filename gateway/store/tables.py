@@ -1,516 +1,431 @@
-"""The tables as SQL, and how an older database becomes a newer one."""
+"""The tables, each declared once; SQLite's are made from this, and older ones brought up to it."""
 
 import contextlib
+import re
 import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 
 from gateway.domain.errors import StoreRefused
-from gateway.store.journals import move_journals
-from gateway.store.rooms import move_rooms
+from gateway.domain.ids import to_micros
+from gateway.store.upgrades import BEFORE_ROOMS, move_rooms, set_aside, take_over
 
-FIRST = """
-CREATE TABLE IF NOT EXISTS session (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE,
-    agent TEXT NOT NULL,
-    channel TEXT NOT NULL,
-    account TEXT NOT NULL,
-    peer TEXT NOT NULL,
-    created_at INTEGER NOT NULL,     -- microseconds since 1970, UTC, as every time here
-    updated_at INTEGER NOT NULL,
-    state TEXT NOT NULL DEFAULT 'active' CHECK (state IN ('active', 'closed')),
-    message_count INTEGER NOT NULL DEFAULT 0,
-    input_tokens INTEGER NOT NULL DEFAULT 0,
-    output_tokens INTEGER NOT NULL DEFAULT 0,
-    cost_usd REAL,                   -- NULL: no call had a known price
-    last_seq INTEGER NOT NULL DEFAULT 0,
-    head INTEGER                     -- place of the node that the next message grows from
-);
-CREATE INDEX IF NOT EXISTS session_by_time ON session (updated_at);
-CREATE INDEX IF NOT EXISTS session_by_agent ON session (agent, updated_at);
-CREATE INDEX IF NOT EXISTS session_by_account ON session (channel, account, updated_at);
+VERSION = 9
 
-CREATE TABLE IF NOT EXISTS run (
-    id INTEGER PRIMARY KEY,          -- order of acceptance over all sessions
-    run_id TEXT NOT NULL UNIQUE,
-    message_id TEXT NOT NULL,
-    session INTEGER NOT NULL REFERENCES session (id),
-    seq INTEGER NOT NULL,            -- order of acceptance within the session
-    state TEXT NOT NULL CHECK (state IN ('queued', 'running', 'done', 'dead')),
-    attempts INTEGER NOT NULL,
-    forgiven INTEGER NOT NULL DEFAULT 0,
-    accepted_at INTEGER NOT NULL,
-    finished_at INTEGER,
-    matched_by TEXT NOT NULL,
-    channel TEXT NOT NULL,
-    account TEXT NOT NULL,
-    platform_id TEXT,
-    digest TEXT NOT NULL,
-    sender TEXT,
-    context_id TEXT,
-    token_limit INTEGER,
-    outcome TEXT,
-    content TEXT NOT NULL,
-    summary TEXT NOT NULL DEFAULT '',
-    log BLOB                         -- NULL: not ended, or forgotten
-);
-CREATE UNIQUE INDEX IF NOT EXISTS run_once ON run (platform_id, channel, account)
-    WHERE platform_id IS NOT NULL;
-CREATE UNIQUE INDEX IF NOT EXISTS run_in_session ON run (session, seq);
-CREATE INDEX IF NOT EXISTS run_unfinished ON run (id) WHERE finished_at IS NULL;
-CREATE INDEX IF NOT EXISTS run_with_log ON run (finished_at) WHERE log IS NOT NULL;
+# A column's type -> SQLite's. A time is in microseconds since 1970, UTC.
+_TYPES = {"text": "TEXT", "int": "INTEGER", "time": "INTEGER", "bool": "INTEGER"}
+_TYPES |= {"real": "REAL", "blob": "BLOB", "json": "TEXT"}
 
-CREATE TABLE IF NOT EXISTS node (
-    place INTEGER PRIMARY KEY,       -- session * 2^32 + number within the session
-    id TEXT NOT NULL UNIQUE,
-    parent INTEGER,                  -- place of the parent; NULL for a root
-    run_id TEXT NOT NULL,
-    role TEXT NOT NULL CHECK (role IN ('user', 'assistant', 'tool')),
-    text TEXT NOT NULL,
-    packed BLOB,                     -- JSON: tool calls, result, thinking, extras
-    status TEXT NOT NULL CHECK (status IN ('complete', 'partial', 'cancelled', 'error')),
-    tokens INTEGER NOT NULL,
-    model TEXT,
-    created_at INTEGER NOT NULL,
-    label TEXT
-);
-CREATE INDEX IF NOT EXISTS node_by_label ON node (label, place) WHERE label IS NOT NULL;
 
-CREATE TABLE IF NOT EXISTS journal (
-    id INTEGER PRIMARY KEY,
-    run_id TEXT NOT NULL,
-    step INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    payload TEXT NOT NULL
-);
-CREATE UNIQUE INDEX IF NOT EXISTS journal_once ON journal (run_id, step, kind);
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`options`: `key`, `unique`, `=` and the default, `in` or `within` and the values it may have,
+    `of` and the table whose key it holds. `is_optional`: it may be missing."""
 
-CREATE TABLE IF NOT EXISTS delivery (
-    id INTEGER PRIMARY KEY,
-    delivery_id TEXT NOT NULL UNIQUE,
-    run_id TEXT NOT NULL,
-    session INTEGER NOT NULL REFERENCES session (id),
-    channel TEXT NOT NULL,
-    account TEXT NOT NULL,
-    peer TEXT NOT NULL,
-    thread TEXT,
-    text TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('pending', 'sending', 'sent', 'unknown', 'failed')),
-    attempts INTEGER NOT NULL DEFAULT 0,
-    due_at INTEGER NOT NULL,
-    receipt TEXT,
-    why TEXT
-);
-CREATE INDEX IF NOT EXISTS delivery_open ON delivery (session, id)
-    WHERE state IN ('pending', 'sending');
-CREATE INDEX IF NOT EXISTS delivery_due ON delivery (due_at) WHERE state = 'pending';
+    name: str
+    type: str
+    is_optional: bool
+    options: Mapping[str, str]
 
-CREATE TABLE IF NOT EXISTS pulse (
-    id INTEGER PRIMARY KEY CHECK (id = 1),
-    commits INTEGER NOT NULL,        -- durable commits so far; store.mark must not be ahead of it
-    probed_at INTEGER NOT NULL
-);
-INSERT OR IGNORE INTO pulse VALUES (1, 0, 0);
-"""
+    @property
+    def sql(self) -> str:
+        words = [self.name, _TYPES[self.type]]
+        if not self.is_optional and "key" not in self.options:
+            words.append("NOT NULL")
+        for option, value in self.options.items():
+            match option:
+                case "=":
+                    words.append(f"DEFAULT {self._quoted(value)}")
+                case "in":
+                    values = ", ".join(map(self._quoted, value.split("|")))
+                    words.append(f"CHECK ({self.name} IN ({values}))")
+                case "within":
+                    words.append(f"CHECK ({self.name} BETWEEN {value.replace('..', ' AND ')})")
+                case _:
+                    words.append(f"{_OPTIONS[option]} {value}")
+        return " ".join(words)
 
-PLUGINS = """
-CREATE TABLE IF NOT EXISTS plugin_space (
-    id INTEGER PRIMARY KEY,
-    plugin BLOB NOT NULL,
-    namespace BLOB NOT NULL,
-    owner BLOB NOT NULL,             -- '@' and the person; empty: shared by all
-    keys INTEGER NOT NULL,           -- what it holds, so that nobody has to count
-    bytes INTEGER NOT NULL,
-    UNIQUE (plugin, namespace, owner)
-);
-CREATE TABLE IF NOT EXISTS plugin_value (
-    space INTEGER NOT NULL REFERENCES plugin_space (id),
-    key BLOB NOT NULL,
-    value BLOB NOT NULL,
-    UNIQUE (space, key)
-);
-"""
+    def _quoted(self, value: str) -> str:
+        return f"'{value}'" if self.type == "text" else value
 
-# What users have set for all of their own queries.
-SETTINGS = """
-CREATE TABLE IF NOT EXISTS settings (
-    user TEXT PRIMARY KEY,
-    json TEXT NOT NULL
-) WITHOUT ROWID;
-"""
 
-# What runs leave to later ones.
-AFTERMATH = """
-CREATE TABLE IF NOT EXISTS rule_state (
-    session INTEGER PRIMARY KEY REFERENCES session (id),
-    json TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS notice (
-    id INTEGER PRIMARY KEY,
-    agent TEXT NOT NULL,
-    person TEXT NOT NULL,
-    session INTEGER NOT NULL REFERENCES session (id),  -- that posted it
-    claimed_by TEXT,                 -- run_id; its end takes the notice away, or sets it free
-    expires_at INTEGER,
-    json TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS notice_for ON notice (agent, person, id);
-CREATE INDEX IF NOT EXISTS notice_claimed ON notice (claimed_by) WHERE claimed_by IS NOT NULL;
-"""
+@dataclass(frozen=True, slots=True)
+class Index:
+    name: str
+    columns: str
+    is_unique: bool
+    where: str | None
 
-# A request's own limits are more than one number now, as JSON. Renamed rather than made anew, so
-# that a large database is not written again; its affinity leaves JSON as it is.
-LIMITS = """
-ALTER TABLE run RENAME COLUMN token_limit TO limits;
-UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT NULL;
--- What replaying a run needs, until its journal is swept.
-ALTER TABLE run ADD COLUMN tape BLOB;
-"""
 
-LEDGER = """
-CREATE TABLE IF NOT EXISTS spend (   -- counters, so that nobody has to add up
-    kind TEXT NOT NULL CHECK (kind IN ('session', 'agent', 'day', 'month', 'model')),
-    name TEXT NOT NULL,
-    calls INTEGER NOT NULL DEFAULT 0,
-    priced INTEGER NOT NULL DEFAULT 0, -- calls of which it is known what they cost
-    input_tokens INTEGER NOT NULL DEFAULT 0,
-    output_tokens INTEGER NOT NULL DEFAULT 0,
-    nano_usd INTEGER NOT NULL DEFAULT 0,
-    since INTEGER NOT NULL,
-    warned TEXT NOT NULL DEFAULT '',
-    PRIMARY KEY (kind, name)
-) WITHOUT ROWID;
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`constraints`: a key, or what is unique, of several columns."""
 
-CREATE TABLE IF NOT EXISTS reservation (
-    id TEXT PRIMARY KEY,
-    session TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    provider TEXT NOT NULL,
-    model TEXT NOT NULL,
-    at INTEGER NOT NULL,
-    day TEXT NOT NULL,
-    input_tokens INTEGER NOT NULL,
-    held_tokens INTEGER NOT NULL,
-    held_nano_usd INTEGER NOT NULL
-) WITHOUT ROWID;
+    name: str
+    columns: Sequence[Column]
+    constraints: Sequence[str]
+    indexes: Sequence[Index]
 
-CREATE TABLE IF NOT EXISTS series (  -- few; so that a page of any of them is one look-up each
-    id INTEGER PRIMARY KEY,
-    agent TEXT NOT NULL,
-    provider TEXT NOT NULL,
-    model TEXT NOT NULL,
-    UNIQUE (agent, provider, model)
-);
-CREATE TABLE IF NOT EXISTS token_record (
-    seq INTEGER PRIMARY KEY,
-    id TEXT NOT NULL,
-    at INTEGER NOT NULL,
-    series INTEGER NOT NULL REFERENCES series (id),
-    session TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    day TEXT NOT NULL,               -- that of the reservation, which is what was charged
-    outcome TEXT NOT NULL CHECK (outcome IN ('answered', 'failed', 'broken', 'lost')),
-    input_tokens INTEGER NOT NULL,
-    output_tokens INTEGER NOT NULL,
-    cached_tokens INTEGER NOT NULL,
-    reasoning_tokens INTEGER NOT NULL,
-    nano_usd INTEGER NOT NULL,
-    pricing TEXT NOT NULL CHECK (pricing IN ('provider', 'config', 'table', 'unpriced')),
-    estimated INTEGER NOT NULL
-);
-CREATE INDEX IF NOT EXISTS token_record_by_series ON token_record (series, at);
-CREATE INDEX IF NOT EXISTS token_record_by_session ON token_record (session, series, at);
-CREATE INDEX IF NOT EXISTS token_record_by_time ON token_record (at);
-"""
+    @property
+    def sql(self) -> str:
+        """The table without its indexes."""
+        parts = ", ".join([*(column.sql for column in self.columns), *self.constraints])
+        has_key = any(one.startswith("PRIMARY KEY") for one in self.constraints)
+        layout = " WITHOUT ROWID" if has_key else ""  # rows lie in the order of their key
+        return f"CREATE TABLE IF NOT EXISTS {self.name} ({parts}){layout}"
 
-OVERRAN = "ALTER TABLE token_record ADD COLUMN overran INTEGER NOT NULL DEFAULT 0"
+    @property
+    def index_sql(self) -> Iterator[str]:
+        for one in self.indexes:
+            kind = "UNIQUE INDEX" if one.is_unique else "INDEX"
+            where = f" WHERE {one.where}" if one.where else ""
+            index = f"{self.name}_{one.name} ON {self.name} ({one.columns}){where}"
+            yield f"CREATE {kind} IF NOT EXISTS {index}"
 
-AUDIT = """
-CREATE TABLE IF NOT EXISTS audit (
-    seq INTEGER PRIMARY KEY,         -- 1, 2, 3, …: a gap is a loss
-    at INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    actor TEXT NOT NULL,
-    detail TEXT NOT NULL,            -- JSON
-    hash TEXT NOT NULL               -- over this entry and the hash of the one before
-);
-CREATE INDEX IF NOT EXISTS audit_by_kind ON audit (kind, seq);
-CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit
-BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
-CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
-BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
-"""
 
-FACTS = """
-CREATE TABLE IF NOT EXISTS fact_group (  -- whose, or said where; facts of one lie side by side
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- a place is never another person's
-    kind TEXT NOT NULL CHECK (kind IN ('scope', 'session')),
-    name TEXT NOT NULL,
-    last INTEGER NOT NULL DEFAULT 0,     -- number of its newest
-    UNIQUE (kind, name)
-);
-CREATE TABLE IF NOT EXISTS fact_topic (
-    id INTEGER PRIMARY KEY,
-    scope INTEGER NOT NULL REFERENCES fact_group (id),
-    subject TEXT NOT NULL,               -- both without what does not tell things apart
-    predicate TEXT NOT NULL,
-    UNIQUE (scope, subject, predicate)
-);
-CREATE INDEX IF NOT EXISTS fact_topic_by_predicate ON fact_topic (scope, predicate);
-CREATE TABLE IF NOT EXISTS fact (
-    place INTEGER PRIMARY KEY,           -- scope * 2^32 + number within the scope
-    room_place INTEGER UNIQUE,           -- the same of the session; NULL if that is all the scope's
-    id TEXT NOT NULL,                    -- of its first claim
-    scope INTEGER NOT NULL REFERENCES fact_group (id),
-    session INTEGER NOT NULL REFERENCES fact_group (id),
-    topic INTEGER NOT NULL REFERENCES fact_topic (id),
-    about TEXT NOT NULL,                 -- the subject's form
-    form TEXT NOT NULL,                  -- the object's
-    entity_type TEXT NOT NULL CHECK (entity_type IN ('fact', 'relationship', 'attribute')),
-    subject TEXT NOT NULL,
-    predicate TEXT NOT NULL,
-    object TEXT NOT NULL,
-    functional INTEGER NOT NULL,
-    confidence REAL NOT NULL CHECK (confidence BETWEEN 0 AND 1),
-    learned_at INTEGER NOT NULL,
-    valid_from INTEGER NOT NULL,
-    valid_to INTEGER,
-    superseded_at INTEGER,
-    superseded_by TEXT
-);
-CREATE INDEX IF NOT EXISTS fact_by_topic ON fact (topic, functional, form);
-CREATE INDEX IF NOT EXISTS fact_by_session ON fact (session, valid_from);
-CREATE INDEX IF NOT EXISTS fact_by_learning ON fact (scope, learned_at);
-CREATE INDEX IF NOT EXISTS fact_current ON fact (scope, valid_from) WHERE superseded_at IS NULL;
-CREATE INDEX IF NOT EXISTS fact_by_object ON fact (scope, form, valid_from)
-    WHERE superseded_at IS NULL;
-CREATE INDEX IF NOT EXISTS fact_by_subject ON fact (scope, about, valid_from)
-    WHERE superseded_at IS NULL;
-CREATE INDEX IF NOT EXISTS fact_by_object_there ON fact (session, form, valid_from)
-    WHERE superseded_at IS NULL;
-CREATE INDEX IF NOT EXISTS fact_by_subject_there ON fact (session, about, valid_from)
-    WHERE superseded_at IS NULL;
-CREATE INDEX IF NOT EXISTS fact_superseded ON fact (superseded_by)
-    WHERE superseded_by IS NOT NULL;
--- The database itself sees to it that of a functional predicate one object is current.
-CREATE UNIQUE INDEX IF NOT EXISTS fact_one_current ON fact (topic)
-    WHERE superseded_at IS NULL AND functional;
-CREATE TABLE IF NOT EXISTS fact_claim (
-    seq INTEGER PRIMARY KEY,             -- order of learning
-    id TEXT NOT NULL UNIQUE,
-    fact INTEGER NOT NULL REFERENCES fact (place),
-    topic INTEGER NOT NULL REFERENCES fact_topic (id),
-    session INTEGER NOT NULL REFERENCES fact_group (id),
-    object TEXT NOT NULL,
-    functional INTEGER NOT NULL,
-    confidence REAL NOT NULL,
-    learned_at INTEGER NOT NULL,
-    since INTEGER NOT NULL,
-    said_at INTEGER NOT NULL,
-    until INTEGER,
-    message_id TEXT,                     -- NULL: without a source
-    quote TEXT,
-    said_by TEXT
-);
-CREATE INDEX IF NOT EXISTS fact_claim_by_fact ON fact_claim (fact, seq);
-CREATE INDEX IF NOT EXISTS fact_claim_by_time ON fact_claim (topic, since, said_at);
-CREATE INDEX IF NOT EXISTS fact_claim_by_session ON fact_claim (session);
-CREATE INDEX IF NOT EXISTS fact_claim_ended ON fact_claim (topic) WHERE until IS NOT NULL;
-CREATE INDEX IF NOT EXISTS fact_claim_dated ON fact_claim (topic) WHERE since < said_at;
--- Of current facts, at their places.
-CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (
-    words, columnsize = 0, tokenize = "porter unicode61 categories 'L* N* Co M*'"
-);
-CREATE TABLE IF NOT EXISTS fact_erasure (  -- what is left of what was erased
-    seq INTEGER PRIMARY KEY,
-    at INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    facts INTEGER NOT NULL,
-    tombstone TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS forgotten (  -- what was said there until then is not learned again
-    kind TEXT NOT NULL CHECK (kind IN ('message', 'scope', 'session')),
-    name TEXT NOT NULL,              -- the message's id, else a digest
-    upto INTEGER NOT NULL,
-    PRIMARY KEY (kind, name)
-) WITHOUT ROWID;
-"""
+_OPTIONS = {"key": "PRIMARY KEY", "unique": "UNIQUE", "of": "REFERENCES"}
+_INDEX = re.compile(r"(UNIQUE )?INDEX (\w+) \((.+?)\)(?: WHERE (.+))?")
 
-# How far facts were looked for in what people said.
-HEARING = """
-CREATE TABLE IF NOT EXISTS heard (   -- by patterns, up to this node of the session
-    session INTEGER PRIMARY KEY REFERENCES session (id),
-    seq INTEGER NOT NULL
-);
-CREATE TABLE IF NOT EXISTS unread (  -- by a model: what comes after this node, if it is owed
-    session INTEGER PRIMARY KEY REFERENCES session (id),
-    seq INTEGER NOT NULL,
-    is_owed INTEGER NOT NULL
-);
-"""
 
-# Where each word was said. The words themselves are not kept; its rows are places of nodes.
-TURNS = """
-CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 (
-    words, content = '', columnsize = 0, detail = none,
-    tokenize = "porter unicode61 categories 'L* N* Co M*'"
-);
-CREATE TABLE IF NOT EXISTS turn_cursor (
-    session INTEGER PRIMARY KEY REFERENCES session (id),
-    upto INTEGER NOT NULL            -- number of the last node that was looked at
-);
-CREATE INDEX IF NOT EXISTS node_fork ON node (place, parent) WHERE parent IS NOT place - 1;
-"""
-# The place of the newest summary on the path to a node: its own, and it is one itself. A role of its
-# own would mean to write the table anew: it stands there as a tool's, so that nobody takes it for
-# something that was said.
-SUMMARIES = "ALTER TABLE node ADD COLUMN summary INTEGER"
+def _parsed(declared: str) -> Table:
+    name, *lines = declared.split("\n")
+    columns, constraints, indexes = list[Column](), list[str](), list[Index]()
+    for line in filter(None, map(str.strip, lines)):
+        if found := _INDEX.fullmatch(line):
+            indexes.append(Index(found[2], found[3], bool(found[1]), found[4]))
+        elif line.startswith(("UNIQUE", "PRIMARY KEY")):
+            constraints.append(line)
+        else:
+            names, type_, *words = line.partition("#")[0].split()
+            options = {option: value for option, _, value in (one.partition(":") for one in words)}
+            like = (type_.rstrip("?"), type_.endswith("?"), options)
+            columns += [Column(one, *like) for one in names.split(",")]
+    return Table(name, columns, constraints, indexes)
 
-# Labels that are kept, branches that are archived, and sessions that may expire.
-STANDING = """
-ALTER TABLE node ADD COLUMN checkpoint INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE node ADD COLUMN standing INTEGER NOT NULL DEFAULT 0;  -- 1: archived, 2: erased
-CREATE INDEX IF NOT EXISTS node_kept ON node (place) WHERE label IS NOT NULL OR checkpoint;
-CREATE INDEX IF NOT EXISTS node_archived ON node (place) WHERE standing;
-CREATE INDEX IF NOT EXISTS session_active ON session (agent, updated_at) WHERE state = 'active'
-"""
 
-# Results of tools of which a model was shown less. A session here needs no row of its own: of a
-# caller who keeps the conversation it is a run that is forgotten when it ends.
-ORIGINALS = """
-CREATE TABLE IF NOT EXISTS original (
-    id INTEGER PRIMARY KEY,
-    reference TEXT NOT NULL UNIQUE,
-    session TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    tool TEXT NOT NULL,
-    content BLOB NOT NULL,           -- packed
-    at INTEGER NOT NULL
-);
-CREATE INDEX IF NOT EXISTS original_by_session ON original (session);
-CREATE INDEX IF NOT EXISTS original_by_time ON original (at)
-"""
-
-# What channels keep: memos for their next call, what they heard that started no turn, who may talk.
-CHANNELS = """
-CREATE TABLE IF NOT EXISTS channel_memo (
-    channel TEXT NOT NULL,
-    account TEXT NOT NULL,
-    slot TEXT NOT NULL CHECK (slot IN ('adapter', 'socket')),
-    text TEXT NOT NULL,
-    PRIMARY KEY (channel, account, slot)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS channel_heard (  -- messages that were answered without a turn
-    platform_id TEXT NOT NULL,
-    channel TEXT NOT NULL,
-    account TEXT NOT NULL,
-    at INTEGER NOT NULL,
-    outcome TEXT NOT NULL,
-    detail TEXT NOT NULL DEFAULT '',
-    PRIMARY KEY (platform_id, channel, account)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS channel_heard_by_time ON channel_heard (at);
-CREATE TABLE IF NOT EXISTS pairing (
-    channel TEXT NOT NULL,
-    account TEXT NOT NULL,
-    person TEXT NOT NULL,
-    name TEXT,
-    state TEXT NOT NULL CHECK (state IN ('asked', 'paired', 'denied')),
-    code_digest TEXT NOT NULL,
-    asked_at INTEGER NOT NULL,
-    expires_at INTEGER NOT NULL,
-    is_owner INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (channel, account, person)
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX IF NOT EXISTS pairing_by_code ON pairing (code_digest) WHERE state = 'asked';
-"""
-# Why a message could not be read, and what has to be taken in to try it again.
-UNREAD = """
-ALTER TABLE channel_heard ADD COLUMN why TEXT NOT NULL DEFAULT '';
-ALTER TABLE channel_heard ADD COLUMN again TEXT NOT NULL DEFAULT ''
-"""
-# JSON: where an answer to this message goes besides its address.
-WHENCE = "ALTER TABLE run ADD COLUMN whence TEXT"
-
-# A delivery need not be a turn's answer, and may arrive in parts.
-DELIVERIES = """
-CREATE TABLE delivery_new (
-    id INTEGER PRIMARY KEY,
-    delivery_id TEXT NOT NULL UNIQUE,
-    run_id TEXT,                     -- NULL: no turn made it
-    session INTEGER REFERENCES session (id),
-    channel TEXT NOT NULL,
-    account TEXT NOT NULL,
-    peer TEXT NOT NULL,
-    thread TEXT,
-    text TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('pending', 'sending', 'sent', 'unknown', 'failed')),
-    attempts INTEGER NOT NULL DEFAULT 0,
-    due_at INTEGER NOT NULL,
-    receipt TEXT,
-    why TEXT,
-    whence TEXT,                     -- JSON, of the message that it answers
-    arrived INTEGER NOT NULL DEFAULT 0,  -- characters of the text that the platform has
-    settled_at INTEGER,
-    is_safe INTEGER NOT NULL DEFAULT 0  -- the requests made last can be made again without harm
-);
-INSERT INTO delivery_new (id, delivery_id, run_id, session, channel, account, peer, thread, text,
-                          state, attempts, due_at, receipt, why)
-SELECT id, delivery_id, run_id, session, channel, account, peer, thread, text, state, attempts,
-       due_at, receipt, why FROM delivery;
-DROP TABLE delivery;
-ALTER TABLE delivery_new RENAME TO delivery;
-CREATE INDEX delivery_open ON delivery (session, id) WHERE state IN ('pending', 'sending');
-CREATE INDEX delivery_due ON delivery (due_at) WHERE state = 'pending';
-CREATE INDEX delivery_dead ON delivery (id) WHERE state IN ('unknown', 'failed')
-"""
-
-# One journal a run, in parts; what earlier versions wrote of runs that have ended stays in their rows
-# until it is swept.
-JOURNAL = """
-CREATE TABLE IF NOT EXISTS run_journal (
-    run_id TEXT NOT NULL,
-    part INTEGER NOT NULL,
-    data BLOB NOT NULL,              -- packed lines: entries, and chunks as they were sent
+# Of each table its name; its columns, a line for those of one type, as `names type options` (`?`:
+# it may be missing); what is a key or unique of several columns; its indexes.
+_DECLARED = (
+    """session
+    id int key
+    key text unique
+    agent,channel,account,peer text
+    created_at,updated_at time
+    state text =:active in:active|closed
+    message_count,input_tokens,output_tokens int =:0  # tokens: from before the ledger
+    cost_usd real?  # missing: no call had a known price
+    last_seq int =:0
+    head int?       # place of the node that the next message grows from
+    INDEX by_time (updated_at)
+    INDEX by_agent (agent, updated_at)
+    INDEX by_account (channel, account, updated_at)
+    INDEX active (agent, updated_at) WHERE state = 'active'
+    """,
+    """run
+    id int key     # order of acceptance over all sessions
+    run_id text unique
+    session int of:session
+    seq int        # order of acceptance within the session
+    state text in:queued|running|done|dead
+    attempts int
+    forgiven int =:0
+    accepted_at time
+    finished_at time?
+    message_id,matched_by,channel,account,digest text
+    platform_id,sender,context_id,outcome text?
+    limits json?   # the request's own
+    whence json?   # where an answer to this message goes besides its address
+    has_journal bool =:0
+    content text
+    summary text =:
+    log,tape blob? # of a run that version 8 ended, until it is swept
+    UNIQUE INDEX once (platform_id, channel, account) WHERE platform_id IS NOT NULL
+    UNIQUE INDEX in_session (session, seq)
+    INDEX unfinished (id) WHERE finished_at IS NULL
+    INDEX with_journal (finished_at) WHERE has_journal
+    """,
+    # One in parts: packed lines, of entries, and of chunks as they were sent.
+    """journal
+    run_id text
+    part int
+    data blob
     PRIMARY KEY (run_id, part)
-) WITHOUT ROWID;
-"""
-HAS_JOURNAL = """
-ALTER TABLE run ADD COLUMN has_journal INTEGER NOT NULL DEFAULT 0;
-UPDATE run SET has_journal = 1 WHERE log IS NOT NULL;
-DROP INDEX IF EXISTS run_with_log;
-CREATE INDEX IF NOT EXISTS run_with_journal ON run (finished_at) WHERE has_journal
-"""
-
-# Each step brings a database from the version of its index to the next one. A step may run again
-# after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (
-    FIRST,
-    PLUGINS,
-    SETTINGS + AFTERMATH,
-    LEDGER + AUDIT,
-    FACTS + HEARING + TURNS,
-    CHANNELS,
-    ORIGINALS,
-    "",  # brings columns, and rooms their keys
-    JOURNAL,
+    """,
+    # The newest summary on the path to a node is its own `summary`, and a summary's is itself. As a
+    # role of its own it would not pass the check of earlier versions: it stands there as a tool's,
+    # so that nobody takes it for something that was said.
+    """node
+    place int key # session * 2^32 + number within the session
+    id text unique
+    parent int?   # place of the parent; missing for a root
+    run_id text
+    role text in:user|assistant|tool
+    text text
+    packed blob?  # JSON: tool calls, result, thinking, extras
+    status text in:complete|partial|cancelled|error
+    tokens int
+    model text?
+    created_at time
+    label text?
+    summary int?
+    checkpoint bool =:0
+    standing int =:0  # 1: archived, 2: erased
+    INDEX by_label (label, place) WHERE label IS NOT NULL
+    INDEX fork (place, parent) WHERE parent IS NOT place - 1
+    INDEX kept (place) WHERE label IS NOT NULL OR checkpoint
+    INDEX archived (place) WHERE standing
+    """,
+    """delivery
+    id int key
+    delivery_id text unique
+    run_id text?           # missing: no turn made it
+    session int? of:session
+    channel,account,peer text
+    thread text?
+    text text
+    state text in:pending|sending|sent|unknown|failed
+    attempts int =:0
+    due_at time
+    receipt,why text?
+    whence json?           # of the message that it answers
+    arrived int =:0        # characters of the text that the platform has
+    settled_at time?
+    is_safe bool =:0       # the requests made last can be made again without harm
+    INDEX open (session, id) WHERE state IN ('pending', 'sending')
+    INDEX due (due_at) WHERE state = 'pending'
+    INDEX dead (id) WHERE state IN ('unknown', 'failed')
+    """,
+    # Durable commits so far; store.mark must not be ahead of it.
+    "pulse\nid int key in:1\ncommits int\nprobed_at time",
+    # What plugins keep. An owner is `@` and the person, or empty: shared by all. `keys` and `bytes`
+    # are what the space holds, so that nobody has to count.
+    """plugin_space
+    id int key
+    plugin,namespace,owner blob
+    keys,bytes int
+    UNIQUE (plugin, namespace, owner)
+    """,
+    "plugin_value\nspace int of:plugin_space\nkey,value blob\nUNIQUE (space, key)",
+    # What users have set for all of their own queries.
+    "settings\nuser text\njson json\nPRIMARY KEY (user)",
+    # What runs leave to later ones. A notice belongs to the session that posted it until a run has
+    # claimed it, whose end takes it away or sets it free.
+    "rule_state\nsession int key of:session\njson json",
+    """notice
+    id int key
+    agent,person text
+    session int of:session
+    claimed_by text?
+    expires_at time?
+    json json
+    INDEX for (agent, person, id)
+    INDEX claimed (claimed_by) WHERE claimed_by IS NOT NULL
+    """,
+    # The ledger. `spend` holds counters, so that nobody has to add up; the series of records are
+    # few, so that a page of any of them is one look-up each.
+    """spend
+    kind text in:session|agent|day|month|model
+    name text
+    calls,priced int =:0  # priced: calls of which it is known what they cost
+    input_tokens,output_tokens,nano_usd int =:0
+    since time
+    warned text =:
+    PRIMARY KEY (kind, name)
+    """,
+    """reservation
+    id,session,run_id,provider,model text
+    at time
+    day text
+    input_tokens,held_tokens,held_nano_usd int
+    PRIMARY KEY (id)
+    """,
+    "series\nid int key\nagent,provider,model text\nUNIQUE (agent, provider, model)",
+    """token_record
+    seq int key
+    id text
+    at time
+    series int of:series
+    session,run_id text
+    day text      # that of the reservation, which is what was charged
+    outcome text in:answered|failed|broken|lost
+    input_tokens,output_tokens,cached_tokens,reasoning_tokens,nano_usd int
+    pricing text in:provider|config|table|unpriced
+    estimated bool
+    overran bool =:0
+    INDEX by_series (series, at)
+    INDEX by_session (session, series, at)
+    INDEX by_time (at)
+    """,
+    # `seq` is 1, 2, 3, …: a gap is a loss. `hash` is over the entry and the hash of the one before.
+    """audit
+    seq int key
+    at time
+    kind,actor text
+    detail json
+    hash text
+    INDEX by_kind (kind, seq)
+    """,
+    # Facts. A group is whose they are, or where they were said: those of one lie side by side, and
+    # a number is never another's. `last` is that of the group's newest fact.
+    """fact_group
+    id int key:AUTOINCREMENT
+    kind text in:scope|session
+    name text
+    last int =:0
+    UNIQUE (kind, name)
+    """,
+    # Subject and predicate without what does not tell things apart.
+    """fact_topic
+    id int key
+    scope int of:fact_group
+    subject,predicate text
+    UNIQUE (scope, subject, predicate)
+    INDEX by_predicate (scope, predicate)
+    """,
+    """fact
+    place int key          # scope * 2^32 + number within the scope
+    room_place int? unique # the same of the session; missing if that is all the scope's
+    id text                # of its first claim
+    scope,session int of:fact_group
+    topic int of:fact_topic
+    about,form text        # the forms of the subject and of the object
+    entity_type text in:fact|relationship|attribute
+    subject,predicate,object text
+    functional bool
+    confidence real within:0..1
+    learned_at,valid_from time
+    valid_to,superseded_at time?
+    superseded_by text?
+    INDEX by_topic (topic, functional, form)
+    INDEX by_session (session, valid_from)
+    INDEX by_learning (scope, learned_at)
+    INDEX current (scope, valid_from) WHERE superseded_at IS NULL
+    INDEX by_object (scope, form, valid_from) WHERE superseded_at IS NULL
+    INDEX by_subject (scope, about, valid_from) WHERE superseded_at IS NULL
+    INDEX by_object_there (session, form, valid_from) WHERE superseded_at IS NULL
+    INDEX by_subject_there (session, about, valid_from) WHERE superseded_at IS NULL
+    INDEX superseded (superseded_by) WHERE superseded_by IS NOT NULL
+    UNIQUE INDEX one_current (topic) WHERE superseded_at IS NULL AND functional
+    """,
+    """fact_claim
+    seq int key    # order of learning
+    id text unique
+    fact int of:fact
+    topic int of:fact_topic
+    session int of:fact_group
+    object text
+    functional bool
+    confidence real
+    learned_at,since,said_at time
+    until time?
+    message_id,quote,said_by text?  # missing: without a source
+    INDEX by_fact (fact, seq)
+    INDEX by_time (topic, since, said_at)
+    INDEX by_session (session)
+    INDEX ended (topic) WHERE until IS NOT NULL
+    INDEX dated (topic) WHERE since < said_at
+    """,
+    # What is left of what was erased, and what is not learned again: a message, by its id, or what
+    # was said in a scope or session until then, by a digest.
+    """fact_erasure
+    seq int key
+    at time
+    kind text
+    facts int
+    tombstone text
+    """,
+    """forgotten
+    kind text in:message|scope|session
+    name text
+    upto time
+    PRIMARY KEY (kind, name)
+    """,
+    # How far what people said was looked at: for facts by patterns, for facts by a model, if it is
+    # owed what comes later, and for the index of words.
+    "heard\nsession int key of:session\nseq int",
+    "unread\nsession int key of:session\nseq int\nis_owed bool",
+    "turn_cursor\nsession int key of:session\nupto int",
+    # Results of tools of which a model was shown less, packed. Their session needs no row: of a
+    # caller who keeps the conversation it is a run that is forgotten when it ends.
+    """original
+    id int key
+    reference text unique
+    session,run_id,tool text
+    content blob
+    at time
+    INDEX by_session (session)
+    INDEX by_time (at)
+    """,
+    # What channels keep: memos for their next call, messages that were answered without a turn, or
+    # could not be read (why, and what to take in to try again), and who may talk.
+    """channel_memo
+    channel,account text
+    slot text in:adapter|socket
+    text text
+    PRIMARY KEY (channel, account, slot)
+    """,
+    """channel_heard
+    platform_id,channel,account text
+    at time
+    outcome text
+    detail,why,again text =:
+    PRIMARY KEY (platform_id, channel, account)
+    INDEX by_time (at)
+    """,
+    """pairing
+    channel,account,person text
+    name text?
+    state text in:asked|paired|denied
+    code_digest text
+    asked_at,expires_at time
+    is_owner bool =:0
+    PRIMARY KEY (channel, account, person)
+    UNIQUE INDEX by_code (code_digest) WHERE state = 'asked'
+    """,
 )
-VERSION = len(MIGRATIONS)
-_ROOMS = 7  # the step in which the rooms of channels get keys of their own
-_JOURNALS = 8  # the step in which the notes of a run that has not ended become its journal
-# What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
-_MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), LIMITS),)
-_ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
-    (4, ("node", "summary"), SUMMARIES),
-    (4, ("node", "standing"), STANDING),
-    (5, ("run", "whence"), WHENCE),
-    (5, ("delivery", "arrived"), DELIVERIES),
-    (7, ("token_record", "overran"), OVERRAN),
-    (7, ("channel_heard", "why"), UNREAD),
-    (8, ("run", "has_journal"), HAS_JOURNAL),
+
+TABLES = tuple(map(_parsed, _DECLARED))
+
+_TOKENS = "tokenize = \"porter unicode61 categories 'L* N* Co M*'\""
+_MORE = (
+    # The words of current facts, at their places.
+    f"CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (words, columnsize = 0, {_TOKENS})",
+    # Where each word was said, by places of nodes. The words themselves are not kept.
+    "CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 "
+    f"(words, content = '', columnsize = 0, detail = none, {_TOKENS})",
+    "CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit "
+    "BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END",
+    "CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit "
+    "BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END",
+    "INSERT OR IGNORE INTO pulse (id, commits, probed_at) VALUES (1, 0, 0)",
 )
 
 
+def insert(table: str, columns: str, replacing: str = "") -> str:
+    """A statement that adds a row. `replacing`: columns more, which take the place of those of a row
+    that is there already."""
+    names = [name for some in (columns, replacing) for name in some.split(", ") if name]
+    sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    if not replacing:
+        return sql
+    changes = ", ".join(f"{name} = excluded.{name}" for name in replacing.split(", "))
+    return f"{sql} ON CONFLICT DO UPDATE SET {changes}"
+
+
+def where(terms: Mapping[str, object]) -> tuple[str, list[object]]:
+    """The terms that have a value as a condition, and the values: a tuple for several, None for any.
+    Empty if all may be any."""
+    given = {term: value for term, value in terms.items() if value is not None}
+    condition = f"WHERE {' AND '.join(given)}" if given else ""
+    values = [
+        one for some in given.values() for one in (some if isinstance(some, tuple) else [some])
+    ]
+    return condition, [to_micros(one) if isinstance(one, datetime) else one for one in values]
+
+
+# --- versions ------------------------------------------------------------------------------------
 @cache
 def newest_columns() -> frozenset[tuple[str, str]]:
     """(table, column) of a database that is up to date."""
@@ -541,17 +456,24 @@ def require_known(version: int, where: str) -> None:
         )
 
 
-def migrate(db: sqlite3.Connection, to: int = VERSION) -> None:
-    """Each step with its version number in one transaction."""
-    for step in range(version_of(db), to):
-        columns = columns_of(db)
-        moves = [move for at, column, move in _MOVES if at == step and column in columns]
-        moves += [add for at, column, add in _ADDED if at == step and column not in columns]
-        script = "; ".join([MIGRATIONS[step], *moves])
-        db.executescript(f"BEGIN IMMEDIATE; {script}")
-        if step == _ROOMS:
-            move_rooms(db)
-        if step == _JOURNALS:
-            move_journals(db)
-        db.execute(f"PRAGMA user_version = {step + 1}")
-        db.execute("COMMIT")
+def migrate(db: sqlite3.Connection) -> None:
+    """Makes all tables, or brings those of an earlier version up to date, in one transaction."""
+    version = version_of(db)
+    if version >= VERSION:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    replaced = set_aside(db, columns_of(db))
+    there = columns_of(db)
+    for table in TABLES:
+        is_new = not any(name == table.name for name, _ in there)
+        db.execute(table.sql)
+        for column in () if is_new else table.columns:
+            if (table.name, column.name) not in there:
+                db.execute(f"ALTER TABLE {table.name} ADD COLUMN {column.sql}")
+    take_over(db, replaced)
+    for statement in (*(one for table in TABLES for one in table.index_sql), *_MORE):
+        db.execute(statement)
+    if 0 < version <= BEFORE_ROOMS:
+        move_rooms(db)
+    db.execute(f"PRAGMA user_version = {VERSION}")
+    db.execute("COMMIT")

@@ -2,14 +2,18 @@
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice
-from typing import Any, TypeVar
+from heapq import nlargest
+from itertools import combinations
+from typing import TypeVar
+
+from pydantic_core import from_json
 
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import (
+    Choose,
     FoundTurns,
     Hits,
     PastTurn,
@@ -20,11 +24,11 @@ from gateway.domain.facts import (
     words_of,
 )
 from gateway.domain.ids import NodeId, SessionKey, to_time
-from gateway.store.facts import Names, anything_forgotten, is_forgotten, names_of
+from gateway.store.facts import is_forgotten, names_of
+from gateway.store.faults import require_text
 from gateway.store.pruning import Fork, spans_to
-from gateway.store.reader import Readers, SqliteStore
-from gateway.store.rows import place_of, require_text, seq_of
-from gateway.store.writer import Pen, Writer
+from gateway.store.rows import place_of, seq_of
+from gateway.store.writer import Pen, Readers, SqliteStore, Writer
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -41,80 +45,76 @@ _MERGED_PAGES = 2_000  # a commit: half a megabyte
 PAGE_BYTES = 250
 
 K = TypeVar("K")
+_NO_WORDS: frozenset[str] = frozenset()
 
 
 class SqliteTurns(SqliteStore):
     def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
         super().__init__(writer, readers, pen)
-        self._common: dict[str, tuple[int, frozenset[str]]] = {}
+        # By session: how long it was when its common words were counted, and these words.
+        self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
         self._has_small_pages = False
 
-    def find_turns(
+    async def find_turns(
         self,
         key: SessionKey,
         words: Sequence[str],
+        choose: Choose | None = None,
         *,
         messages: Sequence[str] = (),
         upto: NodeId | None = None,
         limit: int,
-    ) -> Coroutine[Any, Any, FoundTurns]:
-        name = str(key)
-        require_text("the session's key or a message's id", name, upto, *messages)
+    ) -> FoundTurns:
+        require_text("the session's key or a message's id", str(key), upto, *messages)
         plain = frozenset(words_of(" ".join(words)))
-        asked = [*filter(plain.__contains__, words)]  # the others might be queries
-        return self._readers.read(
-            partial(self._find, name, asked, messages=messages, upto=upto, limit=limit)
-        )
+        asked = [word for word in words if word in plain]  # the others might be queries
+        find = partial(self._find, key, asked, choose, ids=(upto, *messages), limit=limit)
+        return await self._readers.read(find)
 
     def _find(
         self,
-        name: str,
+        key: SessionKey,
         words: Sequence[str],
+        choose: Choose | None,
         db: sqlite3.Connection,
         *,
-        messages: Sequence[str],
-        upto: NodeId | None,
+        ids: Sequence[str | None],
         limit: int,
     ) -> FoundTurns:
-        row = db.execute(_SESSION, (name,)).fetchone()
+        """Runs in one go in a reader's thread: two trips would cost more than all they do."""
+        length, common = self._common.get(key, (0, _NO_WORDS))
+        asked = [word for word in words if word not in common]
+        matches = (value for word in asked for value in (f'"{word}"', limit))
+        query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
+        row = db.execute(query, (*ids, _MOST_FORKS, *matches, str(key))).fetchone()
         if row is None:
             return FoundTurns()
-        session, head, last, indexed = row
-        asked = _SEQS.format(", ".join("?" * len(messages)) or "NULL")
-        seqs = dict(db.execute(asked, (session, upto, *messages)).fetchall())
+        session, head, last, indexed, has_forgotten, seqs, forks, *places = row
+        seqs, forks = from_json(seqs), from_json(forks)
+        upto, messages = ids[0], [one for one in ids[1:] if one is not None]
         if upto is not None and upto not in seqs:
             raise NotFound(f"message {upto}")
-        trail = trail_of(forks_of(session, db), head if upto is None else seqs[upto], last)
-        depths = {
+        trail = trail_of(forks[::-1], head if upto is None else seqs[upto], last)
+        index = _Index(db, session, trail, limit, trail.count_to(indexed))
+        if length <= trail.length <= length * _STAYS_COMMON:
+            found = index.visible(dict(zip(asked, places, strict=True)))
+        else:  # what is common is counted anew
+            length, common = trail.length, _NO_WORDS
+            found = index.depths_of({word: f'"{word}"' for word in words})
+        hits, too_common = index.hits_of(found)
+        self._common[key] = (length, common | too_common)
+        if len(self._common) > _MOST_COMMON_KEPT:
+            del self._common[next(iter(self._common))]
+        at = {
             one: depth
             for one in messages
             if one in seqs and (depth := trail.depth_of(seqs[one])) is not None
         }
-        hits = self._hits(name, words, indexed, _Look(db, session, trail, limit))
-        return FoundTurns(trail, hits, depths)
-
-    def _hits(
-        self, name: str, words: Sequence[str], indexed: int, look: "_Look"
-    ) -> Mapping[str, Hits]:
-        """Without words that are known to be common in this session."""
-        trail = look.trail
-        length, common = self._common.get(name, (0, frozenset()))
-        if not length <= trail.length <= length * _STAYS_COMMON:
-            length, common = trail.length, frozenset()
-        asked = [word for word in words if word not in common]
-        if not asked or not trail.spans:
-            return {}
-        hits, told = _hits_of(asked, indexed, look)
-        self._common[name] = (length, common | told)
-        if len(self._common) > _MOST_COMMON_KEPT:
-            del self._common[next(iter(self._common))]
-        return hits
-
-    async def fetch_turns(
-        self, key: SessionKey, trail: Trail, depths: Sequence[int]
-    ) -> Sequence[PastTurn]:
-        require_text("the session's key", str(key))
-        return await self._readers.read(partial(_fetch, key, trail, depths))
+        found_turns = FoundTurns(trail, hits, at)
+        chosen = choose(found_turns) if choose else None
+        if not chosen:
+            return found_turns
+        return FoundTurns(trail, hits, at, index.turns(key, chosen, has_forgotten=has_forgotten))
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         return await self._readers.read(partial(_keys, _BEHIND, limit))
@@ -128,7 +128,7 @@ class SqliteTurns(SqliteStore):
 
     async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
         require_text("the session's key or a message's id", str(key), *ids)
-        self._common.pop(str(key), None)
+        self._common.pop(key, None)
         await self._writer.write(partial(forget_turns, key, ids), durable=True)
         await rewrite_index(self._writer)
 
@@ -136,126 +136,124 @@ class SqliteTurns(SqliteStore):
 def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
     """The newest forks, oldest first."""
     bounds = (place_of(session, 0), place_of(session + 1, 0), _MOST_FORKS)
-    forks = db.execute(_FORKS, bounds).fetchall()
-    forks.reverse()
-    return forks
+    return db.execute(_FORKS.format("?", "?"), bounds).fetchall()[::-1]
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
     """`forks` holds (seq, parent seq) of each message that does not follow the one before it in
     time, oldest first. All other messages do, so a path is a few spans, however long it is."""
-    if len(forks) < 2:  # none: the first message is not answered yet
-        end = last if head is None else head
-        return Trail.of([(start, end) for start, _ in forks])
+    if not forks:
+        return Trail()
+    if len(forks) == 1:  # as in nearly every session
+        return Trail.of([(forks[0][0], last if head is None else head)])
     starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
-    for root, tip in _tips(forks, starts, last).items():
+    # The last message of each conversation, by its first.
+    tips: dict[int, int] = {}
+    roots: list[int] = []
+    for (start, parent), end in zip(
+        forks, [*(start - 1 for start in starts[1:]), last], strict=True
+    ):
+        at = -1 if parent is None else bisect_right(starts, parent) - 1
+        roots.append(start if at < 0 else roots[at])
+        tips[roots[-1]] = end
+    for root, tip in tips.items():
         if root < own:
             spans.update(spans_to(tip, forks, starts))
     return Trail.of(spans)
 
 
-def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[int, int]:
-    """The last message of each conversation, by its first."""
-    ends = [*(start - 1 for start in starts[1:]), last]
-    tips: dict[int, int] = {}
-    roots: list[int] = []
-    for (start, parent), end in zip(forks, ends, strict=True):
-        at = -1 if parent is None else bisect_right(starts, parent) - 1
-        roots.append(start if at < 0 else roots[at])
-        tips[roots[-1]] = end
-    return tips
-
-
-def _hits_of(
-    words: Sequence[str], indexed: int, look: "_Look"
-) -> tuple[Mapping[str, Hits], frozenset[str]]:
-    """The hits of each word, and the words that are too common to search for."""
-    found = look({word: f'"{word}"' for word in words})
-    if not found:
-        return {}, frozenset()
-    trail = look.trail
-    looked_at, totals = trail.count_to(indexed), dict[str, int]()
-    for word, depths in found.items():
-        total = len(depths)
-        if total >= look.limit:  # beyond the newest, as if it was always said as often
-            total = max(total, total * trail.length // max(1, looked_at - min(depths)))
-        totals[word] = total
-    most = max(_FEW, _SHARE * trail.length)
-    found = {word: depths for word, depths in found.items() if totals[word] <= most}
-    common = frozenset(totals.keys() - found.keys())
-    if frequent := [word for word, depths in found.items() if len(depths) >= look.limit]:
-        _add_meetings(found, sorted(frequent, key=lambda word: (totals[word], word)), look)
-    told = ((word, frozenset(depths)) for word, depths in found.items())
-    return {word: Hits(depths, max(len(depths), totals[word])) for word, depths in told}, common
-
-
-def _add_meetings(found: dict[str, set[int]], frequent: Sequence[str], look: "_Look") -> None:
-    """Adds where frequent words meet a rare one or each other: else only their newest are found."""
-    rare = " OR ".join(f'"{word}"' for word in found if word not in frequent)
-    rarest = frequent[:_MOST_COMMON]
-    asked = {(word,): f'"{word}" AND ({rare})' for word in rarest} if rare else {}
-    pairs = {pair: '"{}" AND "{}"'.format(*pair) for pair in combinations(rarest, 2)}
-    for those, depths in look({**asked, **pairs}).items():
-        for word in those:
-            found[word] |= depths
-
-
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """Asks the index many queries in one statement."""
+class _Index:
+    """The part of the index that holds the visible messages of a session."""
 
     db: sqlite3.Connection
     session: int
     trail: Trail
     limit: int
+    looked_at: int  # messages of the trail that are indexed
 
-    def __call__(self, queries: Mapping[K, str]) -> dict[K, set[int]]:
-        """The newest `limit` depths of each query that has any."""
-        if not queries:
-            return {}
+    def visible(self, places: Mapping[str, str | None]) -> dict[str, set[int]]:
+        """The depths of the newest `limit` places of each word, as far as they are visible. If some
+        are not, and there are more, the index is asked again."""
+        found: dict[str, set[int]] = {}
+        again: dict[str, str] = {}
+        for word, listed in places.items():
+            if not listed:
+                continue
+            these = listed.split(",")
+            found[word] = self.trail.depths_of(map(seq_of, map(int, these)))
+            if len(found[word]) < len(these) >= self.limit:
+                again[word] = f'"{word}"'
+        found |= self.depths_of(again)
+        return {word: depths for word, depths in found.items() if depths}
+
+    def depths_of(self, queries: Mapping[K, str]) -> dict[K, set[int]]:
+        """Asks many queries in one statement. Returns the newest `limit` depths of each that has
+        any."""
         spans = self.trail.spans
-        (first, _, before), is_whole = spans[0], len(spans) == 1
-        most = self.limit * (1 if is_whole else _MOST_SKIPPED)  # some must not be seen
-        bounds = (place_of(self.session, first), place_of(self.session, spans[-1][1]), most)
+        if not queries or not spans:
+            return {}
+        most = self.limit * (1 if len(spans) == 1 else _MOST_SKIPPED)  # some must not be seen
+        bounds = (place_of(self.session, spans[0][0]), place_of(self.session, spans[-1][1]), most)
         asked = _MATCH.format(", ".join(["(?)"] * len(queries)))
         places = dict(self.db.execute(asked, (*queries.values(), *bounds)).fetchall())
         found: dict[K, set[int]] = {}
         for name, query in queries.items():
-            if not places[query]:
-                continue
-            these = map(int, places[query].split(","))
-            if is_whole:
-                found[name] = {place - bounds[0] + before for place in these}
-            else:
-                depths = map(self.trail.depth_of, map(seq_of, these))
-                found[name] = set(islice((at for at in depths if at is not None), self.limit))
-        return found
+            if places[query]:
+                depths = self.trail.depths_of(map(seq_of, map(int, places[query].split(","))))
+                found[name] = set(nlargest(self.limit, depths))
+        return {name: depths for name, depths in found.items() if depths}
 
+    def hits_of(self, found: dict[str, set[int]]) -> tuple[Mapping[str, Hits], frozenset[str]]:
+        """The hits of each word, and the words that are too common to tell turns apart."""
+        length, totals = self.trail.length, dict[str, int]()
+        for word, depths in found.items():
+            total = len(depths)
+            if total >= self.limit:  # beyond the newest, as if it was always said as often
+                total = max(total, total * length // max(1, self.looked_at - min(depths)))
+            totals[word] = total
+        most = max(_FEW, _SHARE * length)
+        common = frozenset(word for word, total in totals.items() if total > most)
+        found = {word: depths for word, depths in found.items() if word not in common}
+        if frequent := [word for word, depths in found.items() if len(depths) >= self.limit]:
+            frequent.sort(key=lambda word: (totals[word], word))
+            self._add_meetings(found, frequent[:_MOST_COMMON], found.keys() - set(frequent))
+        return {
+            word: Hits(frozenset(depths), max(len(depths), totals[word]))
+            for word, depths in found.items()
+        }, common
 
-def _fetch(
-    key: SessionKey, trail: Trail, depths: Sequence[int], db: sqlite3.Connection
-) -> Sequence[PastTurn]:
-    row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
-    if row is None:
-        return ()
-    places = {place_of(row[0], trail.seq_at(depth)): depth for depth in depths}
-    marks = ", ".join("?" * len(places))
-    rows = db.execute(_FETCH.format(marks), (SHOWN_CHARS, *places)).fetchall()
-    are_forgotten = anything_forgotten(db)
-    turns = []
-    for place, id_, role, text, at, sender, asked in rows:
-        turn = PastTurn(places[place], id_, role, text, to_time(at), sender)
-        if are_forgotten and is_forgotten(names_by(key, turn, asked), turn.at, db):
-            continue
-        turns.append(turn if role == "user" else replace(turn, sender=None))
-    return turns
+    def _add_meetings(
+        self, found: dict[str, set[int]], frequent: Sequence[str], rare: Collection[str]
+    ) -> None:
+        """Adds where frequent words meet a rare one or each other: else only their newest are
+        found."""
+        any_rare = " OR ".join(f'"{word}"' for word in sorted(rare))
+        asked = {(word,): f'"{word}" AND ({any_rare})' for word in frequent} if rare else {}
+        pairs = {pair: '"{}" AND "{}"'.format(*pair) for pair in combinations(frequent, 2)}
+        for those, depths in self.depths_of({**asked, **pairs}).items():
+            for word in those:
+                found[word] |= depths
 
-
-def names_by(key: SessionKey, turn: PastTurn, asked: str | None) -> Names:
-    """Names under which the turn, or the message that it answers, may be marked as forgotten."""
-    return names_of(scope_of(key, turn.sender), str(key), turn.id, asked)
+    def turns(
+        self, key: SessionKey, chosen: Mapping[int, float], *, has_forgotten: bool
+    ) -> Sequence[PastTurn]:
+        """The messages at these depths, with their scores."""
+        places = {place_of(self.session, self.trail.seq_at(depth)): depth for depth in chosen}
+        asked = _FETCH.format(", ".join("?" * len(places)))
+        rows = self.db.execute(asked, (SHOWN_CHARS, has_forgotten, *places)).fetchone()
+        turns = []
+        for place, id_, role, text, at, sender, answered in from_json(rows[0]):
+            depth, said_at = places[place], to_time(at)
+            if has_forgotten:
+                names = names_of(scope_of(key, sender), str(key), id_, answered)
+                if is_forgotten(names, said_at, self.db):
+                    continue
+            by = sender if role == "user" else None
+            turns.append(PastTurn(depth, chosen[depth], id_, role, text, said_at, by))
+        return turns
 
 
 def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[SessionKey]:
@@ -321,16 +319,26 @@ def _merge(pen: Pen) -> bool:
     return is_more
 
 
-_SESSION = """
-SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0)
+_FORKS = """
+SELECT place & 0xffffffff AS seq, parent & 0xffffffff AS up FROM node INDEXED BY node_fork
+WHERE parent IS NOT place - 1 AND place > {} AND place < {} ORDER BY place DESC LIMIT ?
+"""
+# All in one row: at each row, and at each end of a statement, the interpreter's lock is handed over and
+# back, which costs more than the reading. What is known of a session; whether anything was ever
+# forgotten; where messages stand; the forks; and the newest places of each word.
+_SESSION = f"""
+SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0),
+    EXISTS (SELECT 1 FROM forgotten),
+    (SELECT json_group_object(n.id, n.place & 0xffffffff) FROM node n
+     WHERE n.id IN ({{}}) AND n.place >> 32 = s.id),
+    (SELECT json_group_array(json_array(seq, up)) FROM (
+        {_FORKS.format("s.id << 32", "(s.id + 1) << 32")})){{}}
 FROM session s LEFT JOIN turn_cursor c ON c.session = s.id WHERE s.key = ?
 """
-_SEQS = "SELECT id, place & 0xffffffff FROM node WHERE place >> 32 = ? AND id IN (?, {})"
-_FORKS = """
-SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork
-WHERE parent IS NOT place - 1 AND place > ? AND place < ? ORDER BY place DESC LIMIT ?
-"""
-# In one piece: a row each would hand the interpreter's lock over and back for every hit.
+_MATCHES = """, (SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM turn
+    WHERE turn MATCH ? AND rowid BETWEEN s.id << 32 AND (s.id << 32) + 0xffffffff
+    ORDER BY rowid DESC LIMIT ?))"""
 _MATCH = """
 WITH asked (query) AS (VALUES {})
 SELECT query, (SELECT group_concat(place) FROM (
@@ -339,8 +347,9 @@ SELECT query, (SELECT group_concat(place) FROM (
 FROM asked
 """
 _FETCH = """
-SELECT n.place, n.id, n.role, substr(n.text, 1, ?), n.created_at, r.sender, r.message_id
-FROM node n LEFT JOIN run r ON r.run_id = n.run_id
+SELECT json_group_array(json_array(
+    n.place, n.id, n.role, substr(n.text, 1, ?), n.created_at, r.sender, r.message_id))
+FROM node n LEFT JOIN run r ON (n.role = 'user' OR ?) AND r.run_id = n.run_id
 WHERE n.place IN ({}) AND n.role IN ('user', 'assistant') AND n.text <> ''
 """
 _BEHIND = """

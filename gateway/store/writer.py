@@ -1,35 +1,91 @@
-"""The one thread that writes: it commits waiting operations together and answers them at once."""
+"""The threads of the store: one writes and commits in groups, a few read beside it."""
 
 import asyncio
+import errno
 import logging
+import os
 import sqlite3
+import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gateway.domain.errors import GatewayError, StoreLost, StoreUnavailable
+from gateway.domain.errors import GatewayError, StoreLost, StoreRefused, StoreUnavailable
 from gateway.domain.ids import SessionKey
-from gateway.store.data_dir import Held, Mark
-from gateway.store.rows import SEQ_BITS, Stamps, is_io_error, lack_of_room, sentence
+from gateway.store.faults import (
+    TextRefused,
+    file_fault,
+    file_faults,
+    has_no_utf8,
+    is_io_error,
+    lack_of_room,
+    sentence,
+    unavailable,
+)
+from gateway.store.rows import SEQ_BITS, SessionRow
+from gateway.store.tables import insert
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+MARK = "store.mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How far a database had come: messages accepted and durable commits."""
+
+    accepted: int = 0
+    commits: int = 0
+
+
+class Mark:
+    """What was acknowledged, in a file beside the database: SQLite drops a damaged end of its log
+    without a word, and only a count that is kept elsewhere shows it."""
+
+    _FORM = struct.Struct(">QQ")
+
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / MARK
+        with file_faults(str(self.path)):
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def read(self) -> Held:
+        """Raises StoreRefused if the file is not one of ours."""
+        text = os.pread(self._file, self._FORM.size + 1, 0)
+        if not text:
+            return Held()
+        if len(text) != self._FORM.size:
+            raise StoreRefused(
+                f"{self.path} is damaged: check the disk and the database, then move the file away"
+            )
+        return Held(*self._FORM.unpack(text))
+
+    def write(self, accepted: int, commits: int) -> None:
+        """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
+        try:
+            written = os.pwrite(self._file, self._FORM.pack(accepted, commits), 0)
+            if written < self._FORM.size:  # a limit cut the write
+                if os.fstat(self._file).st_size < self._FORM.size:
+                    os.ftruncate(self._file, 0)
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        except OSError as error:
+            raise file_fault(error, str(self.path)) from error
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+# --- what operations write with ------------------------------------------------------------------
 _KNOWN = 4096  # sessions; about 0.5 kB each
-
-
-@dataclass(slots=True)
-class SessionRow:
-    """A session's counters as the database has them, uncommitted writes of this batch included."""
-
-    id: int
-    last_run: int  # seq of the newest run; 1 without a run, if messages were imported
-    last_seq: int  # seq of the newest node
-    head: int | None  # place
-    head_id: str | None
-    is_forked: bool = False  # a message exists whose parent is not the one before it
-    is_pruned: bool = False  # every branch that may be archived is
+_SET_BACK_US = 60_000_000
 
 
 class Pen:
@@ -37,12 +93,10 @@ class Pen:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
-        self.accepted = 0
         self.has_erased = False  # the log must not keep what was erased
         self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
-        self.stamps = Stamps()
         # Calls that the process before did not settle, and the last day on which any was made.
-        self.unsettled = db.execute(f"SELECT {RESERVATION} FROM reservation ORDER BY id").fetchall()
+        self.unsettled = db.execute(_UNSETTLED).fetchall()
         self.last_day: str = db.execute(_LAST_DAY).fetchone()[0]
         self.refresh()
 
@@ -50,12 +104,8 @@ class Pen:
         """Reads the cache anew. After a rollback nothing in it is true."""
         self._sessions.clear()
         self.series: dict[tuple[str, str, str], int] = {}  # of token records
-        row = self.db.execute(
-            "SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session) FROM run"
-        ).fetchone()
-        self.accepted, self.stamps = row[0], Stamps(row[1])
-        notices = self.db.execute("SELECT EXISTS (SELECT 1 FROM notice)").fetchone()
-        self.may_hold_notices = bool(notices[0])  # other threads may read this
+        self.accepted, self._last_stamp, notices = self.db.execute(_REFRESH).fetchone()
+        self.may_hold_notices = bool(notices)  # other threads may read this
 
     def session(self, key: SessionKey) -> SessionRow | None:
         known = self._sessions.get(key)
@@ -67,10 +117,7 @@ class Pen:
 
     def make_session(self, key: SessionKey, at: int) -> SessionRow:
         """Makes the row of a key that `session` does not find."""
-        stamp = self.stamps.take(at)
-        made = self.db.execute(
-            _MAKE_SESSION, (str(key), key.agent, key.channel, key.account, key.peer, at, stamp)
-        )
+        made = self.db.execute(_MAKE_SESSION, (str(key), *key, at, self.stamp(at)))
         assert made.lastrowid is not None
         return self._remember(key, SessionRow(made.lastrowid, 0, 0, None, None))
 
@@ -82,40 +129,47 @@ class Pen:
 
     def place(self, session: SessionRow, node_id: str | None) -> int | None:
         """The place of a node of this session; None if there is no such node."""
-        if node_id is None:
-            return None
         if node_id == session.head_id:
             return session.head
         row = self.db.execute(_FIND_NODE, (node_id,)).fetchone()
-        if row is None or row[0] >> SEQ_BITS != session.id:
-            return None
-        return int(row[0])
+        return None if row is None or row[0] >> SEQ_BITS != session.id else int(row[0])
+
+    def stamp(self, micros: int) -> int:
+        """A unique time for `updated_at`, so that paging skips no session. A clock that is set back
+        by more than a minute is believed."""
+        if self._last_stamp - _SET_BACK_US < micros <= self._last_stamp:
+            micros = self._last_stamp + 1
+        self._last_stamp = micros
+        return micros
 
 
-RESERVATION = (
-    "id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd"
-)
+_UNSETTLED = """
+SELECT id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd
+FROM reservation ORDER BY id
+"""
 _LAST_DAY = "SELECT coalesce(max(name), '') FROM spend WHERE kind = 'day'"
+_REFRESH = """
+SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session),
+       EXISTS (SELECT 1 FROM notice) FROM run
+"""
 _FIND_NODE = "SELECT place FROM node WHERE id = ? AND standing < 2"
 _FIND_SESSION = """
-SELECT s.id, coalesce((SELECT max(r.seq) FROM run r WHERE r.session = s.id), s.last_seq > 0), s.last_seq,
-       s.head, (SELECT n.id FROM node n WHERE n.place = s.head),
+SELECT s.id, coalesce((SELECT max(r.seq) FROM run r WHERE r.session = s.id), s.last_seq > 0),
+       s.last_seq, s.head, (SELECT n.id FROM node n WHERE n.place = s.head), s.state = 'closed',
        (SELECT count(*) FROM (
             SELECT 1 FROM node INDEXED BY node_fork
             WHERE parent IS NOT place - 1 AND place > s.id << 32 AND place < (s.id + 1) << 32
             LIMIT 2)) > 1
 FROM session s WHERE s.key = ?
 """
-_MAKE_SESSION = """
-INSERT INTO session (key, agent, channel, account, peer, created_at, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-"""
+_MAKE_SESSION = insert("session", "key, agent, channel, account, peer, created_at, updated_at")
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 Operation = Callable[[Pen], T]
+Query = Callable[[sqlite3.Connection], T]
+Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
 
+
+# --- commits -------------------------------------------------------------------------------------
 # A database up to this size is rewritten after an erasure, which takes half a second at most.
 MADE_ANEW_BYTES = 64 * 1024 * 1024
 GIVE_UP_AFTER = 3  # I/O errors in a row: the kernel may have dropped what it could not write
@@ -137,9 +191,6 @@ class OperationFailed(GatewayError):
     """One operation broke a rule of the database. The others of its commit were written."""
 
     code = "internal_error"
-
-
-Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
 
 
 class Commits:
@@ -210,11 +261,13 @@ class Commits:
     ) -> list[Outcome]:
         """Commits each operation alone, so that the one at fault harms no other."""
         self._undo()
-        if len(operations) == 1:
-            log.error("store operation failed", exc_info=error)
-            return [(None, OperationFailed(f"{self._where}: {error}"))]
-        singly = [self.commit([operation], durable=durable) for operation in operations]
-        return [outcome for outcomes in singly for outcome in outcomes]
+        if len(operations) > 1:
+            singly = [self.commit([operation], durable=durable) for operation in operations]
+            return [outcome for outcomes in singly for outcome in outcomes]
+        if has_no_utf8(error):
+            return [(None, TextRefused())]
+        log.error("store operation failed", exc_info=error)
+        return [(None, OperationFailed(f"{self._where}: {error}"))]
 
     def _failed(self, error: sqlite3.Error, count: int) -> list[Outcome]:
         """Fails all operations: whether they reached the disk is not known."""
@@ -255,15 +308,14 @@ class Commits:
             log.exception("store cannot undo a transaction")
 
 
+# --- the thread that writes ----------------------------------------------------------------------
 GROUP = 64  # operations in a commit; operations of `write_soon` come on top
 SOON_S = 0.02
 
-
-# An operation, whether it is durable, and either the future of its waiter or a function that is called
-# if it fails.
-_Ticket = tuple[
-    Operation[Any], bool, "asyncio.Future[Any] | None", Callable[[Exception], None] | None
-]
+_Failed = Callable[[Exception], None]
+# An operation, whether it is durable, and either the future of its waiter or a function that is
+# called if it fails.
+_Ticket = tuple[Operation[Any], bool, "asyncio.Future[Any] | None", _Failed | None]
 
 
 class Writer:
@@ -279,7 +331,7 @@ class Writer:
         self._queue: SimpleQueue[Sequence[_Ticket] | None] = SimpleQueue()
         self._soon: list[_Ticket] = []  # they go with the next write
         self._is_timed = False
-        self._unheard = 0  # operations of `write_soon` that are not answered
+        self._unanswered = 0  # operations of `write_soon`
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
 
@@ -297,36 +349,33 @@ class Writer:
             future.cancel()
         raise self._refusal()
 
-    def write_soon(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> None:
+    def write_soon(self, operation: Operation[Any], failed: _Failed) -> None:
         """Writes in the transaction of the next `write`, before it; after SOON_S if there is none."""
         if self._stopped is not None:
             failed(self._refusal())
             return
         if not self._is_timed:
             self._is_timed = True
-            self._loop.call_later(SOON_S, self._time_is_up)
-        self._unheard += 1
+            self._loop.call_later(SOON_S, self._push)
+        self._unanswered += 1
         self._soon.append((operation, False, None, failed))
 
     async def caught_up(self) -> None:
         """Returns when every operation of `write_soon` is committed or failed."""
-        if self._unheard:
+        if self._unanswered:
             with suppress(StoreUnavailable):
-                await self.write(_nothing, durable=False)
+                await self.write(lambda _: None, durable=False)  # follows those before it
 
-    def _time_is_up(self) -> None:
-        self._is_timed = False
-        self.push()
-
-    def push(self) -> None:
+    def _push(self) -> None:
         """Writes the operations of `write_soon` now."""
+        self._is_timed = False
         if self._soon:
             self._queue.put(self._soon)
             self._soon = []
 
     def stop(self, why: str) -> None:
         """Refuses new operations. Waiting ones are still written; `join` waits for them."""
-        self.push()
+        self._push()
         self._stopped = self._stopped or why
         self._queue.put(None)
 
@@ -342,7 +391,7 @@ class Writer:
                     operations.append(operation)
                     is_durable = is_durable or durable
                 outcomes = self._commits.commit(operations, durable=is_durable)
-                self._loop.call_soon_threadsafe(self._tell, batch, outcomes)
+                self._loop.call_soon_threadsafe(self._answer, batch, outcomes)
                 batch = []
         finally:
             # Also after a bug: no waiter may wait for a thread that is gone.
@@ -351,7 +400,7 @@ class Writer:
             while not self._queue.empty():
                 batch += self._queue.get() or ()
             refused: list[Outcome] = [(None, self._refusal()) for _ in batch]
-            self._loop.call_soon_threadsafe(self._tell, batch, refused)
+            self._loop.call_soon_threadsafe(self._answer, batch, refused)
 
     def _take(self) -> list[_Ticket]:
         """Waiting operations, at least one; none after the end."""
@@ -369,10 +418,10 @@ class Writer:
         why = self._stopped or ""
         return StoreUnavailable(why) if self._commits.given_up is None else StoreLost(why)
 
-    def _tell(self, batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
+    def _answer(self, batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
         for (_, _, future, failed), (result, error) in zip(batch, outcomes, strict=True):
             if failed is not None:
-                self._unheard -= 1
+                self._unanswered -= 1
                 if error is not None:
                     failed(error)
             elif future is None or future.done():  # the waiter was cancelled
@@ -383,5 +432,120 @@ class Writer:
                 future.set_exception(error)
 
 
-def _nothing(_: Pen) -> None:
-    """Does nothing: its commit follows those of the operations before it."""
+# --- the threads that read -----------------------------------------------------------------------
+THREADS = 2
+_FAULTS = (GatewayError, ValueError, TypeError, LookupError, ArithmeticError)
+
+
+class Readers:
+    """A few threads over one queue, so that a long listing does not hold up a short look. Each has
+    a connection of its own, and none waits for the writer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: SimpleQueue[tuple[Query[Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        self._threads = [
+            threading.Thread(target=self._run, name=f"store reader {number}", daemon=True)
+            for number in range(THREADS)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    async def read(self, query: Query[T]) -> T:
+        """Raises StoreUnavailable if the database cannot be read."""
+        if not self._is_open:
+            raise StoreUnavailable("the store is closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put((query, future))
+        return await future
+
+    def stop(self) -> None:
+        self._is_open = False
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        db: sqlite3.Connection | None = None
+        while (ticket := self._queue.get()) is not None:
+            query, future = ticket
+            outcome: Outcome = (
+                None,
+                StoreUnavailable("a reader of the store has stopped: restart"),
+            )
+            try:
+                db = db or open_to_read(self._path)
+                outcome = (query(db), None)
+            except sqlite3.Error as fault:
+                outcome = (None, unavailable(fault, str(self._path)))
+            except _FAULTS as fault:
+                outcome = (None, TextRefused() if has_no_utf8(fault) else fault)
+            finally:  # also after a mistake of ours: nobody waits for a thread that is gone
+                self._loop.call_soon_threadsafe(_answer, future, outcome)
+        if db is not None:
+            db.close()
+
+
+def _answer(future: "asyncio.Future[Any]", outcome: Outcome) -> None:
+    result, error = outcome
+    if future.done():  # its waiter was cancelled
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def open_to_read(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=not any_thread,
+    )
+    db.execute("PRAGMA query_only = 1")
+    db.execute("PRAGMA temp_store = MEMORY")  # a full disk must not stop a listing
+    db.execute("PRAGMA cache_size = -1000")
+    return db
+
+
+# --- the methods of a port -----------------------------------------------------------------------
+class SqliteStore:
+    """One subject of the store: operations over its writer and its readers."""
+
+    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+        self._writer, self._readers, self._pen = writer, readers, pen
+
+
+_Method = Callable[Concatenate[SqliteStore, P], Coroutine[Any, Any, T]]
+
+
+def reading(
+    query: Callable[Concatenate[sqlite3.Connection, P], T], *, caught_up: bool = False
+) -> _Method[P, T]:
+    """A method that runs `query` in a thread that reads; `caught_up`: after what is to be written
+    soon. Raises StoreUnavailable, TextRefused, and what the query raises."""
+
+    async def read(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if caught_up:
+            await self._writer.caught_up()
+        return await self._readers.read(lambda db: query(db, *args, **kwargs))
+
+    return read
+
+
+def writing(operation: Callable[Concatenate[Pen, P], T], *, durable: bool) -> _Method[P, T]:
+    """A method that commits `operation`, with an fsync if `durable`. Raises StoreUnavailable,
+    TextRefused if a text has no UTF-8 form, and what the operation raises; it then wrote nothing."""
+
+    def write(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._writer.write(lambda pen: operation(pen, *args, **kwargs), durable=durable)
+
+    return write

@@ -13,14 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.domain.channels import Webhooks
-from gateway.domain.errors import GatewayError
-from gateway.domain.ports import Clock
-from gateway.web.guards import BodyLimit, Doorway, SecurityHeaders
-from gateway.web.health import Readiness, Ready, alive
-from gateway.web.identity import Identities, Principal, may
-from gateway.web.openai_shapes import Failed
-from gateway.web.refusals import (
+from gateway.api.errors import (
     InvalidParams,
     MethodNotAllowed,
     NotHere,
@@ -28,12 +21,19 @@ from gateway.web.refusals import (
     Unauthorized,
     delay_of,
 )
+from gateway.domain.channels import Webhooks
+from gateway.domain.errors import GatewayError
+from gateway.domain.ports import Clock
+from gateway.web.health import Readiness, Ready, alive
+from gateway.web.identity import Identities, Principal, may
+from gateway.web.openai_shapes import Failed
 from gateway.web.responses import INTERNAL, error_response, failure_of
 from gateway.web.rpc import Method, Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
-from gateway.web.visitors import Reception
 from gateway.web.webhooks import WebhookRoutes, is_webhook
+from gateway.web.wire.guards import BodyLimit, Doorway, SecurityHeaders
+from gateway.web.wire.visitors import Reception
 
 log = logging.getLogger(__name__)
 

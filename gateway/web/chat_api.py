@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from gateway.api.errors import Forbidden, InvalidRequest
 from gateway.domain.agents import Address
 from gateway.domain.errors import NotFound
 from gateway.domain.inbox import Accepted, Inbound, RunRecord
@@ -16,7 +17,6 @@ from gateway.domain.ports import Decode, Encode, Ids
 from gateway.sessions.intake import Front
 from gateway.sessions.runs import LiveRun, events_of, spoken, whole
 from gateway.web.asgi import principal_of
-from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may
 from gateway.web.methods.chat import SPOKEN, OwnLimits, Text, given, reachable_route
 from gateway.web.published.answers import CallMade, ChatAnswer, FailedChat, LateChat, RunError
@@ -32,9 +32,9 @@ from gateway.web.published.operations import (
     Described,
     Operation,
 )
-from gateway.web.refusals import Forbidden, InvalidRequest
 from gateway.web.responses import json_response
 from gateway.web.rpc import validate
+from gateway.web.wire.guards import parse_json
 
 CHANNEL = "api"
 JSON_DEPTH = 64
@@ -133,7 +133,7 @@ class ChatApi:
             limits=given(body.limits),
         )
         reachable_route(self.front, principal, inbound)
-        return await self.front.reception.accept(inbound)
+        return await self.front.intake.accept(inbound)
 
     def _answer(
         self, accepted: Accepted, events: Sequence[Mapping[str, Any]], headers: Mapping[str, str]

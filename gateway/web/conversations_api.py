@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.errors import Forbidden
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery
 from gateway.sessions.intake import Front
@@ -16,7 +17,6 @@ from gateway.web.identity import READS, Principal, may, may_use
 from gateway.web.methods.chat import Text, history_page, key_in_path, require_own
 from gateway.web.published.answers import ConversationPage, ErasedConversation, ErasedSession
 from gateway.web.published.operations import Answer, Described, Operation
-from gateway.web.refusals import Forbidden
 from gateway.web.responses import json_response
 
 
@@ -73,7 +73,7 @@ class ConversationsApi:
         for key in keys:
             require_own(principal, key)
         for key in keys:
-            erased = await self.front.upkeep.erase(key, by=principal.name)
+            erased = await self.front.erase(key, by=principal.name)
             gone.append(
                 {
                     "session_key": str(key),

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TypeVar
 
+from gateway.api.errors import TooManyFailures, Unauthorized
 from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Audit, Clock
-from gateway.web.refusals import TooManyFailures, Unauthorized
 from gateway.web.settings import WebSettings
-from gateway.web.visitors import IpAddress, Visitor, place_of
+from gateway.web.wire.visitors import IpAddress, Visitor, place_of
 
 SCOPES = frozenset({"chat", "read", "admin", "impersonate", "metrics"})
 CHAT = ("chat",)

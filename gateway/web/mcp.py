@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.errors import Forbidden
 from gateway.domain.mcp import CLIENT, Client, Door
 from gateway.web.asgi import principal_of
-from gateway.web.guards import parse_json
 from gateway.web.identity import may
 from gateway.web.published.answers import McpAnswer, McpFailure, McpMessage
 from gateway.web.published.errors import ErrorAnswer
 from gateway.web.published.operations import Answer, Described, Operation
-from gateway.web.refusals import Forbidden
+from gateway.web.wire.guards import parse_json
 
 JSON_DEPTH = 64
 # Without GET, which would hold a stream open for nothing.

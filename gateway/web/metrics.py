@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.errors import Forbidden
 from gateway.domain.budgets import NANO
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.mcp import Foreign
@@ -19,7 +20,6 @@ from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of
 from gateway.web.identity import may
 from gateway.web.published.operations import Answer, Described, Operation
-from gateway.web.refusals import Forbidden
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 MOST_MODELS = 200  # users may choose models: their names must not make series without end
@@ -58,7 +58,7 @@ class Metrics:
         return Response(await self.text(), headers={"content-type": FORMAT})
 
     async def text(self) -> str:
-        front, reception = self.front, self.front.reception
+        front, intake = self.front, self.front.intake
         models = await self.spending.models(MOST_MODELS)
         rows = await self.budgets()
         names = [{"provider": one.provider, "model": one.model} for one in models]
@@ -76,8 +76,8 @@ class Metrics:
             _family(
                 "sessions", "gauge", "Sessions.", [({}, await front.sessions.count_sessions())]
             ),
-            _family("messages_pending", "gauge", "Not ended.", [({}, reception.pending)]),
-            _family("runs_working", "gauge", "Turns at work.", [({}, reception.lanes.working)]),
+            _family("messages_pending", "gauge", "Not ended.", [({}, intake.pending)]),
+            _family("runs_working", "gauge", "Turns at work.", [({}, intake.lanes.working)]),
             _family("model_calls_total", "counter", "Calls of providers.", calls),
             _family("model_tokens_total", "counter", "Tokens sent and received.", tokens),
             _family("model_cost_usd_total", "counter", "Of calls with a known price.", costs),

@@ -9,6 +9,7 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from gateway.api.errors import Forbidden, InvalidRequest, Stopping
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.errors import GatewayError, NotFound, NotOfProject
 from gateway.domain.inbox import Inbound, RunRecord
@@ -18,7 +19,6 @@ from gateway.sessions.runs import LiveRun, events_of
 from gateway.sessions.stateless import CHANNEL, Question, StatelessRuns
 from gateway.web.asgi import principal_of
 from gateway.web.chat_api import JSON_DEPTH, STATUS, TOO_LATE, checked_key
-from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.openai_shapes import (
     BadParam,
@@ -51,9 +51,9 @@ from gateway.web.published.operations import (
     Header,
     Operation,
 )
-from gateway.web.refusals import Forbidden, InvalidRequest, Stopping
 from gateway.web.responses import json_response
 from gateway.web.rpc import validate
+from gateway.web.wire.guards import parse_json
 
 Run = LiveRun | RunRecord
 # Before one of these it is not known whether there is an answer to begin.
@@ -198,7 +198,7 @@ class OpenAiApi:
             fingerprint=self.encode([asked.model, session, text]).decode(),
             requested_agent=asked.model,
         )
-        accepted = await self.front.reception.accept(inbound)
+        accepted = await self.front.intake.accept(inbound)
         run = await self.front.run(accepted.run_id)
         if isinstance(run, RunRecord) and not run.log:
             raise NotFound("the answer is older than [store] journal_days: it")

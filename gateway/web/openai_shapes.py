@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSc
 from pydantic.config import JsonDict
 from starlette.responses import Response
 
+from gateway.api.errors import InvalidParams, InvalidRequest
 from gateway.domain.errors import Conflict
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.web.given import WHOLE
 from gateway.web.published.errors import OpenAiError, OpenAiErrorAnswer, Spent
 from gateway.web.published.openai import CompletionUsage, Delta, FinishReason
-from gateway.web.refusals import InvalidParams, InvalidRequest
 from gateway.web.responses import error_headers, error_object, failure_of, json_response
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]

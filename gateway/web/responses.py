@@ -7,24 +7,7 @@ from math import ceil
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.errors import (
-    BadSessionKey,
-    Busy,
-    Conflict,
-    GatewayError,
-    ModelFailed,
-    NoRoute,
-    NotFound,
-    NotOfProject,
-    StoreUnavailable,
-    UnknownAgent,
-)
-from gateway.domain.facts import ClaimRefused
-from gateway.domain.sessions import ImportRefused
-from gateway.sessions.settings import SettingsRefused
-from gateway.web.published.errors import ErrorAnswer, ErrorObject
-from gateway.web.refusals import (
+from gateway.api.errors import (
     AnswerTooLarge,
     BodyTooLarge,
     Forbidden,
@@ -42,6 +25,23 @@ from gateway.web.refusals import (
     UnknownMethod,
     VersionNotSupported,
 )
+from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.errors import (
+    BadSessionKey,
+    Busy,
+    Conflict,
+    GatewayError,
+    ModelFailed,
+    NoRoute,
+    NotFound,
+    NotOfProject,
+    StoreUnavailable,
+    UnknownAgent,
+)
+from gateway.domain.facts import ClaimRefused
+from gateway.domain.sessions import ImportRefused
+from gateway.sessions.settings import SettingsRefused
+from gateway.web.published.errors import ErrorAnswer, ErrorObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
+from gateway.api.errors import Forbidden, InvalidParams, InvalidRequest, UnknownMethod
 from gateway.domain.errors import GatewayError
 from gateway.domain.supervision import survives
-from gateway.web.guards import parse_json
 from gateway.web.identity import Principal
-from gateway.web.refusals import Forbidden, InvalidParams, InvalidRequest, UnknownMethod
 from gateway.web.responses import INTERNAL, error_object, failure_of
+from gateway.web.wire.guards import parse_json
 
 log = logging.getLogger(__name__)
 

@@ -11,23 +11,23 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic import BaseModel
 
-from gateway.domain.errors import Busy, GatewayError
-from gateway.domain.supervision import contained, survives
-from gateway.web import rpc
-from gateway.web.frames import LAGGING, TOO_MANY, Wire
-from gateway.web.guards import Doorway
-from gateway.web.handshake import Handshake
-from gateway.web.identity import Identities, Identity, Principal
-from gateway.web.published.about import Introduced
-from gateway.web.refusals import (
+from gateway.api.errors import (
     AnswerTooLarge,
     NotHere,
     TooManyFailures,
     Unauthorized,
     delay_of,
 )
+from gateway.domain.errors import Busy, GatewayError
+from gateway.domain.supervision import contained, survives
+from gateway.web import rpc
+from gateway.web.identity import Identities, Identity, Principal
+from gateway.web.published.about import Introduced
 from gateway.web.settings import WebSettings
-from gateway.web.visitors import Reception, Visitor
+from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
+from gateway.web.wire.guards import Doorway
+from gateway.web.wire.http import Handshake
+from gateway.web.wire.visitors import Reception, Visitor
 
 log = logging.getLogger(__name__)
 

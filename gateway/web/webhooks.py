@@ -7,12 +7,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.errors import BodyTooLarge, Forbidden, MethodNotAllowed, NotHere, Unauthorized
 from gateway.domain.channels import WebhookAnswer, WebhookCall, Webhooks
 from gateway.domain.errors import Busy, GatewayError
-from gateway.web.guards import check_length
 from gateway.web.published.operations import ANYTHING, Answer, Operation
-from gateway.web.refusals import BodyTooLarge, Forbidden, MethodNotAllowed, NotHere, Unauthorized
 from gateway.web.responses import error_response
+from gateway.web.wire.guards import check_length
 
 PREFIX = b"/webhooks/"
 METHODS = ("GET", "POST", "PUT")

@@ -33,8 +33,15 @@ from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.events import Event, Notice
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.messages import Chunk, DoneReason, Message, ToolCall, ToolResult
-from gateway.domain.model import TextDelta, ToolSpec
+from gateway.domain.messages import (
+    BYTES_A_TOKEN,
+    Chunk,
+    DoneReason,
+    Message,
+    ToolCall,
+    ToolResult,
+)
+from gateway.domain.model import ToolSpec
 from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
 from gateway.tools.sources import ToolSource
@@ -131,7 +138,7 @@ class Paper:
     # -- telling it something
 
     def begin(self) -> "Paper":
-        self.turn.begin()
+        self.turn.advance()
         return self._noted()
 
     def tell(self, told: TurnEvent) -> "Paper":
@@ -145,7 +152,16 @@ class Paper:
         return self.tell(ModelReplied(self.question.ticket, reply, was_heard=False))
 
     def hear(self, text: str) -> "Paper":
-        self.turn.hear(self.question.ticket, TextDelta(text))
+        """As the driver passes a piece of the reply on."""
+        self.turn.pieces.append(text)
+        self._emit(Chunk("content", {"content": text}))
+        return self.count(text)
+
+    def count(self, text: str) -> "Paper":
+        state, ticket = self.turn.state, self.question.ticket
+        state.live += len(text.encode()) / BYTES_A_TOKEN
+        if state.live >= state.calm:
+            self.turn.exceed(ticket)
         return self._noted()
 
     def break_off(self, kind: FailureKind = "network", *, started: bool = False) -> "Paper":
@@ -218,7 +234,7 @@ class Paper:
 
     @property
     def said(self) -> list[Message]:
-        return self.turn.exchange.said
+        return self.turn.said
 
     def of(self, kind: str) -> list[Mapping[str, Any]]:
         return [chunk.data for chunk in self.chunks if chunk.type == kind]
@@ -244,7 +260,8 @@ class Paper:
     # -- taking notes
 
     def _noted(self) -> "Paper":
-        for wish in self.turn.tickets.take_new():
+        wishes, self.turn.effects[:] = list(self.turn.effects), []
+        for wish in wishes:
             self.wishes.append(wish)
             if isinstance(wish, Cancel):
                 self.trace.append("?cancel")
@@ -252,7 +269,7 @@ class Paper:
                 continue
             self.open[wish.ticket] = wish
             self.trace.append("?ask" if isinstance(wish, AskModel) else f"?{wish.call.id}")
-        for ticket in set(self.open) - set(self.turn.tickets.open):
+        for ticket in set(self.open) - set(self.turn.open):
             del self.open[ticket]  # it is granted
         return self
 

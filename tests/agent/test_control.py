@@ -1,6 +1,7 @@
 """RunControl: a message can be withdrawn until the run has taken it; a run that has ended takes none."""
 
-from gateway.agent.effects import RunControl, Steered, StopRequest, Withdrawn, drop_said
+from gateway.agent.driver import RunControl, Withdrawn, drop_said
+from gateway.agent.effects import Steered, StopRequested
 from gateway.domain.ids import RunId
 
 ONE, TWO = Steered(RunId("r1"), "one"), Steered(RunId("r2"), "two")
@@ -41,7 +42,7 @@ def test_a_request_before_the_run_begins_is_there_when_it_does() -> None:
     control.stop("cancelled", at_once=False)
     control.steer(ONE)
 
-    assert list(control.requests) == [StopRequest("cancelled", at_once=False), ONE]
+    assert list(control.requests) == [StopRequested("cancelled", at_once=False), ONE]
 
 
 def test_the_run_is_woken_each_time_until_it_is_over() -> None:
@@ -58,7 +59,7 @@ def test_the_run_is_woken_each_time_until_it_is_over() -> None:
 
 
 def test_a_listener_is_told_each_request_that_counts_until_the_run_is_over() -> None:
-    told: list[StopRequest | Steered | Withdrawn] = []
+    told: list[StopRequested | Steered | Withdrawn] = []
     control = RunControl()
     control.on_request = told.append
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.agent.driver import Assignment
 from gateway.agent.effects import Finish, RunResult
-from gateway.agent.runner import Assignment
 from gateway.agent.subagents import Delegating
 from gateway.domain.agents import Delegation, Limits
 from gateway.domain.errors import ModelFailed, ToolFailed

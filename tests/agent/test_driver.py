@@ -77,8 +77,7 @@ class Stage:
             decode=json.loads,
             known=self.journal.result,
         )
-        begun = self.journal.moment()
-        self.driver = Driver(job, model, gate, self.journal, self.chunks.append, begun)
+        self.driver = Driver(job, model, gate, self.journal, self.chunks.append)
 
     async def drive(self) -> RunResult:
         with anyio.fail_after(5):
@@ -588,3 +587,19 @@ async def test_a_budget_that_is_nearly_spent_is_told_to_client_model_and_listene
         ("limit_warning", told)
     ]
     assert told in model.asked[1].messages[-1].text
+
+
+@pytest.mark.parametrize("text", ["x" * 32, "é" * 16, "😀" * 8, "\ud800" * 11])
+async def test_what_is_heard_counts_by_its_bytes_and_ends_the_call_at_once(text: str) -> None:
+    async def goes_on_for_ever(_request: ModelRequest, hear: Hear) -> ModelReply:
+        hear(TextDelta(text))
+        await anyio.sleep_forever()
+        raise AssertionError("it was cancelled")
+
+    sent = Stage(ScriptedModel(says("hi"))).driver.job.context.tokens
+    limited = replace(AGENT, limits=Limits(token_budget=sent + 10))
+
+    answer = await Stage(ScriptedModel(goes_on_for_ever), agent=limited).drive()
+
+    assert isinstance(answer.end, Finish)
+    assert (answer.end.reason, answer.end.text) == ("token_budget", text)

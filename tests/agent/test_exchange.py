@@ -9,7 +9,6 @@ from gateway.domain.errors import FailureKind
 from gateway.domain.events import Notice, Point, To
 from gateway.domain.ids import RunId
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import ThinkingDelta
 from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model, tree
 from tests.fakes.model import says
 
@@ -67,7 +66,7 @@ def test_what_people_add_to_an_answer_is_not_taken(plan: str) -> None:
     paper.reply("done")
 
     assert paper.turn.end == Finish("answered", "done")
-    assert paper.turn.exchange.taken == []
+    assert paper.turn.taken == []
     assert texts(tuple(paper.said)) == []
 
 
@@ -78,7 +77,7 @@ def test_what_people_add_to_a_run_at_its_limit_is_not_taken(plan: str) -> None:
     paper.give_all()
 
     assert paper.reason == "max_iterations"
-    assert paper.turn.exchange.taken == []
+    assert paper.turn.taken == []
 
 
 @pytest.mark.parametrize("plan", SHIPPED)
@@ -234,12 +233,11 @@ def test_a_reply_that_breaks_off_is_counted_if_it_was_made(
 
 def test_thinking_that_was_heard_is_counted_when_it_breaks_off() -> None:
     paper = Paper().begin()
-    paper.turn.hear(paper.question.ticket, ThinkingDelta("hm"))
+    paper.count("hm")
 
     paper.break_off()
 
     assert paper.turn.state.usage.output_tokens == 1
-    assert paper.of("thinking") == [{"content": "hm"}]
     assert paper.of("content") == []
 
 

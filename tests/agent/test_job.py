@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.effects import add_usage, with_distinct_ids, with_last_word
+from gateway.agent.limits import add_usage
+from gateway.agent.turn import with_distinct_ids, with_last_word
 from gateway.domain.messages import Message, ToolCall, ToolResult, Usage
 from tests.fakes.model import says
 

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from gateway.agent.effects import Steered, TimePassed
-from gateway.agent.journal import EventQueue, Granted, RunJournal, part_of
+from gateway.agent.journal import EventQueue, RunJournal, part_of
 from gateway.domain.ids import RunId
 from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Excerpt, Extras, Spent, ToolCall, ToolResult, Usage
@@ -50,13 +50,13 @@ async def test_all_that_was_granted_comes_back_as_it_was(part: str) -> None:
 
     then = again(root).inner(part) if part else again(root)
 
-    assert then.granted.replies == {0: REPLY}
+    assert then.replies == {0: REPLY}
     assert then.result(0, REPLY.tool_calls[0]) == result
-    assert then.granted.results[0, "1"].boundary == "b"
+    assert then.results[0, "1"].boundary == "b"
     assert then.result(0, REPLY.tool_calls[1]) is None
     assert then.result(1, REPLY.tool_calls[0]) is None
-    assert then.granted.begun == {(0, "2")}
-    assert [list(then.taken(step)) for step in (0, 1)] == [[], [SAID]]
+    assert then.begun == {(0, "2")}
+    assert list(then.taken.values()) == [(1, SAID)]
     assert root.written == [
         f"{part}{what}" for what in ("reply:0", "result:1", "begun:2", "taken:r_2")
     ]
@@ -70,9 +70,9 @@ async def test_what_is_granted_is_known_in_its_own_part_alone() -> None:
     then = again(root)
     inside, deeper = then.inner(PART), then.inner(PART + PART)
 
-    assert (inside.granted.begun, inside.granted.replies) == ({(2, "1")}, {})
-    assert (then.granted.begun, then.granted.replies) == (set(), {1: REPLY})
-    assert (deeper.granted.begun, deeper.granted.replies) == (set(), {})
+    assert (inside.begun, inside.replies) == ({(2, "1")}, {})
+    assert (then.begun, then.replies) == (set(), {1: REPLY})
+    assert (deeper.begun, deeper.replies) == (set(), {})
     assert inside.result(2, CALL) is None
 
 
@@ -82,7 +82,7 @@ async def test_a_part_within_a_part_is_the_runs_own() -> None:
     await root.inner(PART).inner(deep).begin_call(0, CALL)
 
     assert root.kept == [JournalEntry("sub", (deep, "begun", [0, "1"]))]
-    assert again(root).inner(deep).granted.begun == {(0, "1")}
+    assert again(root).inner(deep).begun == {(0, "1")}
 
 
 async def test_it_is_granted_at_once_and_taken_once() -> None:
@@ -92,7 +92,7 @@ async def test_it_is_granted_at_once_and_taken_once() -> None:
     await root.take(3, SAID)
     await root.keep_result(0, CALL, ToolResult("1", "pay", "PAID"))
 
-    assert (list(root.taken(0)), list(root.taken(3))) == ([SAID], [])
+    assert list(root.taken.values()) == [(0, SAID)]
     assert root.result(0, CALL) == ToolResult("1", "pay", "PAID")
     assert [one.kind for one in root.kept] == ["taken", "result"]
 
@@ -115,7 +115,7 @@ def test_what_is_no_grant_is_passed_over() -> None:
         JournalEntry("cut"),
     ]
 
-    granted = Granted(entries)
+    granted = RunJournal(FakeClock(), entries)
 
     assert (granted.replies, granted.results, granted.begun, granted.taken) == ({}, {}, set(), {})
 
@@ -128,7 +128,7 @@ async def test_a_run_that_nobody_records_keeps_nothing_and_knows_its_own() -> No
     await alone.keep_result(0, CALL, ToolResult("1", "pay", "PAID"))
 
     assert not alone.is_recorded
-    assert alone.granted.replies == {0: REPLY}
+    assert alone.replies == {0: REPLY}
     assert alone.result(0, CALL) == ToolResult("1", "pay", "PAID")
 
 

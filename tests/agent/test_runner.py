@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from gateway.agent.effects import Finish, Gate, RunControl
+from gateway.agent.driver import Assignment, RunControl, Runner
+from gateway.agent.effects import Finish, Gate
 from gateway.agent.journal import RunJournal, part_of
-from gateway.agent.runner import Assignment, Runner
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import load_rules
 from gateway.domain.agents import AgentDef, compile_prompt
@@ -86,7 +86,7 @@ async def test_what_it_has_done_is_not_done_again_and_is_none_of_what_its_run_ha
     assert answer.end == Finish("answered", "short")
     assert (len(tool.calls), len(again.asked)) == (1, 1)
     others = [then, then.inner(part + part)]
-    assert [other.granted.replies for other in others] == [{}, {}]
+    assert [other.replies for other in others] == [{}, {}]
 
 
 async def test_a_template_frames_what_it_is_told() -> None:

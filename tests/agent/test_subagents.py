@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.agent.driver import Assignment, Runner
 from gateway.agent.effects import Finish, RunResult
-from gateway.agent.runner import Assignment, Runner
 from gateway.agent.subagents import Subagents, child_of, within
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import load_rules

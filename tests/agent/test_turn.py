@@ -450,7 +450,7 @@ def test_wherever_it_is_stopped_it_ends_once_and_leaves_nothing_open(
 
     assert was_over or paper.reason == reason
     assert paper.open == {}
-    assert paper.turn.tickets.open == {}
+    assert paper.turn.open == {}
     assert is_valid_for_a_model(paper.said)
     assert paper.said[-1].role == "assistant"
     assert not paper.said[-1].tool_calls

@@ -13,11 +13,8 @@ from gateway.web.identity import may_use, principal
 
 def config(*agents: tuple[str, str]) -> GatewayConfig:
     return GatewayConfig(
-        GatewaySettings(data_dir=Path()),
-        tuple(AgentDef(AgentId(name), "demo", "demo", project=where) for name, where in agents),
-        None,
-        {},
-        {},
+        gateway=GatewaySettings(data_dir=Path()),
+        agents=tuple(AgentDef(AgentId(name), "demo", "demo", project=at) for name, at in agents),
         projects=(ProjectDef("garden", ("ann",)),),
     )
 

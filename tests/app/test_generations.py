@@ -44,8 +44,8 @@ async def prepared(folder: Path, model_url: str) -> Generation:
 
 async def ask(gateway: Gateway, text: str) -> Sequence[Any]:
     front = gateway.core.front
-    front.reception.open()
-    accepted = await front.reception.accept(Inbound(PEER, text))
+    front.intake.open()
+    accepted = await front.intake.accept(Inbound(PEER, text))
     return await whole(await front.run(accepted.run_id), from_json)
 
 

@@ -344,7 +344,7 @@ async def test_what_is_asked_when_it_stops_is_answered_and_what_comes_then_is_re
 
 async def test_without_the_sdk_it_does_not_start_and_says_what_to_install(tmp_path: Path) -> None:
     config = await setup("http://127.0.0.1:9/v1").written(tmp_path)
-    start = "import sys; sys.modules['mcp'] = None; from exogate_launcher import main; main()"
+    start = "import sys; sys.modules['mcp'] = None; from gateway.launcher import main; main()"
     words = [sys.executable, "-c", start, "--config", str(config), "run", "--port", "0"]
 
     ended = await anyio.run_process(words, check=False, cwd=ROOT)

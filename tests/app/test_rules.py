@@ -8,7 +8,7 @@ from anyio import to_thread
 
 from gateway.app.background import Rulebook
 from gateway.app.generation import build
-from gateway.config.values import GatewayConfig, GatewaySettings, RuleFolder
+from gateway.config.values import GatewayConfig, RuleFolder
 from gateway.control.rules import RunRules
 from gateway.host.texts import LOOK_EVERY_S
 from tests.fakes.clock import FakeClock
@@ -19,11 +19,6 @@ WARNING = event("budget.token.warning", {"message": "m"})
 
 def config(folder: Path) -> GatewayConfig:
     return GatewayConfig(
-        GatewaySettings(),
-        (),
-        None,
-        {},
-        {},
         rules=core_definitions(),
         rule_folder=RuleFolder(folder, (), ()),
     )
@@ -66,7 +61,7 @@ async def test_a_rule_is_switched_off_without_a_restart_and_a_core_one_is_not(
 
 
 async def test_without_a_folder_nobody_looks() -> None:
-    empty = GatewayConfig(GatewaySettings(), (), None, {}, {})
+    empty = GatewayConfig()
     book = Rulebook(await to_thread.run_sync(build, empty), FakeClock())
 
     with anyio.fail_after(5):

@@ -5,7 +5,7 @@ from datetime import timedelta
 import anyio
 
 from gateway.app.background import SENT_AGAIN, sweep
-from gateway.config.values import GatewayConfig, GatewaySettings
+from gateway.config.values import GatewayConfig
 from gateway.domain.inbox import HeardMessage
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
@@ -20,7 +20,7 @@ async def test_what_channels_heard_is_forgotten_once_no_platform_sends_it_again(
         for name, at in times.items():
             await stores.channels.hear(HeardMessage("tg", "bot", name, "told", at))
 
-        config = GatewayConfig(GatewaySettings(), (), None, {}, {})
+        config = GatewayConfig()
         group.start_soon(sweep, config, stores, clock)
         with anyio.fail_after(5):
             for _ in range(2):  # between two rounds, and after them

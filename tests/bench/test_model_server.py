@@ -12,7 +12,7 @@ from bench.model_server import Answers, Counts, ModelProtocol, Plan
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.model import ToolSpec, Wire
 from gateway.domain.ports import Http, HttpCall
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from tests.providers.asking import Heard, a_client, a_request
 
 TEXT = "word0 word1 word2 "

@@ -59,7 +59,7 @@ class Chat:
     async def say(self, text: str, message: Incoming | None = None) -> str:
         """To the agent; gives the run's id once it is accepted."""
         at = address_of(CHANNEL, message or said(text))
-        accepted = await self.stage.front.reception.accept(Inbound(at, text))
+        accepted = await self.stage.front.intake.accept(Inbound(at, text))
         self.stage.listen(accepted.run_id)
         return accepted.run_id
 
@@ -88,7 +88,7 @@ async def chatting(model: Model | None = None, *, agent: AgentDef = AGENT) -> As
         )
         kept = (stores.channels, stores.channels, stage.clock, lambda: None)
         door = Doorman(commands.book)
-        intake = Intake(stage.front.reception.accept, *kept, door, commands)
+        intake = Intake(stage.front.intake.accept, *kept, door, commands)
         yield Chat(stage, stores, commands, scripted.asked, intake)
 
 

@@ -11,7 +11,7 @@ from gateway.channels.progress import Health
 from gateway.domain.channels import ChannelDef, OnUnknown
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
 from tests.crash.delivering import Platform
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON

@@ -78,13 +78,13 @@ Open = Callable[..., AbstractAsyncContextManager[Site]]
 async def site_of(stores: Stores, bounds: QueueBounds, ids_from: int = 0) -> AsyncIterator[Site]:
     async with staged(StallingModel(), stores, bounds=bounds, ids_from=ids_from) as stage:
         intake = Intake(
-            stage.front.reception.accept,
+            stage.front.intake.accept,
             stores.channels,
             stores.channels,
             stage.clock,
             lambda: site.nudged.append(None),
         )
-        site = Site(stores, stage.front.reception, intake)
+        site = Site(stores, stage.front.intake, intake)
         intake.doorkeeper = site.door
         try:
             yield site

@@ -130,7 +130,7 @@ class History:
                 staged(StallingModel(), stores, ids_from=1_000 * self.starts) as stage,
             ):
                 self.starts += 1
-                await stage.front.reception.resume()
+                await stage.front.intake.resume()
                 faults = Faults()
                 intake = self._intake(stage, stores, faults)
                 is_dead = await self._until_crash(todo, intake, faults)
@@ -141,7 +141,7 @@ class History:
                     return
 
     def _intake(self, stage: Stage, stores: Stores, faults: Faults) -> Intake:
-        reception, frail = stage.front.reception, Frail(stores, faults)
+        reception, frail = stage.front.intake, Frail(stores, faults)
 
         async def accept(inbound: Inbound) -> Accepted:
             return await faults.around(lambda: reception.accept(inbound))

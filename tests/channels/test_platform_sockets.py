@@ -10,7 +10,7 @@ import anyio
 from gateway.channels.adapters import Socket
 from gateway.channels.supervision import supervise
 from gateway.domain.ports import FetchGrant
-from gateway.outbound.dialling import open_dialler
+from gateway.outbound.client import open_dialler
 from tests.channels.described import discord, slack, way
 from tests.channels.living import World, answer
 from tests.fakes.fetch import FakeFetch

@@ -19,7 +19,7 @@ from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import FetchGrant
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.writer import WritingAdapter
@@ -37,7 +37,7 @@ def a_room(stage: Stage, adapter: WritingAdapter) -> tuple[ChannelRoom, Health]:
         pass
 
     stores, clock = stage.stores, stage.clock
-    memos, accept = stores.channels, stage.front.reception.accept
+    memos, accept = stores.channels, stage.front.intake.accept
     intake = Intake(accept, stores.channels, memos, clock, lambda: None)
     health = Health(CHANNEL, "poll", clock, tell)
     way_in, poll = WayIn(CHANNEL, adapter, intake, scrub), Poll("poll", CallRecipe("http://x"))

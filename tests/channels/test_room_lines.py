@@ -10,8 +10,7 @@ from gateway.channels.room import ChannelRoom, OpenChannel, keep_lines
 from gateway.channels.webhooks import WebhookDoor
 from gateway.domain.ports import FetchGrant, Stores
 from gateway.host.clock import SystemClock
-from gateway.outbound.dialling import open_dialler
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_dialler, open_guarded
 from tests.channels.described import telegram
 from tests.channels.living import World
 from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server

@@ -15,7 +15,7 @@ from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Chunk
 from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
-from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.runs import LiveRun
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
@@ -83,15 +83,15 @@ async def staged(
     gate: anyio.Event | None = None,
     state: str = "running",
 ) -> AsyncIterator[Stage]:
-    clock, fetch, runs = FakeClock(), FakeFetch(answer, gate), LiveRuns(encode)
-    run = runs.open(RUN, SessionKey(AgentId("a"), "chat", "bot"), NOON)
+    clock, fetch = FakeClock(), FakeFetch(answer, gate)
+    run = LiveRun(RUN, SessionKey(AgentId("a"), "chat", "bot"), encode, NOON)
     run.start(1, Moment(NOON, 0.0))
     run.state = state
     adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})
     post = Post(ChannelDef("chat", "fake"), adapter, fetch, clock)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            streaming = Streaming(post, runs.find, group)
+            streaming = Streaming(post, {RUN: run}.get, group)
             streaming.follow(RUN, write_whence(Whence("p", is_group=is_group)))
             await anyio.wait_all_tasks_blocked()
             yield Stage(clock, fetch, run, streaming)

@@ -68,7 +68,7 @@ class Shell:
         done = subprocess.run(
             [
                 sys.executable,
-                *("-c", "from exogate_launcher import main; main()"),
+                *("-c", "from gateway.launcher import main; main()"),
                 *("--config", str(self.config), *words),
             ],
             input=typed,

@@ -236,7 +236,7 @@ def test_a_channel_is_removed_with_its_bindings_and_nothing_else(bench: Bench) -
 
 def test_what_a_channel_needs_is_asked_for_on_a_terminal(alone: Shell) -> None:
     words = ["--config", str(alone.config), "channel", "add", "webhook", "--name", "ci"]
-    code = "from exogate_launcher import main; main()"
+    code = "from gateway.launcher import main; main()"
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words],

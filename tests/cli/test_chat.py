@@ -127,7 +127,7 @@ model = "m"
 
 def _stop_while_it_streams(config: Path) -> str:
     ours, theirs = pty.openpty()
-    code = "from exogate_launcher import main; main()"
+    code = "from gateway.launcher import main; main()"
     words = [sys.executable, "-c", code, "--config", str(config), "chat"]
     process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
     os.close(theirs)

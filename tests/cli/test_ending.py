@@ -7,9 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.api.errors import AddressInUse
 from gateway.cli.ending import NotAllowed, Unreachable, ending_well, exit_code
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError, StoreRefused
-from gateway.web.refusals import AddressInUse
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ args = ["started"]
 
 def run(folder: Path, *words: str, **env: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", "from exogate_launcher import main; main()", *words],
+        [sys.executable, "-c", "from gateway.launcher import main; main()", *words],
         cwd=folder,
         env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **env},
         capture_output=True,

@@ -189,7 +189,7 @@ def test_a_terminal_is_asked(bench: Bench, typed: str, code: int, granted: list[
     words = ["plugin", "grant", "t", "store:a", "--data-dir", str(bench.data)]
     os.write(terminal, typed.encode())
     done = subprocess.run(
-        [sys.executable, "-c", "from exogate_launcher import main; main()", *words],
+        [sys.executable, "-c", "from gateway.launcher import main; main()", *words],
         stdin=far_end,
         capture_output=True,
         timeout=30,

@@ -25,7 +25,7 @@ from tests.fakes.gateway import Command
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-PROGRAM = [sys.executable, "-c", "from exogate_launcher import main; main()"]
+PROGRAM = [sys.executable, "-c", "from gateway.launcher import main; main()"]
 HEAD = 8  # of a component, before the core module that it begins with
 
 

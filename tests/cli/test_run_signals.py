@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.data_dir import read_owner
+from gateway.store.opening import read_owner
 from tests.fakes.gateway import ROOT, START_S
 
-RUN = "from exogate_launcher import main; main()"
+RUN = "from gateway.launcher import main; main()"
 # As from a shell, whatever started the tests.
 HEEDING = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 # The process leads a session of its own, whose terminal is its stdin.

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.config.load import find_file, load
+from gateway.config.load import Loaded, find_file, load, read
 from gateway.config.problems import ConfigInvalid, Problem
-from gateway.config.reading import Loaded, read
 from gateway.config.values import (
     BundledPlugin,
     GatewayConfig,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.kinds import origin
+from gateway.config.sections import origin
 from tests.config.arena import Arena
 
 TOKEN = "[[tokens]]\nname = 'phone'\ntoken = '${env:PHONE}'\n"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.budgets import DEMO_TURNS
+from gateway.config.reading import DEMO_TURNS
 from gateway.domain.budgets import NANO, Budgets, Limit
 from tests.config.arena import Arena
 

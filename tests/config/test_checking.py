@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config.checking import MOST, check
 from gateway.config.problems import Code
+from gateway.config.sections import MOST, SectionReader
+from gateway.config.values import GatewayConfig
 
 
 @pytest.mark.parametrize(
@@ -21,21 +22,25 @@ from gateway.config.problems import Code
 def test_each_mistake_has_its_code_and_path(
     content: dict[str, Any], code: Code, path: tuple[str | int, ...]
 ) -> None:
-    _, findings, left_out = check(content)
+    reader = SectionReader()
+    reader.section(GatewayConfig, content, ())
 
-    assert [(one.code, one.path) for one in findings] == [(code, path)]
-    assert left_out == 0
+    assert [(one.code, one.path) for one in reader.findings] == [(code, path)]
+    assert reader.left_out == 0
 
 
 def test_what_is_right_is_kept_beside_what_is_wrong() -> None:
-    sections, findings, _ = check({"gateway": {"port": "x", "bind": "127.0.0.2"}, "nonsense": 1})
+    reader = SectionReader()
+    content = {"gateway": {"port": "x", "bind": "127.0.0.2"}, "nonsense": 1}
 
-    assert len(findings) == 2
-    assert sections is not None
-    assert sections.gateway.bind == "127.0.0.2"
+    config = reader.section(GatewayConfig, content, ())
+
+    assert len(reader.findings) == 2
+    assert config.gateway.bind == "127.0.0.2"
 
 
 def test_a_flood_of_mistakes_is_counted_and_not_listed() -> None:
-    _, findings, left_out = check({f"key{n}": 1 for n in range(MOST + 5)})
+    reader = SectionReader()
+    reader.section(GatewayConfig, {f"key{n}": 1 for n in range(MOST + 5)}, ())
 
-    assert (len(findings), left_out) == (MOST, 5)
+    assert (len(reader.findings), reader.left_out) == (MOST, 5)

@@ -2,31 +2,19 @@
 
 import jsonschema_rs
 
-from gateway.config.keys import described, json_schema, keys_at, pattern_of, patterns, sections_with
+from gateway.config.schema import json_schema, patterns
+from gateway.config.sections import described, keys_at, sections_with
 
 
 def test_every_key_says_what_it_is_for() -> None:
-    missing = [path for path, field in patterns().items() if not field.description]
-
-    assert not [path for path in missing if path[-1] not in {"limits", "context", "fallback"}]
-
-
-def test_names_and_positions_are_no_part_of_a_pattern() -> None:
-    assert pattern_of(("providers", "mine", "wire")) == ("providers", "*", "wire")
-    secret = ("plugins", "*", "secrets", "*", "value")
-    assert pattern_of(("plugins", 1, "secrets", "mine", "value")) == secret
-    assert pattern_of(("providers", "secrets", "wire")) == ("providers", "*", "wire")
-    assert pattern_of(("agents", 3, "fallback", "fallback", "model"))[:3] == (
-        "agents",
-        "*",
-        "fallback",
-    )
+    assert not [path for path, key in patterns().items() if not key.setting.help]
 
 
 def test_a_section_knows_its_keys_and_a_key_its_sections() -> None:
     assert {"bind", "port", "data_dir"} <= set(keys_at(("gateway",)))
     assert "[gateway]" in sections_with("port")
     assert keys_at(("plugins", 0, "secrets", "mine")) == ("value", "hosts")
+    assert keys_at(("providers", "secrets"))[0] == "wire"
     assert described(("gateway", "nonsense")) == described(("gateway",))
 
 

@@ -2,21 +2,15 @@
 
 import pytest
 
-from gateway.config.lists import longer, shorter
-from gateway.config.placing import locate
+from gateway.config.editing import _Edit
 
 
 def one_more(text: str) -> str:
-    source = f"x = {text}".encode()
-    positions = locate(source)
-    whole = positions.value(("x",))
-    assert whole is not None
-    return longer(source, whole, positions.elements_of(("x",)), b"9").decode()[4:]
+    return _Edit.of(f"x = {text}").with_element(("x",), 9)[4:]
 
 
 def one_less(text: str, index: int) -> str:
-    source = f"x = {text}".encode()
-    return shorter(source, locate(source).elements_of(("x",))[index]).decode()[4:]
+    return _Edit.of(f"x = {text}").without_elements(("x",), [index])[4:]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_a_server_is_read_with_its_secrets_followed(arena: Arena) -> None:
 
     config = arena.load(BOOKS + headers + files)
 
-    assert config.mcp_servers == (
+    assert config.mcp.servers == (
         McpServerDef(
             "books",
             url="https://books.example/mcp",
@@ -34,7 +34,7 @@ def test_a_server_is_read_with_its_secrets_followed(arena: Arena) -> None:
 
 @pytest.mark.requirement("S-004-Cfg-03", "S-004-Cfg-04")
 def test_a_server_has_ten_seconds_and_three_more_tries(arena: Arena) -> None:
-    (server,) = arena.load(BOOKS).mcp_servers
+    (server,) = arena.load(BOOKS).mcp.servers
 
     assert (server.timeout_s, server.retry_attempts) == (10.0, 3)
 
@@ -42,7 +42,7 @@ def test_a_server_has_ten_seconds_and_three_more_tries(arena: Arena) -> None:
 @pytest.mark.requirement("S-004-Cfg-03", "S-004-Cfg-04", "S-004-MCP-03")
 @pytest.mark.parametrize("line", ["timeout_s = 0.1", "timeout_s = 600", "retry_attempts = 0"])
 def test_a_bound_of_a_server_may_be_reached(arena: Arena, line: str) -> None:
-    (server,) = arena.load(BOOKS + line).mcp_servers
+    (server,) = arena.load(BOOKS + line).mcp.servers
 
     name, value = line.split(" = ")
     assert getattr(server, name) == float(value)

@@ -20,13 +20,13 @@ enabled = false
 
 
 def test_nothing_is_served_unless_it_is_enabled(arena: Arena) -> None:
-    assert arena.load("[agent]").mcp_serving == McpServing()
+    assert arena.load("[agent]").mcp.serve == McpServing()
 
 
 def test_tools_of_plugins_are_served_in_their_order(arena: Arena) -> None:
     config = arena.load(f'{PLUGINS}[mcp.serve]\nenabled = true\ntools = ["off", "echo"]')
 
-    assert config.mcp_serving == McpServing(is_enabled=True, tools=("off", "echo"))
+    assert config.mcp.serve == McpServing(is_enabled=True, tools=("off", "echo"))
     (notice,) = config.notices
     assert (notice.code, notice.path) == ("plugin-disabled", "mcp.serve.tools.0")
 

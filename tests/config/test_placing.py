@@ -232,17 +232,21 @@ def test_the_caret_stands_below_the_place(arena: Arena) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "fix"),
     [
-        ("gateway.port = '7200'", '"7200" should be a valid integer', "write it without quotes"),
-        ("gateway.port = 70000", "70000 should be less than or equal to 65535", "Port to listen"),
-        ("gateway.bind = 7", "7 should be a valid string", 'put it into quotes: "7"'),
-        ("gateway.token = 7", "*** should be a valid string", 'put it into quotes: "..."'),
-        ("[tokens]\nname = 1", "a table should be a valid list", "write [[tokens]]"),
+        ("gateway.port = '7200'", '"7200" should be a whole number', "write it without quotes"),
+        (
+            "gateway.port = 70000",
+            "70000 is out of range: it should be at most 65535",
+            "Port to listen",
+        ),
+        ("gateway.bind = 7", "7 should be a text", 'put it into quotes: "7"'),
+        ("gateway.token = 7", "*** should be a text", 'put it into quotes: "..."'),
+        ("[tokens]\nname = 1", "a table should be a list", "write [[tokens]]"),
         ("[[gateway]]\nport = 1", "a list should be a table", "write [gateway] with one"),
-        ("agent.id = 'a b'", '"a b" should match pattern', "letters, digits and hyphens"),
-        ("context.token_budget = 'atuo'", "\"atuo\" should be 'auto'", 'did you mean "auto"?'),
+        ("agent.id = 'a b'", '"a b" has not the right form', "letters, digits and hyphens"),
+        ("context.token_budget = 'atuo'", '"atuo" is not a choice here', 'did you mean "auto"?'),
         ("gateway.allowed_origins = ['x']", "not scheme://", "Web origins that may connect"),
-        ("store.url = 'embeded'", "or 'memory'", 'did you mean "embedded"?'),
-        ("store.url = 7", "7 should be 'embedded'", "choose one of: embedded, memory"),
+        ("store.url = 'embeded'", '"embeded" is not a choice here', 'did you mean "embedded"?'),
+        ("store.url = 7", "7 is not a choice here", "choose one of: embedded, memory"),
     ],
 )
 def test_a_value_is_answered_with_what_was_expected(

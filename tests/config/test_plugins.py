@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.capabilities import parse_capability
-from gateway.config.given import LARGEST_CONFIG
+from gateway.config.plugins import LARGEST_CONFIG
 from gateway.config.problems import Problem
 from gateway.domain.plugins import Origin, PluginDef, PluginLimits
 from tests.config.arena import Arena

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.config.problems import Code, ConfigInvalid, Problem, choose, dotted, nearest, quoted
+from gateway.config.problems import Code, ConfigInvalid, Problem, dotted
+from gateway.domain.text import choose, nearest, quoted
 
 
 def problem(line: int = 3, text: str = "prot = 1") -> Problem:

@@ -9,15 +9,24 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from pydantic_core import PydanticUndefined
 
-from gateway.config.keys import DIALECT, json_schema, keys_at, patterns, sections_with
+from gateway.config.schema import DIALECT, default_of, json_schema, patterns
+from gateway.config.sections import keys_at, sections_with
+from gateway.domain.settings import NEEDED
 from tests.config.arena import Arena
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "config.example.toml").read_text()
 WHOLE_EXAMPLE = re.sub(r"^#(?=[a-z\[])", "", EXAMPLE, flags=re.MULTILINE)
 DOCUMENTATION = (ROOT / "docs" / "configuration.md").read_text()
+
+
+def plain(value: object) -> object:
+    """A default as TOML and JSON have it."""
+    if isinstance(value, tuple | frozenset):
+        return [*value]
+    return str(value) if isinstance(value, Path) else value
+
 
 # Said once: [[agents]] has the keys of [agent], and an agent's limits and context those of all.
 SAID_ELSEWHERE = ("agents[].", "agent.limits.", "agent.context.")
@@ -30,8 +39,8 @@ EVERY_KEY = {
     .replace("mcp.servers[]", "mcp.servers.NAME")
     .replace("channels[]", "channels.NAME")
     .replace("groups[]", "groups.ROOM")
-    .replace("secrets[]", "secrets.NAME"): field.get_default()
-    for path, field in patterns().items()
+    .replace("secrets[]", "secrets.NAME"): NEEDED if key.is_needed else plain(default_of(key))
+    for path, key in patterns().items()
     if not any(len(other) > len(path) and other[: len(path)] == path for other in patterns())
     and path[-2:] != ("fallback", "fallback")
 }
@@ -125,7 +134,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     assert config.agents[0].fallback is not None
     assert [grant.name for grant in config.tokens] == ["phone"]
     assert [plugin.name for plugin in config.plugins] == ["weather", "notes", "chat"]
-    assert [server.name for server in config.mcp_servers] == ["books", "notebook"]
+    assert [server.name for server in config.mcp.servers] == ["books", "notebook"]
     assert [channel.name for channel in config.channels] == ["family"]
     assert len(config.bindings) == 1
     assert config.rules[-1].id == "slow-down"
@@ -140,7 +149,7 @@ def test_the_documentation_has_every_key_with_its_default_and_no_other() -> None
     assert set(documented) == wanted
     for path, cell in documented.items():
         default, said = EVERY_KEY[path], cell.strip()
-        if default is PydanticUndefined:
+        if default is NEEDED:
             assert said == "needed", path
         elif default is not None:
             assert said == f"`{json.dumps(default)}`", path
@@ -156,8 +165,8 @@ def test_the_documentation_has_every_code() -> None:
 
 
 def test_every_key_is_described() -> None:
-    for path, field in patterns().items():
-        assert (field.description or "").endswith("."), path
+    for path, key in patterns().items():
+        assert key.setting.help.endswith("."), path
 
 
 def test_the_json_schema_is_one_and_describes_every_key() -> None:

@@ -13,9 +13,9 @@ from gateway.domain.events import Notice
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Ending
 from gateway.domain.ports import Stores
+from gateway.store.faults import TextRefused
 from gateway.store.inbox import MOST_POSTED
 from gateway.store.opening import open_store
-from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, session_key
 
@@ -251,7 +251,7 @@ async def test_a_notice_comes_back_as_it_was_posted(opened: Open) -> None:
     "leaving",
     [
         {"rule_state": "\ud800"},
-        {"person": "\ud800"},
+        {"person": "\ud800", "posts": (Notice("x"),)},
         {"posts": (Notice("\ud800"),)},
         {"posts": (Notice("x", data={"a": "\ud800"}),)},
     ],

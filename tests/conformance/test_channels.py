@@ -14,8 +14,8 @@ from gateway.domain.errors import AlreadyHeard, Conflict, StoreUnavailable
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
+from gateway.store.faults import TextRefused
 from gateway.store.opening import open_store
-from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry
 

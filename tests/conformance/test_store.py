@@ -18,8 +18,8 @@ from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
 from gateway.domain.outbox import TWICE, DeliveryState
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
+from gateway.store.faults import TextRefused
 from gateway.store.opening import open_store
-from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 

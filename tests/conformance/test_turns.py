@@ -1,21 +1,22 @@
 """What every store promises about finding what was said."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from gateway.domain.errors import NotFound
-from gateway.domain.facts import Claim, Erasure, FoundTurns, SaidSource, Trail
+from gateway.domain.facts import Claim, Erasure, FoundTurns, SaidSource
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.ports import Stores
+from gateway.store.faults import TextRefused
 from gateway.store.opening import open_store
-from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 
@@ -49,11 +50,19 @@ async def index(stores: Stores, *keys: SessionKey) -> None:
         behind = await stores.facts.index_turns(behind, limit=3)
 
 
-async def ids(stores: Stores, found: FoundTurns, key: SessionKey = HERE) -> dict[str, set[str]]:
-    depths = range(found.trail.length)
-    names = {
-        turn.depth: turn.id for turn in await stores.facts.fetch_turns(key, found.trail, depths)
-    }
+async def find(
+    stores: Stores, words: Sequence[str], key: SessionKey = HERE, *, limit: int = 9, **more: Any
+) -> FoundTurns:
+    return await stores.facts.find_turns(key, words, everything, limit=limit, **more)
+
+
+def everything(found: FoundTurns) -> Mapping[int, float]:
+    """Chooses all that is visible."""
+    return dict.fromkeys(range(found.trail.length), 1.0)
+
+
+def ids(found: FoundTurns) -> dict[str, set[str]]:
+    names = {turn.depth: turn.id for turn in found.turns}
     return {
         word: {names[depth] for depth in hits.depths if depth in names}
         for word, hits in found.words.items()
@@ -61,7 +70,7 @@ async def ids(stores: Stores, found: FoundTurns, key: SessionKey = HERE) -> dict
 
 
 async def found_by(stores: Stores, *words: str, key: SessionKey = HERE) -> dict[str, set[str]]:
-    return await ids(stores, await stores.facts.find_turns(key, words, limit=100), key)
+    return ids(await find(stores, words, key, limit=100))
 
 
 async def test_what_was_said_is_found_by_any_form_of_its_words(opened: Open) -> None:
@@ -94,12 +103,10 @@ async def test_what_a_tool_said_is_not_found(opened: Open) -> None:
         await stores.inbox.finish(an_ending("a", HERE, nodes=(asked, told)))
         await index(stores)
 
-        found = await stores.facts.find_turns(HERE, ["say", "secret"], limit=9)
+        found = await find(stores, ["say", "secret"], limit=9)
 
-        assert await ids(stores, found) == {"say": {"a-1"}}
-        assert [turn.id for turn in await stores.facts.fetch_turns(HERE, found.trail, [0, 1])] == [
-            "a-1"
-        ]
+        assert ids(found) == {"say": {"a-1"}}
+        assert [turn.id for turn in found.turns] == ["a-1"]
 
 
 @pytest.mark.requirement("S-002-CtxTree-02")
@@ -110,14 +117,14 @@ async def test_a_sibling_branch_is_never_found(opened: Open) -> None:
         await say(stores, "c", "right word", "fine", after="a-2")
         await index(stores)
 
-        on_right = await stores.facts.find_turns(HERE, ["word"], messages=["b-1", "c-1"], limit=9)
-        on_left = await stores.facts.find_turns(HERE, ["word"], upto=NodeId("b-2"), limit=9)
-        at_root = await stores.facts.find_turns(HERE, ["word"], upto=NodeId("a-1"), limit=9)
+        on_right = await find(stores, ["word"], messages=["b-1", "c-1"], limit=9)
+        on_left = await find(stores, ["word"], upto=NodeId("b-2"), limit=9)
+        at_root = await find(stores, ["word"], upto=NodeId("a-1"), limit=9)
 
-        assert await ids(stores, on_right) == {"word": {"a-1", "c-1"}}
+        assert ids(on_right) == {"word": {"a-1", "c-1"}}
         assert on_right.messages == {"c-1": 2}
-        assert await ids(stores, on_left) == {"word": {"a-1", "b-1"}}
-        assert await ids(stores, at_root) == {"word": {"a-1"}}
+        assert ids(on_left) == {"word": {"a-1", "b-1"}}
+        assert ids(at_root) == {"word": {"a-1"}}
 
 
 async def test_going_back_to_a_branch_makes_it_the_one_that_is_found(opened: Open) -> None:
@@ -140,10 +147,10 @@ async def test_an_earlier_conversation_is_found_and_a_later_one_is_not(opened: O
         await index(stores)
 
         newest = await found_by(stores, "word")
-        first = await stores.facts.find_turns(HERE, ["word"], upto=NodeId("a-2"), limit=9)
+        first = await find(stores, ["word"], upto=NodeId("a-2"), limit=9)
 
         assert newest == {"word": {"a-1", "b-1"}}
-        assert await ids(stores, first) == {"word": {"a-1"}}
+        assert ids(first) == {"word": {"a-1"}}
 
 
 @pytest.mark.requirement("S-003-Memory-10")
@@ -156,14 +163,13 @@ async def test_no_other_session_is_ever_looked_into(opened: Open) -> None:
             await say(stores, f"t{number}", "yours canary word", "fine", key=THERE, after=after)
         await index(stores)
 
-        found = await stores.facts.find_turns(HERE, ["word", "canary"], messages=["t1-1"], limit=99)
-        turns = await stores.facts.fetch_turns(HERE, found.trail, range(found.trail.length))
+        found = await find(stores, ["word", "canary"], messages=["t1-1"], limit=99)
 
-        assert await ids(stores, found) == {"word": {f"h{number}-1" for number in range(5)}}
+        assert ids(found) == {"word": {f"h{number}-1" for number in range(5)}}
         assert not found.messages
-        assert not [turn for turn in turns if "canary" in turn.text]
+        assert not [turn for turn in found.turns if "canary" in turn.text]
         with pytest.raises(NotFound):
-            await stores.facts.find_turns(HERE, ["word"], upto=NodeId("t1-1"), limit=9)
+            await find(stores, ["word"], upto=NodeId("t1-1"), limit=9)
 
 
 async def test_of_a_frequent_word_the_newest_are_found_and_those_beside_a_rare_one(
@@ -174,7 +180,7 @@ async def test_of_a_frequent_word_the_newest_are_found_and_those_beside_a_rare_o
         await say(stores, "a", "frequent rare", *others, *["frequent again", *others] * 20)
         await index(stores)
 
-        found = await stores.facts.find_turns(HERE, ["frequent", "rare"], limit=10)
+        found = await find(stores, ["frequent", "rare"], limit=10)
 
     assert found.words["rare"].depths == {0}
     assert found.words["frequent"].depths >= set(range(55, 105, 5))
@@ -189,7 +195,7 @@ async def test_a_word_that_most_turns_hold_is_left_out_also_while_the_index_is_b
         await index(stores)
         await say(stores, "b", *["else"] * 120, after="a-41")
 
-        found = await stores.facts.find_turns(HERE, ["frequent", "rare"], limit=10)
+        found = await find(stores, ["frequent", "rare"], limit=10)
 
     assert found.words.keys() == {"rare"}
 
@@ -198,11 +204,11 @@ async def test_a_word_is_looked_for_again_once_it_is_no_longer_in_most_turns(ope
     async with opened() as stores:
         await say(stores, "a", *["frequent", "else"] * 20)
         await index(stores)
-        before = await stores.facts.find_turns(HERE, ["frequent"], limit=10)
+        before = await find(stores, ["frequent"], limit=10)
         await say(stores, "b", *["else"] * 120, "frequent", "else", after="a-40")
         await index(stores)
 
-        found = await stores.facts.find_turns(HERE, ["frequent"], limit=10)
+        found = await find(stores, ["frequent"], limit=10)
 
     assert not before.words
     assert max(found.words["frequent"].depths) == 160
@@ -210,8 +216,7 @@ async def test_a_word_is_looked_for_again_once_it_is_no_longer_in_most_turns(ope
 
 async def test_an_unknown_session_knows_nothing(opened: Open) -> None:
     async with opened() as stores:
-        assert await stores.facts.find_turns(HERE, ["word"], limit=9) == FoundTurns()
-        assert list(await stores.facts.fetch_turns(HERE, Trail(), [])) == []
+        assert await find(stores, ["word"], limit=9) == FoundTurns()
         assert list(await stores.facts.unindexed(limit=9)) == []
         assert list(await stores.facts.index_turns([HERE], limit=9)) == []
         await stores.facts.forget_turns(HERE, ["x"])
@@ -262,7 +267,7 @@ async def test_a_word_is_never_a_query(opened: Open, word: str) -> None:
         await say(stores, "a", "a b words near", 'a" OR "b')
         await index(stores)
 
-        found = await stores.facts.find_turns(HERE, [word], limit=9)
+        found = await find(stores, [word], limit=9)
 
     assert not found.words
 
@@ -270,9 +275,9 @@ async def test_a_word_is_never_a_query(opened: Open, word: str) -> None:
 async def test_a_text_that_no_row_can_hold_is_refused(opened: Open) -> None:
     async with opened() as stores:
         with pytest.raises(TextRefused):
-            await stores.facts.find_turns(session_key("\ud800"), ["a"], limit=9)
+            await find(stores, ["a"], session_key("\ud800"), limit=9)
         with pytest.raises(TextRefused):
-            await stores.facts.find_turns(HERE, ["a"], messages=["\ud800"], limit=9)
+            await find(stores, ["a"], messages=["\ud800"], limit=9)
 
 
 async def test_a_huge_or_odd_message_does_not_stop_the_others(opened: Open) -> None:
@@ -280,11 +285,10 @@ async def test_a_huge_or_odd_message_does_not_stop_the_others(opened: Open) -> N
         await say(stores, "a", "begin " + "x" * 1_000_000, "a\0b nul", "🙂" * 50, "end")
         await index(stores)
 
-        found = await stores.facts.find_turns(HERE, ["begin", "nul", "end"], limit=9)
-        turns = await stores.facts.fetch_turns(HERE, found.trail, [0])
+        found = await find(stores, ["begin", "nul", "end"], limit=9)
 
-        assert await ids(stores, found) == {"begin": {"a-1"}, "nul": {"a-2"}, "end": {"a-4"}}
-        assert len(turns[0].text) < 5000
+        assert ids(found) == {"begin": {"a-1"}, "nul": {"a-2"}, "end": {"a-4"}}
+        assert len(found.turns[0].text) < 5000
 
 
 @pytest.mark.parametrize("kind", ["fact", "scope", "session"])

@@ -13,7 +13,7 @@ from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
 from gateway.sessions.outbox import Deliveries
 from gateway.store.opening import open_store
 from tests.fakes.store import an_ending, an_entry, session_key

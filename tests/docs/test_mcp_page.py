@@ -17,4 +17,4 @@ def test_the_configuration_of_the_page_serves_what_it_says(tmp_path: Path) -> No
 
     config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
 
-    assert config.mcp_serving == McpServing(is_enabled=True, tools=("calc", "notes"))
+    assert config.mcp.serve == McpServing(is_enabled=True, tools=("calc", "notes"))

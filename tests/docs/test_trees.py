@@ -60,7 +60,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "trees.md").read_text(encoding="utf-8")
 TREES = re.findall(r"```clojure\n(.*?)```", PAGE, re.DOTALL)
 [POLICY] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-LAUNCH = "from exogate_launcher import main; main()"
+LAUNCH = "from gateway.launcher import main; main()"
 TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -102,10 +102,10 @@ class Paper:
         self.turn = Turn(job, self.said.append, self.moment)
 
     def play(self) -> Turn:
-        self.turn.begin()
+        self.turn.advance()
         while self.turn.end is None:
-            for wish in self.turn.tickets.take_new():
-                self.turn.on(self._granted(wish), self.moment)
+            while self.turn.effects:
+                self.turn.on(self._granted(self.turn.effects.pop(0)), self.moment)
         return self.turn
 
     def _granted(self, wish: Effect) -> TurnEvent:
@@ -222,7 +222,7 @@ def test_every_sample_tree_answers(text: str) -> None:
     turn = Paper(plan, calls=2 if has_loop else 0).play()
 
     assert turn.end == Finish("answered", "so")
-    assert turn.exchange.replies == (3 if has_loop else 1)
+    assert turn.replies == (3 if has_loop else 1)
 
 
 def test_the_command_says_what_the_page_shows(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
 async def test_every_field_of_a_run_that_only_a_turn_knows_is_documented_and_no_other() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("hi")), stores) as stage:
         run_id = await stage.say("hello")
-        run = stage.front.live.find(run_id)
+        run = stage.front.live.get(run_id)
         assert run is not None
         before = run.summary(stage.clock)
         await stage.until_idle()
@@ -305,7 +305,7 @@ def test_the_sample_policy_judges_a_run(installed: Path, monkeypatch: pytest.Mon
 
     assert turn.state.limits.max_iterations == 7
     assert turn.end == Finish("no_progress", "so", partial=True)
-    assert turn.exchange.replies == 3
+    assert turn.replies == 3
     assert paper.system("notice") == ["One search is left."]
     assert len(paper.system("no_progress")) == 1
 

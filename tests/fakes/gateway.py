@@ -23,7 +23,7 @@ from gateway.domain.supervision import supervise
 from gateway.domain.version import VERSION
 from gateway.host.keyfile import make_key
 from gateway.sandbox.opening import PATIENCE_S
-from gateway.web.server import ListenAddress, WebServer
+from gateway.web.wire.server import ListenAddress, WebServer
 
 START_S = 20.0
 SOUL = "You answer tests."
@@ -126,7 +126,7 @@ async def running(
         server = WebServer(rooms.web(settings), settings)
         async with anyio.create_task_group() as group:
             address: ListenAddress = await group.start(server.serve)
-            await rooms.core.front.reception.resume()
+            await rooms.core.front.intake.resume()
             lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
             group.start_soon(lines, name="lines")
             rooms.health.starting = False
@@ -180,7 +180,7 @@ def spawn(config: Path, port: int = 0) -> Command:
         process = subprocess.Popen(
             [
                 sys.executable,
-                *("-c", "from exogate_launcher import main; main()"),
+                *("-c", "from gateway.launcher import main; main()"),
                 *("--config", str(config), "run", "--port", str(port)),
             ],
             cwd=ROOT,

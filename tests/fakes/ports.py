@@ -85,7 +85,6 @@ class PartOfFactStore(_Part):
     next_owed: Any
     mark_read: Any
     find_turns: Any
-    fetch_turns: Any
     unindexed: Any
     index_turns: Any
     forget_turns: Any

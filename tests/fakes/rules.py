@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gateway.config.document import Document, parse
+from gateway.config.document import Document
 from gateway.config.problems import ConfigInvalid, Problem
 from gateway.config.rules import RuleReader
 from gateway.control.rules import CORE, RuleSet, load_rules, problems_of
@@ -23,8 +23,7 @@ def core_definitions() -> tuple[RuleDef, ...]:
 
 def definitions(text: str) -> tuple[RuleDef, ...]:
     """Of a file with this text, called r.toml."""
-    source = text.encode()
-    document = Document(Path("r.toml"), "r.toml", source, parse(source, "r.toml"))
+    document = Document.parsed(Path("r.toml"), "r.toml", text.encode())
     return RuleReader(problems_of).whole(document, {rule.id: rule for rule in CORE_RULES})
 
 

@@ -20,9 +20,9 @@ from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import pack_text
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
-from gateway.store.reader import Query, Readers, open_to_read
+from gateway.store.faults import TextRefused
 from gateway.store.sqlite import Opened, open_file, stores_over
-from gateway.store.writer import Commits, Operation, Pen, Writer
+from gateway.store.writer import Commits, Operation, Pen, Query, Readers, Writer, open_to_read
 from tests.fakes.clock import FakeClock
 
 T = TypeVar("T")
@@ -71,7 +71,10 @@ class InlineReaders(Readers):
         await checkpoint()
         if not self._is_open:
             raise StoreUnavailable("the store is closed")
-        return query(self._db)
+        try:
+            return query(self._db)
+        except UnicodeEncodeError as error:
+            raise TextRefused from error
 
     def join(self) -> None:
         """There is no thread."""

@@ -18,7 +18,7 @@ from gateway.host.clock import SystemClock
 from gateway.mcp.connecting import Dialling
 from gateway.mcp.servers import Servers
 from gateway.mcp.supervising import Means, Server
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 from tests.fakes.store import open_memory

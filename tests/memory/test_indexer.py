@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import SessionKey
-from gateway.memory.indexer import AGAIN_S, AT_ONCE, GATHER_S, SESSIONS_AT_ONCE, Indexer
+from gateway.memory.recall import AGAIN_S, AT_ONCE, GATHER_S, SESSIONS_AT_ONCE, Indexer
 from tests.fakes.clock import FakeClock
 from tests.fakes.ports import PartOfFactStore
 from tests.fakes.store import session_key

@@ -48,7 +48,7 @@ async def about(
     limit: int = 10,
     shown: Shown | None = None,
 ) -> Sequence[Recalled]:
-    return await recall.of(question, key, whose(key, None), limit=limit, shown=shown or Shown())
+    return await recall.of(question, key, whose(key, None), limit=limit, shown=shown)
 
 
 async def test_the_answer_that_stands_beside_its_question_is_found() -> None:

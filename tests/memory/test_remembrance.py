@@ -1,6 +1,5 @@
 """What is laid beside a question: what fits it, and whatever else there is room for, of one person."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +8,7 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.facts import Claim, FoundTurns, Whose, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
-from gateway.memory.recall import Recall, Remembrance
+from gateway.memory.recall import Recall
 from tests.fakes.store import open_memory
 
 AGENT = AgentDef(AgentId("a"), "p", "m", context=ContextRules(facts=3))
@@ -18,10 +17,6 @@ ANN, BOB = (
     SessionKey(AGENT.id, "discord", "bot", "42"),
 )
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def remembrance(stores: Stores) -> Remembrance:
-    return Remembrance(Recall(stores.facts), stores.facts)
 
 
 async def tell(
@@ -38,7 +33,7 @@ async def tell(
 async def asked(
     stores: Stores, question: str, key: SessionKey = ANN, agent: AgentDef = AGENT
 ) -> list[str]:
-    found = await remembrance(stores).of(question, key, None, agent, ())
+    found = await Recall(stores.facts).for_turn(question, key, None, agent, ())
     return [one.text for one in found]
 
 
@@ -104,7 +99,7 @@ class Silent:
     def knows(self, whose: Whose) -> bool:
         return False
 
-    async def find_turns(self, key: SessionKey, words: Sequence[str], **_: object) -> FoundTurns:
+    async def find_turns(self, *_: object, **__: object) -> FoundTurns:
         self.asked += 1
         return FoundTurns()
 
@@ -112,10 +107,10 @@ class Silent:
 async def test_nothing_is_asked_where_all_is_shown_and_nothing_was_learned() -> None:
     silent = Silent()
     store: Any = silent
-    remembrance = Remembrance(Recall(store), store)
+    recall = Recall(store)
 
-    assert await remembrance.of("What is my dog called?", ANN, None, AGENT, (), is_all=True) == ()
+    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, (), is_all=True) == ()
     assert silent.asked == 0
 
-    assert await remembrance.of("What is my dog called?", ANN, None, AGENT, ()) == ()
+    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, ()) == ()
     assert silent.asked == 1

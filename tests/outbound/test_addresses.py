@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.errors import Denied
-from gateway.outbound.addresses import is_public, look_up
-from gateway.outbound.sessions import CheckedResolver
+from gateway.outbound.client import CheckedResolver
+from gateway.outbound.guard import is_public, look_up
 from tests.fakes.lookup import ScriptedLookup
 
 PUBLIC = [

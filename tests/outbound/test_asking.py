@@ -6,13 +6,8 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
-from gateway.outbound.asking import (
-    check_granted,
-    read_headers,
-    read_method,
-    read_url,
-    to_url,
-)
+from gateway.outbound.client import to_url
+from gateway.outbound.guard import check_granted, read_headers, read_method, read_url
 from tests.outbound.guarded import leave
 
 WTTR = Origin("https", "wttr.in", 443)

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from gateway.domain.ports import Http, HttpCall, HttpFailed
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.model_server import Reply, scripted_server
 from tests.outbound.raw import raw_server

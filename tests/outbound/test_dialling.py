@@ -16,7 +16,7 @@ from gateway.domain.dialling import Dial, Dialler, Line
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import FetchGrant, HttpFailed
-from gateway.outbound.dialling import open_dialler
+from gateway.outbound.client import open_dialler
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.platform_socket import Answers, listening
 from tests.outbound.guarded import a_secret, leave

@@ -15,7 +15,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.domain.errors import Denied
 from gateway.domain.ports import Fetch, Fetched, FetchGrant, FetchRequest, HttpFailed
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server
 from tests.outbound.guarded import a_secret, base, get, leave

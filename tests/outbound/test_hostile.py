@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from gateway.domain.ports import MOST_READ, FetchRequest, Http, HttpCall, HttpFailed
-from gateway.outbound.client import open_outbound
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
+from gateway.outbound.connection import open_outbound
 from tests.outbound.guarded import leave
 from tests.outbound.raw import RawServer, Said, raw_server, read_all
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.domain.ports import HttpCall, HttpFailed
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from tests.fakes.lookup import ScriptedLookup
 from tests.outbound.raw import Said, raw_server, read_all
 

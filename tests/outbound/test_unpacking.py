@@ -7,8 +7,7 @@ import anyio
 import pytest
 
 from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
-from gateway.outbound.guard import open_guarded
-from gateway.outbound.unpacking import MAX_BODY_BYTES
+from gateway.outbound.client import MAX_BODY_BYTES, open_guarded
 from tests.fakes.model_server import Reply, scripted_server
 from tests.outbound.guarded import base, leave
 

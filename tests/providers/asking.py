@@ -18,7 +18,7 @@ from gateway.domain.model import (
 from gateway.domain.ports import Clock, Http
 from gateway.providers.client import ProviderClient
 from gateway.providers.failures import Scrub
-from gateway.providers.reply import ReplyReader
+from gateway.providers.wire import ReplyReader
 from gateway.providers.wire_anthropic import AnthropicReader
 from gateway.providers.wire_openai import OpenAiReader
 from tests.fakes.clock import FakeClock

@@ -15,7 +15,7 @@ from gateway.domain.ids import Secret
 from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Delta, ProviderDef, TextDelta, Wire
 from gateway.domain.ports import HttpFailed
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from gateway.providers.client import ProviderClient
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import ScriptedAnswer, ScriptedHttp

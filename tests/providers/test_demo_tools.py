@@ -6,7 +6,7 @@ import pytest
 
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.model import ToolSpec
-from gateway.providers.demo import NO_CALCULATOR, NO_CLOCK, NO_NOTES, wished
+from gateway.providers.demo import NO_CALCULATOR, NO_CLOCK, NO_NOTES, wanted_call
 from tests.providers.test_demo import ask
 
 ALL = tuple(
@@ -131,6 +131,6 @@ def test_a_text_of_a_megabyte_is_looked_at_in_no_time(text: str, filler: str) ->
     """Patterns that go back and forth would take hours here, and everybody would wait."""
     long = f"{text}{filler * (1_000_000 // len(filler))}x"
 
-    wish = wished(long, {"a"})
+    wanted = wanted_call(long, {"a"})
 
-    assert wish is None or wish.tool in {"echo", "vault_write"}
+    assert wanted is None or wanted.tool in {"echo", "vault_write"}

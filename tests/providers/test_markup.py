@@ -130,7 +130,7 @@ def test_of_hostile_text_little_is_looked_at_twice(how: str) -> None:
 
     for start in range(0, len(text), 3):
         recovery.feed(text[start : start + 3])
-        assert len(recovery._tape._text) - recovery._tape._at < 300
+        assert len(recovery._parser._text) - recovery._parser._at < 300
 
     recovery.finish()
     assert len(recovery.calls) <= 1

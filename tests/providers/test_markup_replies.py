@@ -14,10 +14,10 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelRequest, ToolMarkup, Wire
 from gateway.domain.ports import ToolScope
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from gateway.providers.client import ProviderClient
 from gateway.providers.markup import Recovery
-from gateway.providers.reply import RECOVERED_AT_ONCE, STEP_COST
+from gateway.providers.wire import RECOVERED_AT_ONCE, STEP_COST
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.model_server import Reply, scripted_server

@@ -9,7 +9,7 @@ import pytest
 from gateway.domain.errors import ModelFailed
 from gateway.domain.model import Wire
 from gateway.domain.ports import MOST_READ, HttpFailed
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import ScriptedAnswer, ScriptedHttp
 from tests.fakes.model_server import Reply, scripted_server

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import ReplyProgress, TextDelta
-from tests.providers.asking import KEY, Heard, a_request, cut, read_stream, read_whole
+from tests.providers.asking import KEY, Heard, a_reader, a_request, cut, read_stream, read_whole
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 12, "completion_tokens": 5}
@@ -537,3 +537,51 @@ def test_values_of_any_other_shape_are_a_failure_and_never_a_crash(chunks: list[
     except ModelFailed:
         return
     assert isinstance(reply.text, str)
+
+
+ENVELOPE = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
+
+def a_plain_event(text: str, **more: object) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    chunk = {**ENVELOPE, "choices": [choice], **more}
+    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+STRANGE = st.sampled_from(
+    [
+        a_plain_event("a", usage={"prompt_tokens": 1, "completion_tokens": 2}),
+        a_plain_event("b", choices=[{"index": 1, "delta": {"content": "other"}}]),
+        a_plain_event("c", choices=[{"delta": {"content": "x", "refusal": "no"}}]),
+        a_plain_event("d", choices=[{"delta": {"content": "y"}, "finish_reason": "length"}]),
+        a_plain_event("e", id='"content":"'),
+        a_plain_event("f").replace(b"finish_reason", b'content":"g","finish_reason'),
+        a_plain_event("g")[:-1],
+        a_plain_event("h").replace(b'"h"', b'"\\u0068\\"'),
+        a_plain_event("i").replace(b'"i"', b'"\xff"'),
+        a_plain_event("j").replace(b'"j"', b'"\n"'),
+        a_plain_event("k").replace(b'"k"', b'"'),
+    ]
+)
+
+
+@given(st.lists(st.text(max_size=4).map(a_plain_event) | STRANGE, max_size=8), st.booleans())
+def test_events_that_differ_in_their_text_alone_are_read_like_any_other(
+    events: list[bytes], is_spaced: bool
+) -> None:
+    if is_spaced:
+        events = [event.replace(b'"content":', b'"content": ') for event in events]
+
+    def outcome(*, is_learning: bool) -> object:
+        heard = Heard()
+        reader = a_reader("openai", heard)
+        try:
+            for event in events:
+                if not is_learning:
+                    reader.around_text = None
+                reader.feed(b"data: " + event + b"\n\n")
+        except ModelFailed as failed:
+            return heard.text, type(failed), failed.detail
+        return heard.text, reader.finish, reader.usage(), reader.progress.size
+
+    assert outcome(is_learning=True) == outcome(is_learning=False)

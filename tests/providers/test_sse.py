@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.reply import Event, SseDecoder, SseTooLong
+from gateway.providers.wire import Event, SseDecoder, SseTooLong
 from tests.providers.asking import cut
 
 BOM = b"\xef\xbb\xbf"

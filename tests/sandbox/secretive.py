@@ -17,7 +17,7 @@ from anyio import to_thread
 from gateway.config.capabilities import parse_capability
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import HttpGrant, PluginSecret
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
 from gateway.sandbox.links import Outcome
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.fakes.sandbox import a_stage, means

@@ -5,7 +5,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from gateway.app.generation import web_settings
-from gateway.config.keys import json_schema
+from gateway.config.schema import json_schema
 from gateway.web.health import ALIVE, READY
 from gateway.web.published.operations import Described
 from gateway.web.webhooks import OPERATIONS as WEBHOOKS

@@ -241,9 +241,9 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
             asked = JournalEntry("attempt", (1, list(recorded.asked)))
             text = [to_json([one.kind, *one.values]) for one in (asked, *lines)]
             journal = OneJournal(pack_text(text))
-            means = replace(replays.means, journal=journal)
+            worker = replace(replays.worker, journal=journal)
             try:
-                played = await replace(replays, means=means).replay(stored)
+                played = await replace(replays, worker=worker).replay(stored)
                 found["identical" if played.divergence is None else "diverged"] += 1
             except JournalUnreadable:
                 found["unreadable"] += 1

@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 
-from gateway.agent.runner import Runner
-from gateway.budgets.metering import Meter
+from gateway.agent.driver import Runner
+from gateway.budgets import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import RuleSet, load_rules
@@ -24,14 +24,13 @@ from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Front, MessageIntake, QueueBounds, Upkeep
+from gateway.sessions.intake import Front, MessageIntake, QueueBounds
 from gateway.sessions.lanes import Lanes, QueuePolicy
-from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replayer
-from gateway.sessions.runs import LiveRuns
+from gateway.sessions.replay import Reel, Replayer
+from gateway.sessions.runs import LiveRun
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import TurnRecall, Worker, WorkerDeps
+from gateway.sessions.worker import RunWorker, TurnRecall
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices
@@ -72,18 +71,18 @@ class Stage:
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
         """Accepts a message and listens to it; gives the run's id."""
         address = Address("websocket", "p", peer)
-        accepted = await self.front.reception.accept(Inbound(address, content, **more))
+        accepted = await self.front.intake.accept(Inbound(address, content, **more))
         self.listen(accepted.run_id)
         return accepted.run_id
 
     def listen(self, run_id: str, *, after_seq: int = 0) -> None:
-        run = self.front.live.find(run_id)
+        run = self.front.live.get(run_id)
         events = self.heard.setdefault(run_id, [])
         if run is not None:
             run.listen(lambda event, _last: events.append(json.loads(event)), after_seq=after_seq)
 
     def abort(self, run_id: str) -> None:
-        run = self.front.live.find(run_id)
+        run = self.front.live.get(run_id)
         assert run is not None
         self.front.abort(run, at_once=True)
 
@@ -97,7 +96,7 @@ class Stage:
 
     async def until_pending(self, count: int) -> None:
         """Until so many messages wait or are at work."""
-        while self.front.reception.pending != count:
+        while self.front.intake.pending != count:
             await anyio.lowlevel.checkpoint()
 
     def said(self, run_id: str, kind: str) -> Events:
@@ -140,14 +139,14 @@ async def staged(
     clock = FakeClock()
     used = inbox or stores.inbox
     souls = Souls(FakeTexts(), {}, clock=clock)
-    episodes, runs = Episodes(stores.sessions), LiveRuns(encode)
+    episodes, runs = Episodes(stores.sessions), dict[str, LiveRun]()
     settings = SettingsBook(stores.sessions, encode, json.loads)
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
     ids = CountingIds(1_000_000 + ids_from)
     meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
     bus = bus or Bus()
     how = (decisions, lambda: rules, json.loads, bus.publish)
-    means = WorkerDeps(
+    worker = RunWorker(
         agents={agent.id: agent for agent in agents},
         runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),
         inbox=used,
@@ -160,8 +159,9 @@ async def staged(
         encode=encode,
         decode=json.loads,
         channels=channels,
-        said=said,
-        recollection=TurnRecall(remember),
+        runs=runs,
+        on_finished=said,
+        recall=TurnRecall(remember),
     )
     router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):
@@ -170,35 +170,30 @@ async def staged(
             kept = (stores.sessions, episodes)
             compaction = Compaction(meter.around(model), *kept, lanes, clock, ids)
             if compacts:
-                means = replace(means, compact=compaction.consider)
-            reception = MessageIntake(
+                worker = replace(worker, compact=compaction.consider)
+            intake = MessageIntake(
                 router=router,
-                inbox=used,
+                worker=worker,
                 lanes=lanes,
-                runs=runs,
-                work=Worker(means, runs),
-                clock=clock,
                 ids=CountingIds(ids_from),
                 bounds=bounds,
-                manner=manner,
+                policy=manner,
             )
             if opened:
-                reception.open()
-            upheld = (stores.sessions,)
+                intake.open()
             front = Front(
-                agents=means.agents,
+                agents=worker.agents,
                 router=router,
-                reception=reception,
+                intake=intake,
                 live=runs,
                 inbox=stores.inbox,
                 sessions=stores.sessions,
                 episodes=episodes,
                 souls=souls,
-                plans=means.runner.plans,
+                plans=worker.runner.plans,
                 clock=clock,
-                upkeep=Upkeep(*upheld, episodes, clock),
             )
-            replays = Replayer(means, stores.inbox, stores.sessions, _unwired, frozenset())
-            stateless = StatelessRuns(means, CountingIds(2_000_000), group, width=width)
+            replays = Replayer(worker, stores.sessions, _unwired, frozenset())
+            stateless = StatelessRuns(worker, CountingIds(2_000_000), group, width=width)
             parts = (gate, settings, replays, compaction, stateless)
             yield Stage(front, lanes, clock, stores, *parts)

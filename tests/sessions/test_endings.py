@@ -5,18 +5,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.agent.effects import Fail, Finish, RunResult
+from gateway.agent.effects import Fail, Finish, Moment, RunResult
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Entry, NewEntry
+from gateway.domain.inbox import NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, Usage
 from gateway.domain.model import FinishReason
-from gateway.sessions.runs import Timing
-from gateway.sessions.worker import SHOWN_TEXT, Questions, answered, merged, refused
+from gateway.sessions.worker import SHOWN_TEXT, TurnMessages, merged
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
-ENTRY = Entry(NewEntry(MessageId("m"), RunId("r"), KEY, "hi", AT), 1, "running", 1)
-ASKED, TIMING = Questions([ENTRY]), Timing(AT, 12)
+NEW = NewEntry(MessageId("m"), RunId("r"), KEY, "hi", AT)
+ASKED, NOW = TurnMessages([NEW]), Moment(AT, 12.0)
 SAID = (
     Message("assistant", "look", (ToolCall("1", "t"),)),
     Message("tool", result=ToolResult("1", "t", "ok")),
@@ -29,7 +28,9 @@ def answer(end: Finish | Fail, *said: Message) -> RunResult:
 
 
 def test_each_message_is_the_parent_of_the_next() -> None:
-    end = answered(ASKED, answer(Finish("answered", "done"), *SAID), NodeId("before"), TIMING)
+    asked = replace(ASKED, parent=NodeId("before"))
+
+    end = asked.answered(answer(Finish("answered", "done"), *SAID), NOW)
 
     assert [node.id for node in end.nodes] == ["m", "m.1", "m.2", "m.3"]
     assert [node.parent_id for node in end.nodes] == ["before", "m", "m.1", "m.2"]
@@ -51,7 +52,7 @@ def test_each_message_is_the_parent_of_the_next() -> None:
 def test_the_last_message_has_the_status_of_the_end(
     finish: Finish | Fail, outcome: str, status: NodeStatus
 ) -> None:
-    end = answered(ASKED, answer(finish), None, TIMING)
+    end = ASKED.answered(answer(finish), NOW)
 
     assert (end.outcome, end.nodes[-1].status) == (outcome, status)
     assert end.nodes[0].status == "complete"
@@ -59,7 +60,7 @@ def test_the_last_message_has_the_status_of_the_end(
 
 
 def test_a_refusal_keeps_the_question_and_says_why() -> None:
-    end = refused(ASKED, "config_error", "gone", None, TIMING)
+    end = ASKED.refused("config_error", "gone", NOW)
 
     assert [node.message.text for node in end.nodes] == ["hi", "gone"]
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
@@ -72,7 +73,7 @@ def test_a_refusal_keeps_the_question_and_says_why() -> None:
 def test_a_model_that_had_more_to_say_is_told_of(finish: FinishReason, marks: set[str]) -> None:
     told = replace(answer(Finish("answered", "so")), finish=finish)
 
-    end = answered(ASKED, told, None, TIMING).terminal.data
+    end = ASKED.answered(told, NOW).terminal.data
 
     assert {"cut", "filtered"} & end.keys() == marks
 
@@ -80,23 +81,22 @@ def test_a_model_that_had_more_to_say_is_told_of(finish: FinishReason, marks: se
 def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:
     text = "x" * (SHOWN_TEXT + 1)
 
-    end = answered(ASKED, answer(Finish("answered", text)), None, TIMING)
+    end = ASKED.answered(answer(Finish("answered", text)), NOW)
 
     assert end.terminal.data["truncated"] is True
     assert len(str(end.terminal.data["response"])) == SHOWN_TEXT
     assert end.nodes[-1].message.text == text
 
 
-def an_entry(name: str) -> Entry:
-    new = NewEntry(MessageId(f"m-{name}"), RunId(f"r-{name}"), KEY, name, AT)
-    return Entry(new, 1, "queued", 0)
+def an_entry(name: str) -> NewEntry:
+    return NewEntry(MessageId(f"m-{name}"), RunId(f"r-{name}"), KEY, name, AT)
 
 
 def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
-    asked = Questions([an_entry("a"), an_entry("b")], [an_entry("c")])
+    asked = TurnMessages([an_entry("a"), an_entry("b")], took=[an_entry("c")])
     said = (*SAID[:2], Message("user", "c"), Message("assistant", "done"))
 
-    end = answered(asked, answer(Finish("answered", "done"), *said), None, TIMING)
+    end = asked.answered(answer(Finish("answered", "done"), *said), NOW)
 
     shown = [(node.id, node.run_id, node.message.role) for node in end.nodes]
     assert shown == [
@@ -111,7 +111,7 @@ def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
 
 
 def test_a_merged_run_says_which_one_answered_it() -> None:
-    data = merged(RunId("r-b"), NodeId("m-b.1"), TIMING).data
+    data = merged(RunId("r-b"), NodeId("m-b.1"), AT).data
 
     assert (data["reason"], data["merged_into"], data["message_id"]) == ("merged", "r-b", "m-b.1")
     assert data["response"] == ""

@@ -8,18 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from gateway.agent.effects import RunControl, Steered
-from gateway.agent.journal import Granted
+from gateway.agent.driver import RunControl
+from gateway.agent.effects import Steered
+from gateway.agent.journal import RunJournal
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ids import RunId
+from gateway.domain.ids import MessageId, RunId
+from gateway.domain.inbox import NewEntry
 from gateway.domain.journal import MOST_BYTES, Attempt, JournalUnreadable, attempt_of, chunks_of
 from gateway.domain.messages import ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import Journal
-from gateway.sessions.journal import RecordedJournal, earlier_attempts, last_attempt
+from gateway.sessions.journal import earlier_attempts, last_attempt
+from gateway.sessions.runs import RecordedJournal
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 from tests.fakes.ports import PartOfJournal
+from tests.fakes.store import session_key
+from tests.memory.test_context import NOW
 
 KEY = "sk-very-secret"
 RUN = RunId("r")
@@ -28,9 +33,13 @@ REPLY = ModelReply("p", "m", "look", tool_calls=(CALL,), usage=Usage(1, 2))
 PAID = ToolResult("1", "pay", "PAID")
 
 
+def asked(run_id: RunId) -> NewEntry:
+    return NewEntry(MessageId("m"), run_id, session_key(), "hi", NOW)
+
+
 def journal(store: Journal | None = None, clock: FakeClock | None = None) -> RecordedJournal:
     one = RecordedJournal(RUN, clock or FakeClock(), store or FakeJournal(), to_json)
-    one.begin(1, [RunId("q"), RUN], RunControl())
+    one.begin(1, [asked(RunId("q")), asked(RUN)], RunControl())
     return one
 
 
@@ -113,7 +122,7 @@ async def test_what_was_granted_and_sent_is_read_again_over_its_parts(size: int)
     assert (number, kept) == (4, ["reply:0", "begun:1", "result:1", "taken:r_2"])
     assert chunks_of(parts) == b'{"seq":1}\n{"seq":2}\n{"seq":3}'
     earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
-    granted = Granted(earlier.entries)
+    granted = RunJournal(FakeClock(), earlier.entries)
     assert (granted.replies, granted.results) == ({0: REPLY}, {(0, "1"): PAID})
     assert (granted.begun, list(granted.taken)) == ({(0, "1")}, ["r_2"])
     assert earlier.parts == 4
@@ -126,7 +135,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
     await first.keep_result(0, CALL, PAID)
     earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
     second = RecordedJournal(RUN, FakeClock(), store, to_json, earlier)
-    second.begin(2, [RUN], RunControl())
+    second.begin(2, [asked(RUN)], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(1, CALL, PAID)
 
@@ -142,7 +151,7 @@ async def test_what_others_did_before_and_while_it_runs_is_taken_down() -> None:
     control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal(), to_json)
     control.steer(Steered(RunId("r_2"), "more"))
 
-    one.begin(1, [RUN], control)
+    one.begin(1, [asked(RUN)], control)
     control.withdraw(RunId("r_2"))
     control.stop("cancelled", at_once=True)
 
@@ -174,7 +183,8 @@ async def test_a_run_that_is_told_too_much_keeps_what_it_was_granted_and_what_it
     assert [entry.kind for entry in read(*parts).entries] == ["begun", "cut", "cut"]
     assert max(map(len, parts)) < 200
     assert chunks_of([first, *parts]) == b'{"seq":1}\n{"seq":2}'
-    granted = Granted((await earlier_attempts(RUN, store, FakeClock(), from_json)).entries)
+    earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
+    granted = RunJournal(FakeClock(), earlier.entries)
     assert (granted.results, granted.begun) == ({(0, "1"): PAID}, {(1, "1")})
 
 
@@ -274,7 +284,7 @@ async def test_a_part_that_was_never_written_is_in_the_way_of_no_later_one() -> 
     await one.keep_result(1, CALL, PAID)
     earlier = await earlier_attempts(RUN, store, clock, from_json)
     second = RecordedJournal(RUN, clock, store, to_json, earlier)
-    second.begin(2, [RUN], RunControl())
+    second.begin(2, [asked(RUN)], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(2, CALL, PAID)
 

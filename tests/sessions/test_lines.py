@@ -136,7 +136,7 @@ async def test_what_another_said_or_said_elsewhere_is_answered_by_itself(
             limits = more.get("limits", {})
             whence = more.get("whence")
             inbound = Inbound(address, content, context_id=context, limits=limits, whence=whence)
-            await stage.front.reception.accept(inbound)
+            await stage.front.intake.accept(inbound)
         model.let(9)
 
     assert model.questions[2:] == [["3"], ["4"], ["5"]]
@@ -203,7 +203,7 @@ async def test_after_a_crash_the_same_are_answered_by_the_same_run_and_no_tool_r
             again, stores, ids_from=100, manner=QueuePolicy(later), tool=tool
         ) as stage:
             left = [entry.new.run_id for entry in await stores.inbox.unfinished()]
-            await stage.front.reception.resume()
+            await stage.front.intake.resume()
             await stage.until_idle()
         outcomes = [(await ended(stores, run)).outcome for run in left]
         said = [node.message.text for node in await told(stores) if node.message.role == "user"]
@@ -264,7 +264,7 @@ async def test_messages_that_stop_the_gateway_together_are_set_aside_together() 
         for _ in range(MOST_ATTEMPTS):
             await stores.inbox.begin(RunId(runs[1]))
         async with staged(GatedModel(), stores, manner=COLLECT, ids_from=20) as stage:
-            await stage.front.reception.resume()
+            await stage.front.intake.resume()
             for run in runs:
                 stage.listen(run)
 
@@ -298,7 +298,7 @@ async def test_an_answer_that_is_being_committed_is_not_superseded() -> None:
     model = ScriptedModel(says("ok"))
     async with open_memory() as stores, staged(model, stores, manner=INTERRUPT) as stage:
         first = await stage.say("1")
-        run = stage.front.live.find(first)
+        run = stage.front.live.get(first)
         assert run is not None
         while not run.sealed:
             await anyio.lowlevel.checkpoint()
@@ -354,7 +354,7 @@ async def test_nobody_steers_the_turn_of_another_and_nobody_overtakes_him() -> N
         await stage.say("use 1")
         await model.until_asked(1)
         bob = Inbound(Address("websocket", "p", sender="bob"), "2")
-        await stage.front.reception.accept(bob)
+        await stage.front.intake.accept(bob)
         await stage.say("3")
         model.let(9)
 
@@ -400,7 +400,7 @@ async def test_after_a_crash_a_turn_takes_the_same_again_and_nobody_else() -> No
             stage.crash()
         again = GatedModel()
         async with staged(again, stores, ids_from=100, manner=STEER) as stage:
-            await stage.front.reception.resume()
+            await stage.front.intake.resume()
             for run in (first, second, third):
                 stage.listen(run)
             await again.until_asked(1)
@@ -495,6 +495,6 @@ async def test_a_gateway_that_ends_during_the_wait_loses_nothing() -> None:
         model = GatedModel()
         model.let(9)
         async with staged(model, stores, ids_from=100, manner=manner) as stage:
-            await stage.front.reception.resume()
+            await stage.front.intake.resume()
 
     assert model.questions == [["1", "2"]]

@@ -60,7 +60,7 @@ class History:
             model = GatedModel()
             ids = 1_000 * self.starts
             async with staged(model, self.stores, ids_from=ids, manner=self.manner) as stage:
-                await stage.front.reception.resume()
+                await stage.front.intake.resume()
                 for message in self.messages:
                     stage.listen(message.run)
                 is_dead = False
@@ -81,7 +81,7 @@ class History:
                 model.let(count)
             case "abort", number if number < len(self.messages):
                 message = self.messages[-1 - number]
-                run = stage.front.live.find(message.run)
+                run = stage.front.live.get(message.run)
                 if run is not None:
                     message.is_aborted = True
                     stage.front.abort(run, at_once=True)
@@ -98,13 +98,13 @@ class History:
         peer, sender = f"p{number % PEERS}", f"s{number // PEERS % SENDERS}"
         text = f"{'use' if number > 11 else 'text'} {len(self.messages)}"
         inbound = Inbound(Address("websocket", "p", peer, sender=sender), text)
-        accepted = await stage.front.reception.accept(inbound)
+        accepted = await stage.front.intake.accept(inbound)
         stage.listen(accepted.run_id)
         self.messages.append(Message(accepted.run_id, text, peer, sender))
 
     async def _finish(self, stage: Stage, model: GatedModel) -> None:
         model.let(FOR_EVER)
-        while stage.front.reception.pending:
+        while stage.front.intake.pending:
             await breathe(50)
             stage.clock.move(1.0)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.agent.effects import RunControl
+from gateway.agent.driver import RunControl
 from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.sessions.journal import Difference
-from gateway.sessions.player import Player
+from gateway.sessions.replay import Player
 
 STOP, OVER = JournalEntry("stop", ("cancelled", True)), JournalEntry("over")
 

@@ -25,7 +25,7 @@ async def test_ten_copies_of_one_key_make_one_turn() -> None:
 
         async def copy() -> None:
             inbound = Inbound(HERE, "hi", key="k", fingerprint="hi")
-            answers.append(await stage.front.reception.accept(inbound))
+            answers.append(await stage.front.intake.accept(inbound))
 
         async with anyio.create_task_group() as group:
             for _ in range(10):
@@ -41,7 +41,7 @@ async def test_one_key_for_two_messages_is_a_conflict() -> None:
         await stage.say("hi", key="k", fingerprint="hi")
         with pytest.raises(Conflict):
             await stage.say("ho", key="k", fingerprint="ho")
-        assert stage.front.reception.pending <= 1
+        assert stage.front.intake.pending <= 1
 
 
 async def test_beyond_the_bounds_a_message_is_refused_and_nothing_accepted_is_dropped() -> None:
@@ -63,7 +63,7 @@ async def test_beyond_the_bounds_a_message_is_refused_and_nothing_accepted_is_dr
 
 async def test_a_closed_reception_refuses() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
-        stage.front.reception.close()
+        stage.front.intake.close()
         with pytest.raises(Busy, match="restarting"):
             await stage.say("hi")
 
@@ -79,7 +79,7 @@ async def test_nothing_comes_in_before_what_an_earlier_process_left_is_lined_up(
         async with staged(model, stores, ids_from=100, opened=False) as again:
             with pytest.raises(Busy, match="starting"):
                 await again.say("second")
-            await again.front.reception.resume()
+            await again.front.intake.resume()
             await again.say("second")
 
     assert [request.messages[-1].text for request in model.asked] == ["first", "second"]
@@ -101,7 +101,7 @@ async def test_what_cannot_be_routed_or_committed_is_not_accepted() -> None:
                 await stage.say("hi", requested_agent="nobody")
             with pytest.raises(StoreUnavailable):
                 await stage.say("hi")
-            assert stage.front.reception.pending == 0
+            assert stage.front.intake.pending == 0
         page = await stores.sessions.list_sessions(SessionQuery())
 
     assert model.asked == []

@@ -24,15 +24,13 @@ from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
 from gateway.memory.episodes import Episode
 from gateway.memory.recall import Vault
-from gateway.sessions.journal import packed
+from gateway.sessions.journal import RunInputs, packed, read_in
 from gateway.sessions.replay import Replayed
 from gateway.sessions.worker import (
     FAILED,
     SWITCHED_OFF,
     TOO_SLOW,
-    RunInputs,
     TurnRecall,
-    read_in,
 )
 from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, says
@@ -49,7 +47,7 @@ class Memory:
         self.asked: list[tuple[str, str, str | None, int]] = []
         self.was_all: list[bool] = []
 
-    async def of(
+    async def for_turn(
         self,
         question: str,
         key: SessionKey,
@@ -65,12 +63,12 @@ class Memory:
 
 
 class Broken(Memory):
-    async def of(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
+    async def for_turn(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
         raise ZeroDivisionError
 
 
 class Slow(Memory):
-    async def of(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
+    async def for_turn(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
         await anyio.sleep_forever()
         raise AssertionError
 
@@ -83,7 +81,7 @@ async def explained(stage: Stage, run_id: str) -> dict[str, list[list[object]]]:
     """The items of each part."""
     record = await stage.stores.inbox.find_run(RunId(run_id))
     assert record is not None
-    context = stage.replays.means.decode(record.summary)["context"]  # type: ignore[index]  # JSON
+    context = stage.replays.worker.decode(record.summary)["context"]  # type: ignore[index]  # JSON
     return {kind: items for kind, _, items in context["parts"]}
 
 
@@ -224,8 +222,8 @@ async def replayed(change: dict[str, object]) -> Replayed:
         lines = [("attempt", (1, [*attempt.asked])), *_changed(attempt, change).entries]
         store = FakeJournal()
         await store.append(run, 0, partial(packed, lines, encode))
-        means = replace(stage.replays.means, journal=store)
-        return await replace(stage.replays, means=means).replay(record)
+        worker = replace(stage.replays.worker, journal=store)
+        return await replace(stage.replays, worker=worker).replay(record)
 
 
 def _changed(attempt: Attempt, change: dict[str, object]) -> Attempt:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from gateway.agent.effects import Moment
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Chunk
-from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.runs import LiveRun
 from tests.sessions.stage import encode
 
 KEY = SessionKey(AgentId("a"), "c", "p")
 
 
 def live(attempt: int = 1) -> LiveRun:
-    run = LiveRuns(encode).open(RunId("r"), KEY, datetime(2026, 1, 1, tzinfo=UTC))
+    run = LiveRun(RunId("r"), KEY, encode, datetime(2026, 1, 1, tzinfo=UTC))
     run.start(attempt, Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0))
     return run
 

@@ -105,7 +105,7 @@ async def test_a_tools_error_is_kept_as_one() -> None:
 async def test_a_tool_runs_for_whoever_wrote(address: Address, person: str) -> None:
     tool, model = FakeTool(), ScriptedModel(says("", ToolCall("1", "echo")), says("done"))
     async with open_memory() as stores, staged(model, stores, tool=tool) as stage:
-        await stage.front.reception.accept(Inbound(address, "hi"))
+        await stage.front.intake.accept(Inbound(address, "hi"))
 
     ((_, scope),) = tool.calls
     assert scope.principal == person
@@ -190,7 +190,7 @@ async def test_the_end_is_not_told_before_it_is_durable() -> None:
             await stage.clock.until_someone_sleeps()
             before = [event["type"] for event in stage.heard[run]]
             late: list[bytes] = []
-            live = stage.front.live.find(run)
+            live = stage.front.live.get(run)
             assert live is not None
             live.listen(lambda event, _last: late.append(event))
             stage.clock.move(10)
@@ -210,7 +210,7 @@ async def test_after_a_crash_the_run_goes_on_with_higher_numbers_and_says_so() -
             await stalling.reached.wait()
             stage.lanes._group.cancel_scope.cancel()
         async with staged(ScriptedModel(says("whole")), stores) as again:
-            resumed = await again.front.reception.resume()
+            resumed = await again.front.intake.resume()
             again.listen(run)
         record = await stores.inbox.find_run(RunId(run))
 
@@ -241,7 +241,7 @@ async def test_a_tool_that_ended_before_the_crash_is_not_called_again() -> None:
             stage.lanes._group.cancel_scope.cancel()
         second = ScriptedModel(says("done"))
         async with staged(second, stores, tool=tool) as again:
-            await again.front.reception.resume()
+            await again.front.intake.resume()
             again.listen(run)
 
     assert len(tool.calls) == 1
@@ -259,7 +259,7 @@ async def test_restarts_in_good_order_do_not_count_against_a_message() -> None:
         for _ in range(MOST_ATTEMPTS):
             await _stop_over(stores)
         async with staged(ScriptedModel(says("ok")), stores) as last:
-            await last.front.reception.resume()
+            await last.front.intake.resume()
             last.listen(run)
 
     assert last.heard[run][-1]["response"] == "ok"
@@ -318,7 +318,7 @@ async def test_a_message_that_stops_the_gateway_thrice_is_set_aside_and_the_rest
         for _ in range(MOST_ATTEMPTS - 1):
             await _stop_over(stores)
         async with staged(ScriptedModel(says("ok")), stores) as last:
-            await last.front.reception.resume()
+            await last.front.intake.resume()
             last.listen(poison)
             last.listen(behind)
         record = await stores.inbox.find_run(RunId(poison))
@@ -334,7 +334,7 @@ async def _stop_over(stores: Stores) -> None:
     """Takes up what is unfinished, and stops in the middle of the first turn."""
     stalling = StallingModel()
     async with staged(stalling, stores) as stage:
-        await stage.front.reception.resume()
+        await stage.front.intake.resume()
         await stalling.reached.wait()
         stage.lanes._group.cancel_scope.cancel()
 
@@ -348,7 +348,7 @@ async def test_an_agent_that_is_gone_is_an_honest_refusal() -> None:
             stage.lanes._group.cancel_scope.cancel()
         other = replace(AGENT, id=AgentId("b"))
         async with staged(ScriptedModel(says("never")), stores, agents=(other,)) as again:
-            await again.front.reception.resume()
+            await again.front.intake.resume()
             again.listen(run)
 
     assert again.heard[run][-1]["error_type"] == "config_error"
@@ -376,7 +376,7 @@ async def test_settings_hold_for_the_next_question_and_not_for_one_at_work() -> 
         await stalling.reached.wait()
         configs = []
         for run_id in (first, second):
-            run = stage.front.live.find(run_id)
+            run = stage.front.live.get(run_id)
             assert run is not None
             configs.append(run.summary(stage.clock)["config"])
             stage.front.abort(run, at_once=True)
@@ -407,7 +407,7 @@ async def test_whoever_writes_on_a_platform_has_the_settings_of_their_place() ->
     address = Address("telegram", "bot", "room", sender="5:6")
     async with open_memory() as stores, staged(model, stores) as stage:
         await stage.settings.change("telegram:bot:5%3A6", {"thinking_enabled": True})
-        await stage.front.reception.accept(Inbound(address, "hi"))
+        await stage.front.intake.accept(Inbound(address, "hi"))
 
     assert [asked.thinking for asked in model.asked] == [True]
 
@@ -417,7 +417,7 @@ async def test_the_answer_to_what_came_by_a_channel_is_kept_also_where_that_is_g
     async with open_memory() as stores:
         async with staged(ScriptedModel(says("ok")), stores) as stage:
             inbound = Inbound(address, "hi", whence='{"peer":"room","thread":"t"}')
-            await stage.front.reception.accept(inbound)
+            await stage.front.intake.accept(inbound)
         [one] = await stores.outbox.due("telegram", now=stage.clock.now(), limit=10)
 
     assert (one.new.peer, one.new.thread, one.new.text) == ("room", "t", "ok")
@@ -517,8 +517,8 @@ async def test_a_run_that_has_ended_is_gone_without_a_look_for_garbage() -> None
     gc.disable()
     try:
         async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
-            accepted = await stage.front.reception.accept(Inbound(HERE, "hi"))
-            live = stage.front.live.find(accepted.run_id)
+            accepted = await stage.front.intake.accept(Inbound(HERE, "hi"))
+            live = stage.front.live.get(accepted.run_id)
             assert live is not None
             seen = weakref.ref(live)
             del live

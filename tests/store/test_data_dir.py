@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.domain.errors import DataDirInUse, StoreRefused, StoreUnavailable
-from gateway.store.data_dir import (
-    Held,
-    Mark,
-    Owner,
-    locked,
-    make_private,
-    read_owner,
-    require_all,
-    write_address,
-)
+from gateway.store.opening import Owner, locked, make_private, read_owner, write_address
+from gateway.store.sqlite import require_all
+from gateway.store.writer import Held, Mark
 
 
 def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -42,7 +35,7 @@ def test_a_file_in_its_place_is_named(tmp_path: Path) -> None:
 HOLDING = """
 import sys
 from pathlib import Path
-from gateway.store.data_dir import locked, write_address
+from gateway.store.opening import locked, write_address
 with locked(Path(sys.argv[1])):
     write_address(Path(sys.argv[1]), "http://127.0.0.1:7200")
     print("locked", flush=True)

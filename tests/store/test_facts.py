@@ -14,9 +14,9 @@ from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, QueryRefused, 
 from gateway.domain.ports import FactStore
 from gateway.store.fact_search import MOST_WEIGHED, SqliteFacts
 from gateway.store.facts import Groups
-from gateway.store.reader import Query, Readers
 from gateway.store.sqlite import open_sqlite
 from gateway.store.tables import migrate
+from gateway.store.writer import Query, Readers
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, open_memory, session_key
 

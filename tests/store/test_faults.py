@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain.errors import StoreRefused, StoreUnavailable
-from gateway.store.rows import at_opening, file_faults, sentence
+from gateway.store.faults import at_opening, file_faults, sentence
 
 
 def failure(path: Path, statement: str) -> sqlite3.Error:

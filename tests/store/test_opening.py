@@ -6,8 +6,7 @@ import anyio
 import pytest
 
 from gateway.domain.errors import DataDirInUse, StoreRefused
-from gateway.store.data_dir import Owner
-from gateway.store.opening import note_owner, open_store, read_owner
+from gateway.store.opening import Owner, note_owner, open_store, read_owner
 from tests.fakes.clock import FakeClock
 
 

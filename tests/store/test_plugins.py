@@ -8,9 +8,10 @@ import anyio
 import pytest
 
 from gateway.domain.errors import StoreUnavailable
-from gateway.store.tables import MIGRATIONS, VERSION
+from gateway.store.tables import VERSION
 from tests.fakes.store import NOON, a_space, an_entry
 from tests.store.crash import KEEPING, embedded, start
+from tests.store.versions import of_version
 
 
 def test_what_was_set_is_there_after_a_kill(tmp_path: Path) -> None:
@@ -79,8 +80,7 @@ async def test_the_totals_are_what_a_count_would_give(tmp_path: Path) -> None:
 
 def old_database(data_dir: Path) -> None:
     """Of the version before plugins kept anything, with one message in it."""
-    db = sqlite3.connect(data_dir / "store.db", isolation_level=None)
-    db.executescript(f"{MIGRATIONS[0]}; PRAGMA user_version = 1")
+    db = of_version(1, data_dir / "store.db")
     db.execute(
         "INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
         " VALUES (1, 'demo:websocket:local:main', 'demo', 'websocket', 'local', 'main', 0, 0)"

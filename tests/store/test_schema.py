@@ -13,7 +13,7 @@ from anyio import to_thread
 from pydantic_core import from_json, to_json
 
 from gateway.agent.effects import Steered
-from gateway.agent.journal import Granted, part_of
+from gateway.agent.journal import RunJournal, part_of
 from gateway.domain.budgets import Amount, Grant
 from gateway.domain.ids import RunId
 from gateway.domain.journal import grants_of, lines_of
@@ -24,43 +24,57 @@ from gateway.store.tables import VERSION, columns_of, migrate, newest_columns, v
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, a_space, an_ending, an_entry, session_key
+from tests.store.versions import of_version
 
 
-def shape(db: sqlite3.Connection) -> list[tuple[str, str]]:
-    return db.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+def shape(db: sqlite3.Connection) -> set[tuple[object, ...]]:
+    """Every column and every index, however its statement was laid out."""
+    tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    columns = 'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?)'
+    others = "SELECT name, sql FROM sqlite_master WHERE type <> 'table'"
+    return {
+        *(
+            (table, *column)
+            for (table,) in db.execute(tables)
+            for column in db.execute(columns, (table,))
+        ),
+        *((name, " ".join((sql or "").split())) for name, sql in db.execute(others)),
+    }
 
 
 @pytest.fixture
-def newest() -> list[tuple[str, str]]:
+def newest() -> set[tuple[object, ...]]:
+    """Of a new database, but for a column that keeps its type in an older one."""
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
-    return shape(db)
+    return shape(db) - {LIMITS}
 
 
-@pytest.mark.requirement("S-000-Store-03")
-@pytest.mark.parametrize("version", range(VERSION + 1))
-def test_every_version_becomes_the_newest(newest: list[tuple[str, str]], version: int) -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(db, version)
-    assert version_of(db) == version
-
-    migrate(db)
-
-    assert (version_of(db), shape(db)) == (VERSION, newest)
+LIMITS = ("run", "limits", "TEXT", 0, None, 0)
 
 
 @pytest.mark.requirement("S-000-Store-03")
 @pytest.mark.parametrize("version", range(VERSION))
-def test_a_step_that_ran_without_its_number_may_run_again(
-    newest: list[tuple[str, str]], version: int
-) -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(db, version + 1)
+def test_every_version_becomes_the_newest(newest: set[tuple[object, ...]], version: int) -> None:
+    db = of_version(version)
+
+    migrate(db)
+
+    assert version_of(db) == VERSION
+    assert shape(db) - {LIMITS, ("run", "limits", "INTEGER", 0, None, 0)} == newest
+
+
+@pytest.mark.requirement("S-000-Store-03")
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_a_migration_changes_nothing_when_it_runs_again(version: int) -> None:
+    db = of_version(version)
+    migrate(db)
+    before = shape(db)
     db.execute(f"PRAGMA user_version = {version}")
 
     migrate(db)
 
-    assert (version_of(db), shape(db)) == (VERSION, newest)
+    assert (version_of(db), shape(db)) == (VERSION, before)
 
 
 @pytest.fixture
@@ -136,9 +150,9 @@ def notes_of(part: str, step: int) -> list[tuple[int, str, str]]:
     return [(step, part + kind, to_json(value).decode()) for kind, value in kinds]
 
 
-def of_version_8(db: sqlite3.Connection) -> None:
+def of_version_8(path: Path | None = None) -> sqlite3.Connection:
     """A running run with all kinds of notes, a queued one, and one that has ended."""
-    migrate(db, 8)
+    db = of_version(8, path)
     db.execute(
         "INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
         " VALUES (1, ?, 'demo', 'websocket', 'local', 'main', 0, 0)",
@@ -157,6 +171,7 @@ def of_version_8(db: sqlite3.Connection) -> None:
     notes = [*notes_of(INNER, 4), *notes_of("", 1), *notes_of(OUTER, 3)]
     db.executemany(ADD_NOTE, [("run-b", *note) for note in notes])
     db.execute(ADD_NOTE, ("run-ended", 1, "reply", "{}"))
+    return db
 
 
 ADD_NOTE = "INSERT INTO journal (run_id, step, kind, payload) VALUES (?, ?, ?, ?)"
@@ -171,12 +186,12 @@ def parts_in(db: sqlite3.Connection, run_id: str) -> Sequence[bytes]:
 def test_what_version_8_had_granted_an_unfinished_run_is_granted_again(
     part: str, step: int
 ) -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    of_version_8(db)
+    db = of_version_8()
 
     migrate(db)
 
-    granted = Granted(grants_of(parts_in(db, "run-b"), from_json), part)
+    grants = grants_of(parts_in(db, "run-b"), from_json)
+    granted = RunJournal(FakeClock(), grants, part=part)
     assert granted.replies == {step: REPLY}
     assert granted.results == {(step, one.call_id): one for one in RESULTS}
     assert [one.boundary for one in granted.results.values()] == ["ab", ""]
@@ -187,21 +202,20 @@ def test_what_version_8_had_granted_an_unfinished_run_is_granted_again(
 
 @pytest.mark.parametrize("part", ["", OUTER, INNER])
 def test_a_call_that_a_model_named_with_an_at_sign_keeps_its_result(part: str) -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    of_version_8(db)
+    db = of_version_8()
     result = ToolResult("call@1:2", "pay", "PAID")
     payload = to_json(asdict(result)).decode()
     db.execute(ADD_NOTE, ("run-b", 7, f"{part}result:call@1:2", payload))
 
     migrate(db)
 
-    granted = Granted(grants_of(parts_in(db, "run-b"), from_json), part)
+    grants = grants_of(parts_in(db, "run-b"), from_json)
+    granted = RunJournal(FakeClock(), grants, part=part)
     assert granted.results[7, "call@1:2"] == result
 
 
 def test_notes_become_a_journal_once_however_often_the_step_runs() -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    of_version_8(db)
+    db = of_version_8()
     migrate(db)
     before = parts_in(db, "run-b")
 
@@ -214,8 +228,7 @@ def test_notes_become_a_journal_once_however_often_the_step_runs() -> None:
 
 
 def test_a_step_that_is_interrupted_within_leaves_the_notes() -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    of_version_8(db)
+    db = of_version_8()
     notes = db.execute("SELECT * FROM journal").fetchall()
     db.execute("UPDATE journal SET payload = '{' WHERE id = 1")
     with pytest.raises(ValueError, match="EOF"):
@@ -226,15 +239,15 @@ def test_a_step_that_is_interrupted_within_leaves_the_notes() -> None:
 
     migrate(db)
 
-    assert Granted(grants_of(parts_in(db, "run-b"), from_json)).replies == {1: REPLY}
+    grants = grants_of(parts_in(db, "run-b"), from_json)
+    assert RunJournal(FakeClock(), grants).replies == {1: REPLY}
 
 
 async def test_the_log_of_a_run_that_version_8_ended_is_served_until_it_is_swept(
     tmp_path: Path,
 ) -> None:
     def write() -> None:
-        with contextlib.closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
-            of_version_8(db)
+        of_version_8(tmp_path / "store.db").close()
 
     def left() -> list[tuple[bytes | None, ...]]:
         with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as db:
@@ -258,8 +271,7 @@ async def test_the_log_of_a_run_that_version_8_ended_is_served_until_it_is_swept
 
 
 def test_deliveries_from_before_there_were_channels_are_kept() -> None:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(db, 5)
+    db = of_version(5)
     db.execute(
         "INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
         " VALUES (1, 'a:c:d:p', 'a', 'c', 'd', 'p', 0, 0)"

@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from gateway.domain.ids import NodeId
 from gateway.store.conversations import _path
-from gateway.store.reader import open_to_read
+from gateway.store.writer import open_to_read
 from tests.fakes.store import an_ending, an_entry, an_exchange, session_key
 from tests.store.crash import embedded
 
@@ -27,7 +27,7 @@ def steps_of(path: Path) -> int:
 
     db: sqlite3.Connection = open_to_read(path)
     db.set_progress_handler(count, 1)
-    found = _path(session_key(), None, None, 20, db)
+    found = _path(db, session_key(), limit=20)
     db.close()
     assert len(found.nodes) == 20
     return steps

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from gateway.domain.facts import FoundTurns, Trail
 from gateway.store.opening import open_store
-from gateway.store.reader import open_to_read
 from gateway.store.tables import migrate
 from gateway.store.turns import PAGE_BYTES, SqliteTurns, trail_of
-from gateway.store.writer import Pen, Writer
-from tests.conformance.test_turns import HERE, THERE, found_by, index, say
+from gateway.store.writer import Pen, Writer, open_to_read
+from tests.conformance.test_turns import HERE, THERE, everything, found_by, index, say
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import InlineReaders
+from tests.store.versions import of_version
 
 BEFORE_TURNS = 4  # version of the schema
 FORKS = "SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork WHERE parent IS NOT place - 1 ORDER BY place"
@@ -73,8 +73,7 @@ def test_a_trail_is_the_path_and_the_last_word_of_each_earlier_conversation(
 
 
 def test_a_conversation_from_before_there_was_an_index_is_found(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
-    migrate(db, BEFORE_TURNS)
+    db = of_version(BEFORE_TURNS, tmp_path / "old.db")
     db.execute("INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
                " VALUES (1, 'a:b:c:d', 'a', 'b', 'c', 'd', 1, 1)")  # fmt: skip
     for seq, parent in [(1, None), (2, 1), (3, 1), (4, 3), (5, None)]:
@@ -157,7 +156,7 @@ async def asked_for(file: Path, words: Sequence[str]) -> tuple[FoundTurns, int]:
     db = await to_thread.run_sync(partial(open_to_read, file, any_thread=True))
     db.set_trace_callback(asked.append)
     turns = SqliteTurns(cast(Writer, None), InlineReaders(db, file), cast(Pen, None))
-    found = await turns.find_turns(HERE, words, limit=9)
+    found = await turns.find_turns(HERE, words, everything, limit=9)
     await to_thread.run_sync(db.close)
     return found, sum("FROM turn WHERE turn MATCH" in one for one in asked)
 

@@ -12,9 +12,9 @@ import pytest
 from anyio import to_thread
 
 from gateway.domain.errors import Conflict, StoreUnavailable
-from gateway.store.data_dir import Held, Mark
+from gateway.store.faults import TextRefused
 from gateway.store.tables import migrate
-from gateway.store.writer import GROUP, Commits, OperationFailed, Pen, Writer
+from gateway.store.writer import GROUP, Commits, Held, Mark, OperationFailed, Pen, Writer
 
 
 @dataclass
@@ -173,7 +173,7 @@ async def test_an_operation_that_breaks_a_rule_is_undone_alone(tmp_path: Path, b
         async def write(operation: Keep) -> None:
             try:
                 told.append(await here.writer.write(operation, durable=True))
-            except OperationFailed:
+            except (OperationFailed, TextRefused):
                 told.append("failed")
 
         async with anyio.create_task_group() as group:

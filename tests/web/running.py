@@ -19,8 +19,8 @@ from gateway.web.asgi import WebApp, build, principal_of
 from gateway.web.identity import CHAT, Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Handler, Method, NoParams
-from gateway.web.server import ListenAddress, WebServer
 from gateway.web.settings import TokenDef, WebSettings
+from gateway.web.wire.server import ListenAddress, WebServer
 from tests.fakes.clock import FakeClock
 
 ALICE = TokenDef("alice", "alice-secret-token", frozenset({"chat"}))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.guards import MOST_VALUES, Doorway, parse_json
-from gateway.web.refusals import HostRefused, InvalidJson, OriginRefused
+from gateway.api.errors import HostRefused, InvalidJson, OriginRefused
 from gateway.web.settings import WebSettings
-from gateway.web.visitors import Visitor, parse_address
+from gateway.web.wire.guards import MOST_VALUES, Doorway, parse_json
+from gateway.web.wire.visitors import Visitor, parse_address
 
 NEAR = Doorway(WebSettings(allowed_origins=("https://chat.example.com", "http://Pad.local:3000/")))
 WIDE = Doorway(WebSettings(bind="0.0.0.0"))

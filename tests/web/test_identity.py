@@ -5,6 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
+from gateway.api.errors import TooManyFailures, Unauthorized
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.web.identity import (
     LOCAL,
@@ -20,9 +21,8 @@ from gateway.web.identity import (
     sees_session,
     speaks_as,
 )
-from gateway.web.refusals import TooManyFailures, Unauthorized
 from gateway.web.settings import TokenDef, WebSettings
-from gateway.web.visitors import Visitor
+from gateway.web.wire.visitors import Visitor
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
 

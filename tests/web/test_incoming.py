@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from gateway.web.frames import FrameReader
 from gateway.web.settings import WebSettings
+from gateway.web.wire.frames import FrameReader
 
 
 class Ear:

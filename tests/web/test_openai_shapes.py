@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api.errors import Forbidden, InvalidParams, TooManyFailures, Unauthorized
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.web.openai_shapes import (
@@ -18,7 +19,6 @@ from gateway.web.openai_shapes import (
     question_of,
     refuse_what_would_be_ignored,
 )
-from gateway.web.refusals import Forbidden, InvalidParams, TooManyFailures, Unauthorized
 from gateway.web.rpc import validate
 
 HI = {"role": "user", "content": "hi"}

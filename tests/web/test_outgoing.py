@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.web.frames import MOST_GATHERED, FrameWriter
-from gateway.web.lobby import Backlog
 from gateway.web.settings import WebSettings
+from gateway.web.wire.frames import MOST_GATHERED, FrameWriter
+from gateway.web.wire.lobby import Backlog
 
 
 class Pipe(asyncio.Transport):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gateway.api.errors import InvalidParams, TooManyFailures, Unauthorized
 from gateway.domain.errors import (
     Busy,
     Conflict,
@@ -13,7 +14,6 @@ from gateway.domain.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
-from gateway.web.refusals import InvalidParams, TooManyFailures, Unauthorized
 from gateway.web.responses import (
     error_body,
     error_headers,

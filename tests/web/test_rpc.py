@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.errors import Forbidden, InvalidParams, UnknownMethod
 from gateway.domain.errors import Busy, GatewayError, NotFound
 from gateway.web import rpc
 from gateway.web.identity import LOCAL, Principal
-from gateway.web.refusals import Forbidden, InvalidParams, UnknownMethod
 from gateway.web.rpc import Call, Malformed, Method, NoParams, Registry, Request
 from tests.web.running import described, ping
 

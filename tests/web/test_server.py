@@ -12,10 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from websockets.exceptions import ConnectionClosed
 
+from gateway.api.errors import AddressInUse, CannotListen
 from gateway.web.asgi import build
-from gateway.web.refusals import AddressInUse, CannotListen
 from gateway.web.responses import json_response
-from gateway.web.server import ListenAddress, WebServer, serve
+from gateway.web.wire.server import ListenAddress, WebServer, serve
 from tests.fakes.clock import FakeClock
 from tests.web.running import OPEN, always_ready, ask, parse_answer, read_all, running
 

@@ -23,8 +23,8 @@ from gateway.control.trees.plan import (
     TreePlan,
     defaults,
 )
-from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import meant, quoted
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class LeafScript:
             raise BadScript('"leaves" maps names to letters')
         for name, letters in leaves.items():
             if not isinstance(letters, str) or not re.fullmatch("[RSFK]+", letters):
-                raise BadScript(f'leaf "{short(str(name))}" needs letters out of R, S, F and K')
+                raise BadScript(f"leaf {quoted(str(name))} needs letters out of R, S, F and K")
         return cls(leaves, int(_number(ticks, int)), float(_number(tick_s, int, float)))
 
 

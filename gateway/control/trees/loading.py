@@ -47,7 +47,7 @@ from gateway.control.trees.reader import (
     TreeSource,
     read,
 )
-from gateway.control.words import meant, short
+from gateway.domain.text import meant, quoted, short
 
 MAX_NODES = 5_000
 NAME = re.compile(r"[a-z][a-z0-9_?!-]*")
@@ -106,7 +106,7 @@ def _wrong(source: TreeSource, form: TreeForm, want: str) -> None:
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:
     """The message about a name that is not there."""
-    return f'{what} "{short(name)}"{meant(name, known)}'
+    return f"{what} {quoted(name)}{meant(name, known)}"
 
 
 def pairs(form: TreeForm, source: TreeSource) -> dict[str, TreeForm]:
@@ -244,7 +244,7 @@ class NodeValues:
     def _literal(self, form: TreeForm, want: str, option: str) -> Value:
         found, choices = form.value, CHOICES.get(option, ())
         if want == "word" and choices and found not in choices:
-            message = f'"{short(str(found))}" is none of {", ".join(choices)}'
+            message = f"{quoted(str(found))} is none of {', '.join(choices)}"
             self.source.error("BT013", form.start, message + meant(str(found), choices))
         if want == "count" and form.kind != "int":
             found = _COUNTS.get(found)
@@ -299,7 +299,7 @@ class NodeValues:
         """The type of a key; None if it is not declared, which is a problem."""
         if key not in self.names:
             near = meant(key, self.names)
-            self.source.error("BT020", at, f'"{short(key)}" is not in :blackboard-schema{near}')
+            self.source.error("BT020", at, f"{quoted(key)} is not in :blackboard-schema{near}")
         return self.names.get(key)
 
     def declared(self, at: int, key: str, kind: KeyType) -> KeyType:
@@ -541,7 +541,7 @@ class _Tree:
                 self.source.error("BT016", parts.form.start, message)
             return ""
         if not NAME.fullmatch(str(form.value)):
-            message = f'"{short(str(form.value))}" is no name: small letters, digits, _ ? ! -'
+            message = f"{quoted(str(form.value))} is no name: small letters, digits, _ ? ! -"
             self.source.error("BT016", form.start, message)
         return str(form.value)
 
@@ -556,7 +556,7 @@ class _Tree:
         if "id" in found:
             one = str(found["id"].constant)
             if one in self.ids:
-                message = f'another node has the id "{short(one)}"'
+                message = f"another node has the id {quoted(one)}"
                 self.source.error("BT015", found["id"].at, message)
             self.ids.add(one)
         return found

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gateway.control.expressions import ExpressionScope
 from gateway.control.trees.reader import TreeProblem
-from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import meant, quoted
 
 # Of each simple type: what it is in Python, and the default of a key that is declared without one.
 _SIMPLE: Mapping[str, tuple[type | tuple[type, ...], object]] = {
@@ -78,7 +78,7 @@ def read_type(text: str, models: Mapping[str, type] | None = None) -> KeyType:
     found = UNKNOWN if word == "option" else _named(word, models)
     for name in reversed(outer):
         if name not in _WRAPPING:
-            raise BadType(f'"{short(name)}" takes no other type; only list and option do')
+            raise BadType(f"{quoted(name)} takes no other type; only list and option do")
         found = KeyType(name, found)
     return found
 
@@ -90,7 +90,7 @@ def _named(word: str, models: Mapping[str, type] | None) -> KeyType:
     if word in _SIMPLE:
         return KeyType(word)
     names = (*_SIMPLE, "option", *(f"model:{model}" for model in models or ("NAME",)))
-    raise BadType(f'unknown type "{short(word)}"{meant(word, names)}; types: {", ".join(names)}')
+    raise BadType(f"unknown type {quoted(word)}{meant(word, names)}; types: {', '.join(names)}")
 
 
 def type_of(value: object) -> KeyType:

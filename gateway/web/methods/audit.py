@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
+from gateway.api.errors import Forbidden
 from gateway.domain.events import AuditEntry
 from gateway.domain.ports import Audit
 from gateway.web.given import Place, Whole
 from gateway.web.published.money import AuditPage, AuditRow, AuditVerdict
-from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import stamp
 

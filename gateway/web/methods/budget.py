@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.budgets import Budgets, RecordQuery, Resync, Scope, day_of
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock, Ledger
@@ -27,7 +28,6 @@ from gateway.web.published.money import (
     SpendingRecord,
 )
 from gateway.web.published.operations import Answer, Described, Header, Operation
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import budget, token_record

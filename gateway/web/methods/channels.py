@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.errors import Forbidden
 from gateway.domain.channels import ChannelStatus, FlowProgress
 from gateway.domain.errors import Conflict
 from gateway.domain.inbox import HeardMessage
@@ -21,7 +22,6 @@ from gateway.web.published.channels import (
     LetterSettled,
     UnreadMessage,
 )
-from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import stamp, stamp_or_none
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.agents import address_in
 from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.ids import NodeId, SessionKey
@@ -22,7 +23,6 @@ from gateway.web.given import WHOLE, Whole
 from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
 from gateway.web.published.conversations import HistoryPage
 from gateway.web.published.runs import Aborted, Resumed, Sent
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Call, Method, Peer
 from gateway.web.shapes import TOLD, message
 
@@ -111,9 +111,9 @@ class ChatMethods:
         if inbound.context_id is not None:
             node = await self.front.node(route.session_key, inbound.context_id)
             inbound = replace(inbound, context_id=node.id)
-        accepted = await self.front.reception.accept(inbound)
+        accepted = await self.front.intake.accept(inbound)
         if not accepted.duplicate:
-            run, peer = self.front.live.find(accepted.run_id), call.peer
+            run, peer = self.front.live.get(accepted.run_id), call.peer
             if run is not None:
                 call.after_answer.append(partial(follow, self.front, run, peer))
         return {

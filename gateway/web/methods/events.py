@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
+from gateway.api.errors import InvalidParams
 from gateway.control.notices import Bus
 from gateway.domain.events import KINDS, Event, kind_named
 from gateway.domain.ids import SessionKey
@@ -15,7 +16,6 @@ from gateway.web.identity import READS, Principal, may, sees_session
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
 from gateway.web.published.about import Happening, Subscribed
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method, Peer, did_you_mean
 from gateway.web.shapes import stamp
 

@@ -116,8 +116,8 @@ class InsightMethods:
         if may(call.principal, "read"):
             shown["budget"] = await self.budget()
             shown["sessions"] = await front.sessions.count_sessions()
-            shown["pending"] = front.reception.pending
-            shown["running"] = front.reception.lanes.working
+            shown["pending"] = front.intake.pending
+            shown["running"] = front.intake.lanes.working
             shown["memory"] = self.backlog()
             shown["mcp"] = [_mcp(one) for one in self.gate.foreign.statuses()]
             shown["pid"] = about.pid

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
+from gateway.api.errors import InvalidParams
 from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import (
@@ -35,7 +36,7 @@ from gateway.memory import wording as dates
 from gateway.memory.recall import MOST_HOPS, neighbours
 from gateway.memory.tool import Find, select
 from gateway.memory.wording import is_functional, kept_under
-from gateway.sessions.intake import Upkeep
+from gateway.sessions.intake import Front
 from gateway.web.identity import CHAT, READS, Principal, may, may_use, sees_session
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Key
@@ -48,7 +49,6 @@ from gateway.web.published.memory import (
     KnownFacts,
     MemoryFound,
 )
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import fact, recalled, source
 
@@ -150,7 +150,7 @@ class MemoryMethods:
     ids: Ids
     settled: Callable[[SessionKey], Awaitable[None]]
     shared: Set[AgentId] = frozenset()
-    upkeep: Upkeep | None = None  # erases whole conversations
+    front: Front | None = None  # erases whole conversations
 
     def all(self) -> Sequence[Method]:
         return (
@@ -236,13 +236,9 @@ class MemoryMethods:
     async def _erased(self, what: Erasure, params: Forget) -> Erased | None:
         """With all that was said there; None if nothing was ever said."""
         key = what.session_key
-        if (
-            self.upkeep is None
-            or key is None
-            or await self.upkeep.sessions.find_session(key) is None
-        ):
+        if self.front is None or key is None or await self.front.sessions.find_session(key) is None:
             return None
-        return await self.upkeep.erase(key, by=what.by, dry_run=params.dry_run)
+        return await self.front.erase(key, by=what.by, dry_run=params.dry_run)
 
     async def add(self, call: Call, params: Add) -> KnownFacts:
         """Adds facts."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.channels import Approvals, Pairing
 from gateway.web.given import Whole
 from gateway.web.methods.chat import Text
 from gateway.web.published.channels import Paired, PairingList, PairingRevoked
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import stamp
 

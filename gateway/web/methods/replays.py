@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from gateway.api.errors import Forbidden
 from gateway.domain.errors import Conflict
 from gateway.sessions.intake import Front
 from gateway.sessions.journal import Difference
@@ -13,7 +14,6 @@ from gateway.sessions.runs import LiveRun
 from gateway.web.identity import READS, may
 from gateway.web.methods.chat import Text, find_run
 from gateway.web.published.runs import Divergence, RunReplay
-from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method
 
 

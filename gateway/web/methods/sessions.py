@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
@@ -25,7 +26,6 @@ from gateway.web.published.conversations import (
     SessionTree,
 )
 from gateway.web.published.operations import Answer, Described, Operation
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import session, tree_node

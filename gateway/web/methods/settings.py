@@ -6,6 +6,7 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from gateway.api.errors import InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import encode_part
 from gateway.domain.sessions import Choosable, UserSettings, problem_with
@@ -13,7 +14,6 @@ from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import CHAT, Principal, may
 from gateway.web.methods.chat import Text
 from gateway.web.published.about import Settings
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from gateway.api.errors import InvalidParams
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, NodeStatus, ToolCall, ToolResult
@@ -26,7 +27,6 @@ from gateway.web.published.conversations import (
     Labelled,
     OracleExport,
 )
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 
 MOST_AT_ONCE = 500  # messages
@@ -102,14 +102,14 @@ class UpkeepMethods:
     async def create(self, call: Call, params: Get) -> Created:
         """Begins a new tree; what was said before stays."""
         key = self._own_place(call.principal, params.session_key)
-        await self.front.upkeep.begin(key)
+        await self.front.start_over(key)
         return {"session_key": str(key), "head": None}
 
     async def label(self, call: Call, params: Label) -> Labelled:
         """Gives a message a name, or takes it away."""
         key = _own(call.principal, params.session_key)
         node = await self.front.node(key, params.node_id)
-        await self.front.upkeep.sessions.label_node(key, node.id, params.label)
+        await self.front.sessions.label_node(key, node.id, params.label)
         return {"node_id": node.id, "label": params.label}
 
     async def checkpoint(self, call: Call, params: Checkpoint) -> Checkpointed:
@@ -118,7 +118,7 @@ class UpkeepMethods:
         record = await self.front.sessions.find_session(key)
         head = None if record is None else record.head
         node = await self.front.node(key, params.node_id or head or "")
-        await self.front.upkeep.sessions.checkpoint(key, node.id, is_kept=params.checkpoint)
+        await self.front.sessions.checkpoint(key, node.id, is_kept=params.checkpoint)
         return {"node_id": node.id, "label": node.label, "checkpoint": params.checkpoint}
 
     async def close(self, call: Call, params: Get) -> Closed:
@@ -133,10 +133,10 @@ class UpkeepMethods:
         if (params.messages is None) == (params.context is None):
             raise InvalidParams("give either messages or context")
         if params.messages is not None:
-            taken = await self.front.upkeep.take_in(key, _nodes(params.messages))
+            taken = await self.front.import_nodes(key, _nodes(params.messages))
         else:
             assert params.context is not None
-            taken = await self.front.upkeep.take_in(key, _nodes_of(params.context))
+            taken = await self.front.import_nodes(key, _nodes_of(params.context))
             if params.context.status == "closed":
                 await self.front.sessions.close_session(key)
         return {"session_key": str(key), "imported": taken.added, "head": taken.head}

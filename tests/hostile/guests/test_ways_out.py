@@ -12,7 +12,7 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, Secret, SessionKey
 from gateway.domain.plugins import HttpGrant, PluginSecret
 from gateway.domain.ports import PluginSpace, ToolScope
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
 from gateway.sandbox.plugins import Loaded
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.model_server import Asked, Reply, scripted_server

@@ -11,8 +11,8 @@ from yarl import URL
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
-from gateway.outbound.asking import check_granted, read_url, to_url
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded, to_url
+from gateway.outbound.guard import check_granted, read_url
 from tests.fakes.lookup import ScriptedLookup
 from tests.hostile.urls.corpus import GRANTED, REFUSED
 from tests.outbound.guarded import a_secret, get, leave

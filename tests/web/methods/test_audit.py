@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from gateway.api.errors import Forbidden
 from gateway.domain.events import AuditEntry, Deed
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.audit import AuditMethods
-from gateway.web.refusals import Forbidden
 from tests.fakes.store import NOON, open_memory
 from tests.web.methods.calling import call
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.errors import Forbidden
 from gateway.domain.channels import ChannelStatus, FlowProgress
 from gateway.domain.errors import NotFound
 from gateway.domain.inbox import HeardMessage, NewDelivery
@@ -14,7 +15,6 @@ from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.channels import LONGEST_TEXT, ChannelMethods
-from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Method
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, open_memory

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from pydantic_core import to_json
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound, NotOfProject
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
@@ -13,7 +14,6 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import PAGE_CHARACTERS, REPLAYED_AT_ONCE, ChatMethods
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import failure_of
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
@@ -85,7 +85,7 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
         for leave in tuple(peer.callbacks):
             leave()
         heard = len(peer.events)
-        run = stage.front.live.find(sent["run_id"])
+        run = stage.front.live.get(sent["run_id"])
         assert run is not None
         result = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
         await stage.lanes.rest()
@@ -239,7 +239,7 @@ async def test_what_was_told_beside_an_answer_is_in_the_history_and_no_model_see
     async with open_memory() as stores, staged(model, stores) as stage:
         first = await stage.say("hi")
         await anyio.wait_all_tasks_blocked()
-        run = stage.front.live.find(first)
+        run = stage.front.live.get(first)
         assert run is not None
         stage.front.abort(run, at_once=True)
         await stage.lanes.rest()

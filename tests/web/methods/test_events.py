@@ -9,13 +9,13 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from gateway.api.errors import InvalidParams
 from gateway.control.notices import Bus
 from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.events import Event
 from gateway.domain.ids import RunId, SessionKey
 from gateway.web.identity import Principal
 from gateway.web.methods.events import EventMethods
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method, run_all, validate
 from tests.web.methods.calling import FakePeer, call
 from tests.web.running import ALICE, BEARER, GUARDED, ask, hear, running

@@ -103,7 +103,7 @@ async def test_a_run_can_be_inspected_while_it_works_and_after() -> None:
         await stalling.reached.wait()
         stage.clock.move(3)
         live = await call(insight(stage), "run.inspect", run_id=run_id)
-        run = stage.front.live.find(run_id)
+        run = stage.front.live.get(run_id)
         assert run is not None
         stage.front.abort(run, at_once=True)
         await stage.lanes.rest()
@@ -131,9 +131,9 @@ async def test_a_run_that_nothing_has_driven_is_shown_with_the_same_fields() -> 
         await stalling.reached.wait()
         waiting = await stage.say("and hi")
         driven, queued = await shown(stage, first), await shown(stage, waiting)
-        unseen = stage.front.live.find(waiting)
+        unseen = stage.front.live.get(waiting)
         assert unseen is not None
-        stage.front.live.close(unseen.run_id)
+        del stage.front.live[unseen.run_id]
         stored = await shown(stage, waiting)
         stage.front.abort(unseen, at_once=True)
         await call_abort(stage, first)
@@ -257,7 +257,7 @@ async def test_how_long_something_took_does_not_follow_a_wall_clock_that_jumps()
 
 
 async def call_abort(stage: Stage, run_id: str) -> None:
-    run = stage.front.live.find(run_id)
+    run = stage.front.live.get(run_id)
     assert run is not None
     stage.front.abort(run, at_once=True)
     await stage.lanes.rest()

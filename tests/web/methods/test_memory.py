@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from anyio.lowlevel import checkpoint
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import ClaimRefused, Recalled, Whose
 from gateway.domain.ids import AgentId, SessionKey
@@ -14,7 +15,6 @@ from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
 from gateway.web.identity import Principal
 from gateway.web.methods.memory import MemoryMethods
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.find import FakeFind

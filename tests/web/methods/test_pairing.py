@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.channels.adapters import Sender
 from gateway.channels.pairing import PairingBook
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.pairing import PairMethods
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import failure_of
 from tests.channels.people import a_book, ask
 from tests.fakes.clock import FakeClock

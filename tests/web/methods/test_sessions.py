@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
 from gateway.web.identity import Principal
 from gateway.web.methods.sessions import SessionMethods
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import http

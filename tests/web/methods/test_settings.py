@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.errors import InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import USER_LIMITS, Choosable
@@ -13,7 +14,6 @@ from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import OwnLimits
 from gateway.web.methods.settings import SettingsMethods
-from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Method
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, encode

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.sessions import ImportRefused
 from gateway.web.identity import Principal
@@ -11,7 +12,6 @@ from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.memory import MemoryMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.upkeep import UpkeepMethods
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds
 from tests.fakes.find import FakeFind
@@ -220,7 +220,7 @@ async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await told(stage, "one")
         asked = (stores.facts, FakeFind(), stage.clock, CountingIds(), ready)
-        made = MemoryMethods(*asked, upkeep=stage.front.upkeep).all()
+        made = MemoryMethods(*asked, front=stage.front).all()
         memory = {method.name: method for method in made}
 
         would = await call(memory, "memory.forget", session_key=KEY)

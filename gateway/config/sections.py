@@ -1,0 +1,404 @@
+"""Reads TOML tables into values: a section is a dataclass, and its fields say what they take."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from datetime import date, time
+from functools import cache
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
+
+from gateway.config.capabilities import FORMS as CAPABILITY_FORMS
+from gateway.config.capabilities import BadCapability, parse_capability
+from gateway.config.problems import Code, Finding, KeyPath, dotted
+from gateway.config.secrets import MASK, is_sensitive
+from gateway.config.values import ActionKeys, GatewayConfig, Plain, SecretKeys
+from gateway.domain.budgets import Limit
+from gateway.domain.events import Action
+from gateway.domain.ids import Secret
+from gateway.domain.model import base_url_problem
+from gateway.domain.plugins import Capability, PluginSecret
+from gateway.domain.settings import NEEDED, Setting
+from gateway.domain.text import choose, nearest, quoted
+
+MOST = 1_000  # findings: whoever has more wrote no configuration
+DEEPEST = 40  # of tables in tables
+PLACEHOLDER = "placeholder"  # for a needed text that is missing or wrong
+ROOT = Setting("The configuration of exogate.")
+_WRONG = object()  # what stands for a value that was reported
+# Values that are written in another way, and the key that a plain text or number stands for.
+AS_WRITTEN: Mapping[Any, type] = {PluginSecret: SecretKeys, Action: ActionKeys}
+SHORT: Mapping[type, str] = {Limit: "tokens", SecretKeys: "value"}
+
+PLUGIN_NAME = r"^[a-z0-9][a-z0-9-]*(_[a-z0-9-]+)*$"  # a tool is called PLUGIN__TOOL
+PATTERNS: Mapping[str, str] = {
+    "text": r"^[\s\S]+$",
+    "any": r"^[\s\S]*$",
+    "path": r"^[^\x00-\x1f\x7f]+$",
+    "id": r"^[A-Za-z0-9-]{1,64}$",
+    "subagent": r"^[A-Za-z0-9-]{1,55}$",  # its tool is called delegate_NAME
+    "plugin": rf"^(?=.{{1,32}}$){PLUGIN_NAME}",
+    "provider": r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+    "token": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    "header": r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$",
+    "secret": r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$",
+    "state": r"^[a-z][a-z0-9_]{0,63}$",
+    "sha256": r"^[0-9A-Fa-f]{64}$",
+}
+_HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
+_ORIGIN = r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
+
+
+def _host(text: str) -> str:
+    if not re.fullmatch(_HOST, text) or text.replace(".", "").isdigit():
+        ip_address(text)
+    return text
+
+
+def origin(text: str) -> str:
+    """As a browser sends it. Raises ValueError."""
+    found = re.fullmatch(_ORIGIN, text.lower())
+    if found is None or int(found[3] or 0) > 65_535:
+        raise ValueError("this is not scheme://host[:port]")
+    scheme, host, port = found.groups()
+    is_usual = port in {None, {"http": "80", "https": "443"}[scheme]}
+    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
+
+
+def _url(text: str) -> str:
+    problem = base_url_problem(text) if text.isprintable() else "holds a control character"
+    if problem:
+        raise ValueError(f"this address {problem}")
+    return text.rstrip("/")
+
+
+# What makes a text of the right form the one that counts; raises ValueError for another.
+_NORMAL: Mapping[str, Callable[[str], str]] = {
+    "host": _host,
+    "origin": origin,
+    "network": lambda text: str(ip_network(text, strict=False)),
+    "url": _url,
+    "sha256": str.lower,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a section, and the field that it fills. `kind` is the field's type without None."""
+
+    name: str
+    field: str
+    kind: Any
+    setting: Setting
+    default: Any
+
+    @property
+    def is_needed(self) -> bool:
+        return self.default is NEEDED
+
+
+@cache
+def keys_of(section: type) -> Mapping[str, Key]:
+    """The keys of a section by name, in order."""
+    hints = get_type_hints(section, include_extras=True)
+    found: dict[str, Key] = {}
+    for one in fields(section):
+        hint, setting = hints[one.name], one.metadata.get("setting")
+        if get_origin(hint) is Annotated:
+            hint, setting = get_args(hint)
+        if setting is None:
+            continue
+        default = setting.usual
+        if default is NEEDED and one.default_factory is not MISSING:
+            default = one.default_factory()
+        elif default is NEEDED and one.default is not MISSING:
+            default = one.default
+        name = setting.key or one.name
+        found[name] = Key(name, one.name, _plain_kind(hint), setting, default)
+    return MappingProxyType(found)
+
+
+def _plain_kind(hint: Any) -> Any:
+    inner = [one for one in get_args(hint) if one is not NoneType]
+    if NoneType in get_args(hint) and len(inner) == 1:
+        hint = inner[0]
+    hint = hint.__supertype__ if isinstance(hint, NewType) else hint
+    return AS_WRITTEN.get(hint, hint)
+
+
+def element_of(kind: Any) -> Any:
+    """What a list or a table of the operator's own names holds; None for what is neither."""
+    if get_origin(kind) not in {tuple, frozenset, Mapping}:
+        return None
+    return _plain_kind(get_args(kind)[1 if get_origin(kind) is Mapping else 0])
+
+
+def is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind) and kind is not Secret
+
+
+def section_at(path: KeyPath) -> tuple[type | None, Key | None]:
+    """The section that a path leads to or into, and its last key; None for what is not known."""
+    section: type | None = GatewayConfig
+    key: Key | None = None
+    parts = iter(path)
+    for part in parts:
+        key = keys_of(section).get(str(part)) if section else None
+        if key is None:
+            return None, None
+        kind = key.kind
+        if (element := element_of(kind)) is not None:
+            kind = element
+            next(parts, None)  # a position, or a name of the operator's own
+        section = kind if is_section(kind) else None
+    return section, key
+
+
+def described(path: KeyPath) -> str:
+    """What a key is for, or the section that it stands in."""
+    keys = (section_at(path[:length])[1] for length in range(len(path), 0, -1))
+    return next((key.setting.help for key in keys if key), "")
+
+
+class SectionReader:
+    """Reads sections; what is wrong is gathered in `findings`, and left out of the values."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.left_out = 0
+        self.usual: dict[
+            type, object
+        ] = {}  # sections whose defaults depend on the rest of the file
+
+    def wrong(self, code: Code, path: KeyPath, message: str, fix: str, at: Any = "value") -> object:
+        self.findings.append(Finding(code, path, message[:200], fix, at))
+        return _WRONG
+
+    def section(
+        self, kind: type, table: object, path: KeyPath, base: object = None, about: Setting = ROOT
+    ) -> Any:
+        """A section with what the table gives; what is absent is as `base` has it. `about`: the
+        setting of the key that the section is the value of."""
+        keys, needs, only = keys_of(kind), about.needs, about.only
+        is_table = isinstance(table, dict)
+        if not isinstance(table, dict):
+            self._wrong_type(path, table, "a table")
+            table = {}
+        elif len(path) > DEEPEST:
+            self.wrong(Code.MALFORMED, path[:8], "this is nested too deeply", "flatten it")
+            table = {}
+        known = [name for name in keys if not only or name in only]
+        for name in table.keys() - set(known):
+            self._unknown((*path, name), known)
+        base = self.usual.get(kind, base)
+        values: dict[str, Any] = {"name": str(path[-1])} if _is_named(kind) else {}
+        for name in known:
+            key, value = keys[name], _WRONG
+            if name in table:
+                default = getattr(base, key.field) if base else key.default
+                value = self.value(key.kind, table[name], (*path, name), key.setting, default)
+            elif is_table and (name in needs or (key.is_needed and base is None)):
+                self._missing((*path, name), name)
+            if value is not _WRONG:
+                values[key.field] = value
+        for key in keys.values():
+            if key.field not in values and base is None:
+                values[key.field] = _placeholder(key.kind) if key.is_needed else key.default
+        return kind(**{**_values_of(base), **values})
+
+    def value(
+        self, kind: Any, raw: object, path: KeyPath, about: Setting, default: object = None
+    ) -> Any:
+        """The value of a key, or a sign that it was wrong."""
+        if is_section(kind):
+            if kind in SHORT and not isinstance(raw, dict):
+                return self._short(kind, raw, path)
+            base = default if isinstance(default, kind) else None
+            return self.section(kind, raw, path, base, about)
+        if about.by_name or get_origin(kind) is Mapping:
+            return self._by_name(kind, raw, path, about)
+        if get_origin(kind) in {tuple, frozenset}:
+            return self._list(kind, raw, path, about)
+        return self._leaf(kind, raw, path, about)
+
+    def _short(self, kind: type, raw: object, path: KeyPath) -> Any:
+        """A section of which only the most important key is written."""
+        key = keys_of(kind)[SHORT[kind]]
+        value = self.value(key.kind, raw, path, key.setting)
+        name = {"name": str(path[-1])} if _is_named(kind) else {}
+        return value if value is _WRONG else kind(**name, **{key.field: value})
+
+    def _list(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
+        if not isinstance(raw, list):
+            return self._wrong_type(path, raw, "a list")
+        if about.least is not None and len(raw) < about.least:
+            return self.wrong(Code.MALFORMED, path, "this list is empty", about.help)
+        element = element_of(kind)
+        values = [self.value(element, one, (*path, at), about) for at, one in enumerate(raw)]
+        return _WRONG if _WRONG in values else get_origin(kind)(values)
+
+    def _by_name(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
+        if not isinstance(raw, dict):
+            return self._wrong_type(path, raw, "a table")
+        element, found = element_of(kind), {}
+        for name, one in raw.items():
+            where = (*path, name)
+            if not re.match(PATTERNS[about.names], name) or name.endswith("\n"):
+                message = f"{quoted(name)} is not a name that can stand here"
+                self.wrong(Code.MALFORMED, where, message, about.help, "key")
+            elif (value := self.value(element, one, where, about)) is not _WRONG:
+                found[name] = value
+        return tuple(found.values()) if about.by_name else found
+
+    def _leaf(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
+        if kind is object:
+            return raw
+        if get_origin(kind) is Literal or (about.words and isinstance(raw, str)):
+            choices = get_args(kind) or tuple(about.words)
+            if raw in choices and not isinstance(raw, bool):
+                return about.words.get(str(raw), raw)
+            names = [str(one) for one in choices]
+            fix = choose(raw if isinstance(raw, str) else "", names)
+            return self.wrong(
+                Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not a choice here", fix
+            )
+        if kind == Plain:
+            kind = type(raw) if isinstance(raw, Plain) else str
+        if kind is bool:
+            return raw if isinstance(raw, bool) else self._wrong_type(path, raw, "true or false")
+        if kind in {int, float}:
+            return self._number(kind, raw, path, about)
+        return self._text(kind, raw, path, about)
+
+    def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
+        is_whole = kind is int and about.scale == 1
+        if isinstance(raw, bool) or not isinstance(raw, int if is_whole else int | float):
+            return self._wrong_type(path, raw, "a whole number" if is_whole else "a number")
+        if isinstance(raw, float) and not math.isfinite(raw):
+            return self._wrong_type(path, raw, "a finite number")
+        least, most, above = about.least, about.most, about.above
+        if least is not None and raw < least:
+            beyond = f"at least {least}"
+        elif above is not None and raw <= above:
+            beyond = f"more than {above}"
+        elif raw > (most := 1e300 if most is None else most):
+            beyond = f"at most {most}"
+        else:
+            return round(raw * about.scale) if about.scale > 1 else kind(raw)
+        message = f"{shown(path, raw)} is out of range: it should be {beyond}"
+        return self.wrong(Code.OUT_OF_RANGE, path, message, about.help)
+
+    def _text(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
+        if not isinstance(raw, str):
+            return self._wrong_type(path, raw, "a text")
+        if kind == Capability:
+            return self._capability(raw, path)
+        if raw == "" and about.form != "any":
+            return self.wrong(Code.MALFORMED, path, '"" should not be empty', about.help)
+        if not re.match(PATTERNS.get(about.form, ""), raw) or (
+            raw.endswith("\n") and about.form not in {"any", "text"}
+        ):
+            message = f"{shown(path, raw)} has not the right form"
+            return self.wrong(Code.MALFORMED, path, message, about.help)
+        try:
+            text = _NORMAL.get(about.form, str)(raw)
+        except ValueError as error:
+            message = str(error)
+            return self.wrong(Code.MALFORMED, path, message, about.help)
+        return kind(text) if kind in {Secret, Path} else text
+
+    def _capability(self, raw: str, path: KeyPath) -> Any:
+        try:
+            return parse_capability(raw)
+        except BadCapability as error:
+            problem, fix = what_to_write(error)
+            return self.wrong(Code.MALFORMED, path, f"capability {quoted(raw)} {problem}", fix)
+
+    def _missing(self, path: KeyPath, name: str) -> None:
+        self.wrong(Code.MISSING, path, f'"{name}" is missing', f"add {name} = ...", "table")
+
+    def _unknown(self, path: KeyPath, known: list[str]) -> None:
+        if len(self.findings) >= MOST:
+            self.left_out += 1
+            return
+        key = str(path[-1])
+        fix = f"remove it; known here: {', '.join(known)}"
+        if near := nearest(key, known):
+            fix = f'did you mean "{near}"?'
+        elif elsewhere := sections_with(key):
+            fix = f"it belongs into {' or '.join(elsewhere)}"
+        self.wrong(Code.UNKNOWN_KEY, path, f"unknown key {quoted(key)}", fix, "key")
+
+    def _wrong_type(self, path: KeyPath, raw: object, wanted: str) -> object:
+        section = dotted(tuple(part for part in path if isinstance(part, str)))
+        fix = described(path)
+        match wanted, raw:
+            case "a list", dict():
+                fix = f"write [[{section}]] with two brackets, once for each"
+            case "a table", list():
+                fix = f"write [{section}] with one bracket; there is only one"
+            case "a text", bool() | int() | float() | date() | time():
+                fix = f"put it into quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
+            case "a whole number" | "a number" | "true or false", str():
+                fix = "write it without quotes"
+        return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
+
+
+def _is_named(kind: type) -> bool:
+    return "name" in kind.__annotations__ and "name" not in keys_of(kind)
+
+
+def _values_of(base: object) -> dict[str, Any]:
+    return {} if base is None else {one.name: getattr(base, one.name) for one in fields(base)}  # type: ignore[arg-type]  # a section
+
+
+def _placeholder(kind: Any) -> Any:
+    if get_origin(kind) is tuple:
+        return ()
+    return 0.0 if kind is float else kind(PLACEHOLDER) if kind in {Secret, Path} else PLACEHOLDER
+
+
+@cache
+def sections_with(key: str) -> tuple[str, ...]:
+    """Sections at the top that have this key: it may only stand at the wrong place."""
+    found = []
+    for name, one in keys_of(GatewayConfig).items():
+        element = element_of(one.kind)
+        section = one.kind if element is None else element
+        is_by_name = one.setting.by_name or get_origin(one.kind) is Mapping
+        if is_section(section) and key in keys_of(section) and not is_by_name:
+            found.append(f"[{name}]" if element is None else f"[[{name}]]")
+    return tuple(sorted(found, key=lambda text: text.startswith("[[")))
+
+
+def what_to_write(error: BadCapability) -> tuple[str, str]:
+    """What is wrong with a capability, and the fix."""
+    problem, _, fix = re.sub("[;:] write ", "\n", error.problem, count=1).partition("\n")
+    return problem, f"write {fix[:200] or CAPABILITY_FORMS}"
+
+
+def shown(path: KeyPath, value: object) -> str:
+    """A value inside a message: short, and never a secret."""
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    if is_sensitive(path):
+        return MASK
+    return quoted(value) if isinstance(value, str) else _plain(value)
+
+
+def _plain(value: object) -> str:
+    """As TOML writes it; a number that is too long to print is only called so."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a very large number"
+    return str(value)[:60]
+
+
+def keys_at(path: KeyPath) -> tuple[str, ...]:
+    """The keys of the section that a path leads to."""
+    section, key = section_at(path)
+    return tuple(keys_of(section)) if section and key else ()

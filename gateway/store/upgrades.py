@@ -1,0 +1,299 @@
+"""What earlier versions kept otherwise: how it is taken over by the newest tables."""
+
+import re
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from gateway.domain.agents import OWN_CHANNELS, key_peer
+from gateway.domain.errors import BadSessionKey
+from gateway.domain.ids import SessionKey, decode_part, encode_part
+from gateway.domain.journal import pack_text
+
+# Tables that were made anew, each with a column that shows the newer one.
+_REPLACED = {"journal": "part", "delivery": "arrived"}
+
+
+def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Sequence[str]:
+    """Renames tables that were made anew and columns that have another name. Returns the tables."""
+    if ("run", "token_limit") in there:  # more than one number now, as JSON
+        db.execute("ALTER TABLE run RENAME COLUMN token_limit TO limits")
+        db.execute(_LIMITS)
+    names = {table for table, _ in there}
+    old = [one for one, new in _REPLACED.items() if one in names and (one, new) not in there]
+    for table in old:
+        db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+    return old
+
+
+def take_over(db: sqlite3.Connection, replaced: Sequence[str]) -> None:
+    """Fills the newest tables from those that were set aside."""
+    if "delivery" in replaced:
+        columns = ", ".join(
+            name for (name,) in db.execute("SELECT name FROM pragma_table_info('old_delivery')")
+        )
+        db.execute(f"INSERT INTO delivery ({columns}) SELECT {columns} FROM old_delivery")
+    if "journal" in replaced:
+        _move_journals(db)
+    for table in replaced:
+        db.execute(f"DROP TABLE old_{table}")
+    # What earlier versions wrote of runs that have ended stays in their rows until it is swept.
+    db.execute("UPDATE run SET has_journal = 1 WHERE log IS NOT NULL")
+    db.execute("DROP INDEX IF EXISTS run_with_log")
+
+
+_LIMITS = """
+UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT NULL
+"""
+
+
+# --- journals ------------------------------------------------------------------------------------
+def _move_journals(db: sqlite3.Connection) -> None:
+    """The notes of runs that had not ended become the first part of their journals."""
+    for run_id, notes in groupby(db.execute(_NOTES).fetchall(), itemgetter(0)):
+        entries = [_entry(step, kind, from_json(payload)) for _, step, kind, payload in notes]
+        data = pack_text([to_json(["attempt", 1, [run_id]]), *map(to_json, entries)])
+        db.execute("INSERT INTO journal (run_id, part, data) VALUES (?, 0, ?)", (run_id, data))
+
+
+_PART = re.compile(r"(?:@[^:]*:)+")
+
+
+def _entry(step: int, kind: str, value: Any) -> list[object]:
+    """A note's kind begins with the part of a run inside the run, if it is of one."""
+    steps = _PART.match(kind)
+    part = steps[0] if steps else ""
+    name, values = _grant(step, kind[len(part) :], value)
+    return ["sub", part, name, values] if part else [name, *values]
+
+
+def _grant(step: int, kind: str, value: Any) -> tuple[str, list[object]]:
+    what, _, id_ = kind.partition(":")
+    match what:
+        case "reply":
+            return "reply", [step, value]
+        case "begun":
+            return "begun", [step, id_]
+        case "said":
+            return "taken", [step, value["run_id"], value["text"]]
+        case _:
+            rest = {name: one for name, one in value.items() if name not in {"call_id", "name"}}
+            return "result", [id_, step, value["name"], "", rest]
+
+
+_NOTES = """
+SELECT j.run_id, j.step, j.kind, j.payload FROM old_journal j JOIN run r ON r.run_id = j.run_id
+WHERE r.finished_at IS NULL ORDER BY j.run_id, j.step, j.id
+"""
+
+
+# --- rooms ---------------------------------------------------------------------------------------
+BEFORE_ROOMS = 7  # the last version in which the rooms of channels had no keys of their own
+_AT = "\x01"  # before a name that waits for its new one: no key begins so
+
+# Where names of sessions stand; of each whether two rows of one name would be refused.
+_SESSIONS = (
+    ("session", "key", ""),
+    ("fact_group", "name", "kind = 'session'"),
+    ("spend", "name", "kind = 'session'"),
+    ("reservation", "session", ""),
+    ("token_record", "session", ""),
+    ("original", "session", ""),
+)
+
+
+def move_rooms(db: sqlite3.Connection) -> None:
+    """Within the transaction of its step. A session whose messages all came from a room becomes the
+    room's. One that a room and a direct chat had in common stays with the direct chat, whose words
+    must not be shown in the room; what waits for the room goes to a session of its own."""
+    kinds = {id_: (rooms, chats) for id_, rooms, chats in db.execute(_KINDS)}
+    moved: dict[str, str] = {}
+    shared: list[tuple[int, SessionKey]] = []
+    for id_, text in db.execute("SELECT id, key FROM session").fetchall():
+        if (key := _foreign(text)) is None:
+            continue
+        rooms, chats = kinds.get(id_, (0, 0))
+        peer = key_peer(key.peer, is_room=bool(rooms) and not chats)
+        if peer != key.peer:
+            moved[str(key)] = str(key._replace(peer=peer))
+        if rooms and chats:
+            shared.append((id_, key._replace(peer=key_peer(key.peer, is_room=True))))
+    _rename_people(db)
+    misread: dict[str, str] = {}  # names that would be read as something else from now on
+    for table, column, where in _SESSIONS:
+        misread |= _renamed(db, table, column, where)
+    if misread or moved:
+        _rename_sessions(db, {**misread, **moved})
+    for id_, room in shared:
+        _part(db, id_, room)
+
+
+def _foreign(text: str) -> SessionKey | None:
+    """Of a channel; None for principals' own, and for what is no key."""
+    try:
+        key = SessionKey.parse(text)
+    except BadSessionKey:
+        return None
+    return None if key.channel in OWN_CHANNELS else key
+
+
+def _part(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
+    """What waits for the room, in the order in which it came."""
+    runs = [row[0] for row in db.execute(_WAITING, (session,))]
+    if not runs:
+        return
+    (made,) = db.execute(
+        _MAKE, (str(room), room.agent, room.channel, room.account, room.peer, session)
+    ).fetchone()
+    for seq, run in enumerate(runs, 1):
+        db.execute("UPDATE run SET session = ?, seq = ? WHERE id = ?", (made, seq, run))
+
+
+# --- names ---------------------------------------------------------------------------------------
+def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dict[str, str]:
+    condition = " AND ".join(filter(None, (where, _LOOKS_MISREAD.format(column=column))))
+    found: dict[str, str] = {}
+    for (text,) in db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {condition}"):
+        key = _foreign(text)
+        if key is not None and (peer := key_peer(key.peer, is_room=False)) != key.peer:
+            found[text] = str(key._replace(peer=peer))
+    return found
+
+
+def _rename_sessions(db: sqlite3.Connection, moved: dict[str, str]) -> None:
+    for table, column, where in _SESSIONS:
+        _rename(db, table, column, moved, where)
+    db.executemany(
+        "UPDATE session SET peer = ? WHERE key = ?",
+        [(SessionKey.parse(new).peer, new) for new in moved.values()],
+    )
+    _forget_as(db, "session", moved)
+    db.executemany(_RENAME_SUMMARY, [(new, new) for new in moved.values()])
+    # As it stands at the beginning of each event of a run; in a text its quotes would be escaped.
+    named = {
+        one: f'"session_key":{to_json(one).decode()},"seq":' for one in (*moved, *moved.values())
+    }
+    db.executemany(_RENAME_EVENTS, [(named[old], named[new], new) for old, new in moved.items()])
+    _place_in_rooms(db, moved.values())
+
+
+def _rename(
+    db: sqlite3.Connection, table: str, column: str, moved: dict[str, str], where: str = ""
+) -> None:
+    """In two steps: a new name may be the old one of another."""
+    more = f"AND {where}" if where else ""
+    for names in (
+        [(_AT + new, old) for old, new in moved.items()],
+        [(new, _AT + new) for new in moved.values()],
+    ):
+        db.executemany(f"UPDATE {table} SET {column} = ? WHERE {column} = ? {more}", names)
+
+
+def _forget_as(db: sqlite3.Connection, kind: str, moved: dict[str, str]) -> None:
+    """What must not be learned again stays so; the old name's own entry harms nobody."""
+    names = [(kind, _digest(new), _digest(old), kind) for old, new in moved.items()]
+    db.executemany(_FORGET_AS, names)
+
+
+def _digest(name: str) -> str:
+    return sha256(name.encode()).hexdigest()
+
+
+def _place_in_rooms(db: sqlite3.Connection, rooms: Iterable[str]) -> None:
+    """Facts whose room had the name of whoever spoke had no place among a room's."""
+    for room in rooms:
+        for place, group in db.execute(_PLACELESS, (room,)).fetchall():
+            db.execute("UPDATE fact_group SET last = last + 1 WHERE id = ?", (group,))
+            (last,) = db.execute("SELECT last FROM fact_group WHERE id = ?", (group,)).fetchone()
+            there = (group << 32) + last
+            db.execute("UPDATE fact SET room_place = ? WHERE place = ?", (there, place))
+            db.execute(_COPY_WORDS, (there, place))
+
+
+def _rename_people(db: sqlite3.Connection) -> None:
+    """Those whose id reads like the peer of a room: their facts, stores, settings and notices."""
+    scopes = _renamed(db, "fact_group", "name", "kind = 'scope'")
+    _rename(db, "fact_group", "name", scopes, "kind = 'scope'")
+    _forget_as(db, "scope", scopes)
+    for table, column in (("settings", "user"), ("notice", "person")):
+        _rename(db, table, column, _people(db, f"SELECT DISTINCT {column} FROM {table}"))
+    owners = [bytes(row[0]).decode("utf-8", "replace") for row in db.execute(_OWNERS)]
+    renamed = {one: new for one in owners if (new := _person(one[1:])) is not None}
+    for old, new in renamed.items():
+        db.execute(_RENAME_OWNER, (f"@{_AT}{new}".encode(), old.encode()))
+    for new in renamed.values():
+        db.execute(_RENAME_OWNER, (f"@{new}".encode(), f"@{_AT}{new}".encode()))
+
+
+def _people(db: sqlite3.Connection, select: str) -> dict[str, str]:
+    people = [row[0] for row in db.execute(select)]
+    return {one: new for one in people if (new := _person(one)) is not None}
+
+
+def _person(text: str) -> str | None:
+    """The new name; None if it stays."""
+    try:
+        parts: Sequence[str] = [decode_part(part) for part in text.split(":")]
+    except BadSessionKey:
+        return None
+    if len(parts) != 3 or parts[0] in OWN_CHANNELS:
+        return None
+    peer = key_peer(parts[2], is_room=False)
+    new = ":".join(map(encode_part, (*parts[:2], peer)))
+    return None if new == text else new
+
+
+# Of a session whose messages no longer say where they came from: in a direct chat one person talks.
+_KINDS = """
+SELECT session, sum(is_group IS 1) OR (count(is_group) = 0 AND count(DISTINCT sender) > 1),
+       sum(is_group IS 0)
+FROM (SELECT session, sender,
+             CASE WHEN json_valid(whence) THEN json_extract(whence, '$.is_group') END AS is_group
+      FROM run WHERE channel NOT IN ('websocket', 'api'))
+GROUP BY session
+"""
+_WAITING = """
+SELECT id FROM run INDEXED BY run_unfinished
+WHERE session = ? AND finished_at IS NULL
+  AND CASE WHEN json_valid(whence) THEN json_extract(whence, '$.is_group') END ORDER BY id
+"""
+_MAKE = """
+INSERT INTO session (key, agent, channel, account, peer, created_at, updated_at)
+SELECT ?, ?, ?, ?, ?, created_at, (SELECT max(updated_at) + 1 FROM session)
+FROM session WHERE id = ? RETURNING id
+"""
+_LOOKS_MISREAD = (
+    "({column} LIKE '%:room\\%3A%' ESCAPE '\\' OR {column} LIKE '%:direct\\%3A%' ESCAPE '\\')"
+)
+_FORGET_AS = """
+INSERT INTO forgotten (kind, name, upto) SELECT ?, ?, upto FROM forgotten WHERE name = ? AND kind = ?
+ON CONFLICT (kind, name) DO UPDATE SET upto = max(upto, excluded.upto)
+"""
+# What a run says of itself once it has ended.
+_RENAME_EVENTS = """
+UPDATE run SET log = CAST(replace(CAST(log AS TEXT), ?, ?) AS BLOB)
+WHERE session = (SELECT id FROM session WHERE key = ?) AND log IS NOT NULL
+"""
+_RENAME_SUMMARY = """
+UPDATE run SET summary = json_set(summary, '$.session_key', ?)
+WHERE session = (SELECT id FROM session WHERE key = ?) AND json_valid(summary)
+  AND summary LIKE '{%"session_key"%'
+"""
+_PLACELESS = """
+SELECT f.place, f.session FROM fact f JOIN fact_group s ON s.id = f.session
+WHERE s.kind = 'session' AND s.name = ? AND f.room_place IS NULL
+  AND f.scope <> (SELECT coalesce(max(id), 0) FROM fact_group WHERE kind = 'scope' AND name = s.name)
+"""
+_COPY_WORDS = """
+INSERT INTO fact_words (rowid, words) SELECT ?, words FROM fact_words WHERE rowid = ?
+"""
+_OWNERS = """
+SELECT DISTINCT owner FROM plugin_space WHERE instr(owner, CAST(':room%3A' AS BLOB))
+   OR instr(owner, CAST(':direct%3A' AS BLOB))
+"""
+_RENAME_OWNER = "UPDATE plugin_space SET owner = ? WHERE owner = ?"

@@ -1,0 +1,579 @@
+"""A WebSocket on its transport: messages in, messages out, and how it ends."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import struct
+import termios
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from websockets.exceptions import InvalidState
+from websockets.frames import (  # type: ignore[attr-defined]  # the compiled apply_mask, if built
+    CloseCode,
+    Frame,
+    Opcode,
+    apply_mask,
+)
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+
+from gateway.web.settings import WebSettings
+from gateway.web.wire.lobby import Backlog, Lobby
+
+log = logging.getLogger(__name__)
+
+LAGGING = 4408
+TOO_LARGE = 4409
+TOO_MANY = 4429
+ROOM = "room"  # why a socket is not read
+SLOWEST = 10_000  # bytes a second that a reader may take before it answers a ping
+MOST_GATHERED = 65_536
+_SLICE = 8_192  # what the parser is fed at once: a burst of tiny frames must not hold the loop
+_HEAD = 6  # of a short masked frame
+_LONG_HEAD = 8
+
+
+class Listener(Protocol):
+    """Receives the messages of a socket. Its methods must not wait."""
+
+    def message(self, data: bytes) -> None:
+        """A complete text message, not yet decoded."""
+        ...
+
+    def roomy(self) -> None:
+        """The send queue has room again."""
+        ...
+
+    def ended(self) -> None:
+        """The socket closes. It is called once; nothing can be sent any more."""
+        ...
+
+
+class FrameOwner(Protocol):
+    def close(self, code: int, reason: str = "") -> None: ...
+
+    def answer_pings(self, pongs: bytes) -> None: ...
+
+    def parted(self, *, by_peer: bool) -> None:
+        """The peer closed the socket or broke the protocol. The parser's answer is still to be sent."""
+        ...
+
+
+class FrameParser(ServerProtocol):
+    """The library's parser. `at_edge`: the next byte begins a frame."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(state=OPEN, max_size=max_size, logger=log)
+        self.at_edge = True
+
+    def recv_frame(self, frame: Frame) -> None:
+        super().recv_frame(frame)
+        self.at_edge = not self.reader.buffer
+
+    def fail(self, code: CloseCode | int, reason: str = "") -> None:
+        super().fail(TOO_LARGE if code == CloseCode.MESSAGE_TOO_BIG else code, reason[:120])
+
+
+class FrameReader:
+    """Reads frames for its owner. `is_held`: bytes are kept for later. `is_over`: no message is delivered
+    any more, only the peer's close frame is read."""
+
+    __slots__ = (
+        "_fragments",
+        "_max_fragments",
+        "_owner",
+        "_unread",
+        "is_held",
+        "is_over",
+        "listener",
+        "parser",
+    )
+
+    def __init__(self, owner: FrameOwner, settings: WebSettings, max_frame: int) -> None:
+        self.parser = FrameParser(max_frame)
+        self.is_held = self.is_over = False
+        self._owner, self._max_fragments = owner, settings.max_fragments
+        self.listener: Listener | None = None
+        self._fragments: list[bytes] = []
+        self._unread = b""
+
+    def read(self, data: bytes = b"") -> None:
+        if self._unread:
+            data, self._unread = self._unread + data, b""
+        at, size = 0, len(data)
+        while at < size:
+            if self.is_held:
+                self._unread = data[at:]
+                return
+            if self.parser.at_edge and (end := self._read_plain(data, at)):
+                at = end
+                continue
+            piece = data[at : at + _SLICE]
+            at += len(piece)
+            self.parser.at_edge = False
+            self.parser.receive_data(piece)
+            self._take_events()
+
+    def _read_plain(self, data: bytes, at: int) -> int:
+        """Reads a whole short text frame without the parser: nearly every frame is one. Gives its
+        end, or 0 if the parser must look at it."""
+        if self.parser.current_size is not None or len(data) - at < _LONG_HEAD:
+            return 0
+        length, start = data[at + 1] - 0x80, at + _HEAD
+        if data[at] != 0x81 or not 0 <= length < 127:
+            return 0
+        if length == 126:
+            length, start = int.from_bytes(data[at + 2 : at + 4], "big"), at + _LONG_HEAD
+        end = start + length
+        if end > len(data) or length > (self.parser.max_message_size or 0):
+            return 0
+        if not self.is_over:
+            assert self.listener is not None, "bytes came before anybody listened"
+            self.listener.message(apply_mask(data[start:end], data[start - 4 : start]))
+        return end
+
+    def _take_events(self) -> None:
+        for frame in self.parser.events_received():
+            if isinstance(frame, Frame):
+                self._take(frame)
+        if self.parser.parser_exc is not None and not self.is_over:
+            self._owner.parted(by_peer=False)
+        if answers := self.parser.data_to_send():
+            self._owner.answer_pings(b"".join(answers))
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.CLOSE:
+            self._owner.parted(by_peer=True)
+        elif self.is_over:
+            return
+        elif frame.opcode is Opcode.BINARY:
+            self._owner.close(CloseCode.UNSUPPORTED_DATA, "text frames only")
+        elif frame.opcode in {Opcode.TEXT, Opcode.CONT}:
+            self._collect(frame)
+
+    def _collect(self, frame: Frame) -> None:
+        self._fragments.append(bytes(frame.data))
+        if frame.fin:
+            fragments, self._fragments = self._fragments, []
+            assert self.listener is not None, "bytes came before anybody listened"
+            self.listener.message(fragments[0] if len(fragments) == 1 else b"".join(fragments))
+        elif len(self._fragments) >= self._max_fragments:
+            self._fragments = []
+            self._owner.close(TOO_LARGE, "a message of too many fragments")
+
+
+class FrameWriter:
+    """Sends text messages as frames. Frames that are sent in one pass of the loop go out in one write.
+
+    Frames wait here only while the transport is full. With many waiting there is no room: `room_changed`
+    is called, and again once there is room. `lagging` is called for a peer that takes nothing for too
+    long, or of which too much waits that cannot be had later. It is never called from inside `push`: the
+    producer may be in the middle of its listeners."""
+
+    __slots__ = (
+        "_backlog",
+        "_batch",
+        "_batched_bytes",
+        "_is_shut",
+        "_lagging",
+        "_loop",
+        "_queue",
+        "_queued_bytes",
+        "_room_changed",
+        "_settings",
+        "_stall",
+        "_transport",
+        "has_room",
+        "is_full",
+        "written",
+    )
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        settings: WebSettings,
+        backlog: Backlog,
+        lagging: Callable[[], None],
+        room_changed: Callable[[], None],
+    ) -> None:
+        self._transport, self._settings, self._backlog = transport, settings, backlog
+        self._lagging, self._room_changed = lagging, room_changed
+        self._loop = asyncio.get_running_loop()
+        self._stall = StallTimer(self._loop, transport, settings.write_deadline_s, self._give_up)
+        self._batch: list[bytes] = []
+        self._batched_bytes = 0
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._is_shut = False  # the peer lags, or the socket closes: what is sent is dropped
+        self.is_full = False  # the transport
+        self.has_room = True
+        self.written = 0  # bytes given to the transport
+
+    def send(self, data: bytes, *, if_room: bool = False, is_frame: bool = False) -> bool:
+        """Sends a text message, or a frame of the parser, and never waits. The owner of a socket reads
+        no more requests while there is no room. With `if_room`, a message that can be had later is
+        refused then: False."""
+        if self._is_shut:
+            return True
+        if not is_frame:  # unmasked and whole, as a server sends it
+            size = len(data)
+            if size < 126:
+                data = b"\x81%c%b" % (size, data)
+            elif size < 65_536:
+                data = b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data)
+            else:
+                data = b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), data)
+        if not self.is_full:
+            if not self._batch:
+                self._loop.call_soon(self._flush)
+            self._batch.append(data)
+            self._batched_bytes += len(data)
+            if self._batched_bytes > MOST_GATHERED:
+                self._flush()
+        elif if_room and not self.has_room:
+            return False
+        else:
+            self._wait(data)
+        return True
+
+    def push(self, data: bytes) -> None:
+        """Sends what cannot be had later: it waits for the reader, within a bound."""
+        self.send(data)
+        limits, everywhere = self._settings, self._backlog.bytes
+        is_crowded = not self.has_room and everywhere > limits.push_queues_bytes
+        if is_crowded or self._queued_bytes > limits.push_queue_bytes:
+            self._give_up()
+
+    def _wait(self, frame: bytes) -> None:
+        self._queue.append(frame)
+        self._queued_bytes += len(frame)
+        self._backlog.bytes += len(frame)
+        if self.has_room and self._queued_bytes > self._settings.send_queue_bytes:
+            self.has_room = False
+            self._room_changed()
+
+    def _give_up(self) -> None:
+        if not self._is_shut:
+            self._is_shut = True
+            self._stall.stop()
+            self._loop.call_soon(self._lagging)
+
+    def _flush(self) -> None:
+        if self._batch:
+            gathered = b"".join(self._batch)
+            self._batch.clear()
+            self.written += self._batched_bytes
+            self._batched_bytes = 0
+            if not self._transport.is_closing():
+                self._transport.write(gathered)
+
+    def fill(self) -> None:
+        """The transport is full. Its own buffer counts too: one frame may have filled it."""
+        self.is_full = True
+        if self._is_shut:
+            return
+        if self._transport.get_write_buffer_size() > self._settings.push_queue_bytes:
+            self._give_up()
+        else:
+            self._stall.start()
+
+    def drain(self) -> None:
+        """Writes until the transport is full again, so that each stretch has a deadline."""
+        self.is_full = False
+        self._stall.stop()
+        self._flush()
+        while self._queue and not self.is_full:
+            frame = self._queue.popleft()
+            self._queued_bytes -= len(frame)
+            self._backlog.bytes -= len(frame)
+            self.written += len(frame)
+            self._transport.write(frame)
+        if not self.has_room and self._queued_bytes <= self._settings.send_queue_bytes // 2:
+            self.has_room = True
+            self._room_changed()
+
+    def end(self, last: bytes) -> None:
+        """Drops the queue, and sends `last` after the bytes that the transport holds."""
+        self._stall.stop()
+        self._flush()
+        self._backlog.bytes -= self._queued_bytes
+        self._queue.clear()
+        self._queued_bytes = 0
+        self.has_room = self._is_shut = True
+        if last and not self._transport.is_closing():
+            self._transport.write(last)
+
+
+class Wire(asyncio.Protocol):
+    """One WebSocket after its handshake."""
+
+    __slots__ = (
+        "_discarded",
+        "_holds",
+        "_in",
+        "_linger",
+        "_lobby",
+        "_pongs",
+        "_pulse",
+        "_roomy",
+        "_settings",
+        "_transport",
+        "out",
+    )
+
+    def __init__(
+        self, transport: asyncio.Transport, settings: WebSettings, lobby: Lobby, max_frame: int
+    ) -> None:
+        self._transport, self._settings, self._lobby = transport, settings, lobby
+        loop = asyncio.get_running_loop()
+        self._in = FrameReader(self, settings, max_frame)
+        self._holds: set[str] = set()
+        self._roomy = asyncio.Event()
+        lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
+        self.out = FrameWriter(transport, settings, lobby.backlog, lag, self._room_changed)
+        self._pulse = Pulse(self, self._in, self.out, settings.ping_interval_s)
+        self._linger = Timer(loop, transport.abort)
+        self._discarded = 0
+        self._pongs = 0  # bytes, while the transport took nothing
+
+    # what the owner of the socket may do
+
+    def listen(self, listener: Listener) -> None:
+        self._in.listener = listener
+
+    def trust(self) -> None:
+        """The peer has said who it is."""
+        self._lobby.know(self)
+
+    async def room(self) -> None:
+        """Returns once there is room, or the socket is closing."""
+        while not self._in.is_over and not self.out.has_room:
+            await self._roomy.wait()
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Sends a close frame. The peer has `close_linger_s` to answer it."""
+        if self._in.is_over:
+            return
+        with contextlib.suppress(InvalidState):  # the parser has said it already
+            self._in.parser.send_close(code, reason)
+        self._part()
+
+    def allow(self, max_frame: int) -> None:
+        """Sets the limit of size from the next message on."""
+        self._in.parser.max_message_size = max_frame
+
+    def hold(self, why: str) -> None:
+        """Stops reading until `go_on` is called for each reason."""
+        if self._in.is_over:
+            return
+        self._holds.add(why)
+        if not self._in.is_held:
+            self._in.is_held = True
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
+
+    def go_on(self, why: str) -> None:
+        self._holds.discard(why)
+        if not self._in.is_held or self._holds:
+            return
+        self._in.is_held = False
+        self._in.read()
+        if not self._in.is_held and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # what the server may do
+
+    def shutdown(self) -> None:
+        """The gateway restarts."""
+        self.close(CloseCode.SERVICE_RESTART, self._lobby.farewell())
+
+    @property
+    def is_known(self) -> bool:
+        return False  # whoever is known is no stranger any more: `trust`
+
+    def make_room(self) -> None:
+        self.close(TOO_MANY, "too many connections without a token: authenticate at once")
+
+    def cut(self) -> None:
+        self._transport.abort()
+
+    # what the transport says
+
+    def data_received(self, data: bytes) -> None:
+        self._pulse.heard = True
+        if self._in.is_over:
+            self._discarded += len(data)
+            if self._discarded > (self._in.parser.max_message_size or 0):
+                self._transport.abort()
+                return
+        self._in.read(data)
+
+    def answer_pings(self, pongs: bytes) -> None:
+        """Closes the socket of a peer that sends many pings and reads no pong."""
+        self._pongs = self._pongs + len(pongs) if self.out.is_full else 0
+        if self._pongs > self._settings.send_queue_bytes // 4:
+            self.close(LAGGING, "you read too slowly")
+        else:
+            self.out.send(pongs, is_frame=True)
+
+    def pause_writing(self) -> None:
+        self.out.fill()
+
+    def resume_writing(self) -> None:
+        self.out.drain()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._part()
+        self._linger.stop()
+        self._lobby.leave(self)
+
+    def _room_changed(self) -> None:
+        """Stops reading requests of a peer that reads its answers slowly."""
+        if not self.out.has_room:
+            self._roomy = asyncio.Event()
+            self.hold(ROOM)
+            return
+        self._roomy.set()
+        self.go_on(ROOM)
+        if self._in.listener is not None:
+            self._in.listener.roomy()
+
+    # how it ends
+
+    def parted(self, *, by_peer: bool) -> None:
+        self._part()
+        if by_peer:
+            self._transport.close()
+        elif not self._transport.is_closing():
+            self._transport.write_eof()  # its goodbye could not be read any more
+
+    def _part(self) -> None:
+        """Sends the last bytes, and tells the listener that the socket closes. Later calls do nothing."""
+        if self._in.is_over:
+            return
+        self._in.is_over = True
+        self._pulse.stop()
+        self.out.end(b"".join(self._in.parser.data_to_send()))
+        self._linger.start(self._settings.close_linger_s)
+        self._roomy.set()
+        self._holds.clear()
+        self.go_on(ROOM)
+        if self._in.listener is not None:
+            self._in.listener.ended()
+
+
+class Pulse:
+    """Pings a peer that was silent for a whole interval, and closes its socket if it stays silent: not
+    before it could have read the bytes in front of the ping. It pauses while the socket is not read or
+    not written."""
+
+    __slots__ = ("_in", "_interval_s", "_out", "_read", "_silent", "_timer", "_wire", "heard")
+
+    def __init__(
+        self, wire: Wire, incoming: FrameReader, out: FrameWriter, interval_s: float
+    ) -> None:
+        self._wire, self._in, self._out = wire, incoming, out
+        self._interval_s = interval_s
+        self._silent = 0  # intervals
+        self._read = 0  # bytes that had been written when the peer was heard last
+        self.heard = True
+        self._timer = Timer(asyncio.get_running_loop(), self._look)
+        self._timer.start(interval_s)
+
+    def stop(self) -> None:
+        self._timer.stop()
+
+    def _look(self) -> None:
+        if self.heard or self._in.is_held or self._out.is_full:
+            self._silent, self._read = 0, self._out.written
+        else:
+            self._silent += 1
+        if self._silent == 1:
+            self._in.parser.send_ping(b"exogate")
+            self._out.send(b"".join(self._in.parser.data_to_send()), is_frame=True)
+        unread_s = (self._out.written - self._read) / SLOWEST
+        if self._silent > 1 and (self._silent - 1) * self._interval_s > unread_s:
+            self._wire.close(CloseCode.INTERNAL_ERROR, "no sign of life")
+            return
+        self.heard = False
+        self._timer.start(self._interval_s)
+
+
+class Timer:
+    """At most one at a time: starting one that runs changes nothing."""
+
+    __slots__ = ("_call", "_handle", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._loop, self._call = loop, call
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        if self._handle is None:
+            self._handle = self._loop.call_later(seconds, self._ring)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._call()
+
+
+class StallTimer:
+    """Calls once a peer has taken nothing for so long of what is on its way to it. One that reads,
+    however slowly, is seen by what the buffers of the transport and of the kernel still hold."""
+
+    __slots__ = ("_call", "_handle", "_left", "_loop", "_looks", "_seconds", "_transport")
+
+    _LOOKS = 4  # within the time
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        seconds: float,
+        call: Callable[[], None],
+    ) -> None:
+        self._loop, self._transport, self._seconds, self._call = loop, transport, seconds, call
+        self._handle: asyncio.TimerHandle | None = None
+        self._left = self._looks = 0
+
+    def start(self) -> None:
+        """Changes nothing if it runs."""
+        if self._handle is None:
+            self._left, self._looks = _unsent(self._transport), 0
+            self._handle = self._loop.call_later(self._seconds / self._LOOKS, self._look)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _look(self) -> None:
+        self._handle = None
+        left = _unsent(self._transport)
+        self._looks = 0 if left < self._left else self._looks + 1
+        self._left = left
+        if self._looks >= self._LOOKS:
+            self._call()
+        else:
+            self._handle = self._loop.call_later(self._seconds / self._LOOKS, self._look)
+
+
+def _unsent(transport: asyncio.Transport) -> int:
+    """Bytes that the peer's machine has not taken; without those of the kernel where it keeps them
+    to itself."""
+    size: int = transport.get_write_buffer_size()
+    try:
+        number = transport.get_extra_info("socket").fileno()
+        queued = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError, AttributeError):
+        return size
+    return size + int(struct.unpack("i", queued)[0])

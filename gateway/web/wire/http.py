@@ -1,0 +1,454 @@
+"""An HTTP request while it arrives: uvicorn's parser callbacks, with limits on the head."""
+
+import asyncio
+import binascii
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+import httptools
+from httptools import HttpParserError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from websockets.utils import accept_key
+
+from gateway.api.errors import (
+    BodyTooLarge,
+    Full,
+    HeadTooLarge,
+    InvalidRequest,
+    NotUpgradable,
+    Stopping,
+    TargetTooLong,
+    TooManyOfAddress,
+    TooSlow,
+    VersionNotSupported,
+    delay_of,
+)
+from gateway.domain.errors import GatewayError
+from gateway.web.responses import error_body, error_headers, failure_of
+from gateway.web.settings import WebSettings
+from gateway.web.wire.frames import StallTimer, Timer, Wire
+from gateway.web.wire.guards import SECURITY_HEADERS
+from gateway.web.wire.lobby import Lobby
+from gateway.web.wire.visitors import parse_address
+
+_SLACK = 512  # what a head holds besides its target and headers: method, version, line ends
+_WEBSOCKET = b"websocket"
+_VERSIONS = frozenset({"1.0", "1.1"})
+_ALIEN = b" RTSP/"  # which the parser reads as well
+_UNREAD = "0.0"  # the parser has not come to the version
+
+
+class LimitedHttp(HttpToolsProtocol):
+    """Stops the parser at what is too much, too many or ambiguous; `refusal` says why.
+
+    `patience` runs while a head or a body is half here.
+    """
+
+    patience: Timer
+
+    def __init__(self, config: Config, settings: WebSettings, lobby: Lobby) -> None:
+        super().__init__(config, lobby.state, {})
+        self.settings = settings
+        self.refusal: GatewayError | None = None
+        self.in_head = self.in_body = False
+        self._begun = self._head_bytes = self._header_bytes = self._ignored_bytes = 0
+        self._trailers = self._unused_bytes = 0
+
+    @property
+    def is_head_endless(self) -> bool:
+        """A header that does not end is seen by its bytes: the parser reports whole ones. So is a
+        trailer, or what stands beside the size of a chunk."""
+        limits = self.settings
+        limit = limits.max_target_bytes + limits.max_header_bytes + _SLACK
+        if self.in_body:
+            return self._unused_bytes > limit
+        return self.in_head and self._head_bytes > limit
+
+    @property
+    def wants_websocket(self) -> bool:
+        return bool(self.parser.should_upgrade()) and self._get_upgrade() == _WEBSOCKET
+
+    def feed(self, data: bytes) -> None:
+        """Raises what the parser raises."""
+        clean, self._begun = not self.in_body, 0
+        if _ALIEN in data and clean and not self.in_head and _ALIEN in _first_line(data):
+            self.refusal = VersionNotSupported()
+            raise HttpParserError
+        self._unused_bytes += len(data)
+        self.parser.feed_data(data)
+        if clean and self._begun <= 1:  # else part of it belonged to an earlier request
+            self._head_bytes += len(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.in_head, self.in_body = True, False
+        self._begun += 1
+        self._head_bytes = self._header_bytes = self._ignored_bytes = 0
+        self._trailers = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self.settings.max_target_bytes:
+            self._stop(TargetTooLong(self.settings.max_target_bytes))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_body:
+            self._trailers += 1  # of a chunked body: counted and dropped, it is no header
+        else:
+            super().on_header(name, value)
+        self._header_bytes += len(name) + len(value) + 4
+        limits, number = self.settings, len(self.headers) + self._trailers
+        if number > limits.max_headers or self._header_bytes > limits.max_header_bytes:
+            self._stop(HeadTooLarge())
+
+    def on_headers_complete(self) -> None:
+        self.patience.stop()
+        self._unused_bytes = 0
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._stop(VersionNotSupported())
+        if problem := _ambiguity(self.url, self.headers):
+            self._stop(InvalidRequest(problem))
+        self.in_head = False
+        if self.wants_websocket:
+            return
+        super().on_headers_complete()
+        self.in_body = True
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # an upgrade we do not know leaves the parser used up
+
+    def on_body(self, body: bytes) -> None:
+        if self.wants_websocket:
+            return
+        super().on_body(body)
+        self._unused_bytes = 0
+        if self.cycle.response_complete:
+            self._ignored_bytes += len(body)
+            if self._ignored_bytes > self.settings.max_body_bytes:
+                self._stop(BodyTooLarge(self.settings.max_body_bytes))
+
+    def on_message_complete(self) -> None:
+        self.in_body = False
+        self.patience.stop()
+        if not self.wants_websocket:
+            super().on_message_complete()
+
+    def reason(self, error: Exception) -> GatewayError:
+        """Why the parser gave up."""
+        if self.refusal is not None:
+            return self.refusal
+        is_other = self.parser.get_http_version() not in {_UNREAD, *_VERSIONS}
+        if is_other or str(error) == "Invalid HTTP version":
+            return VersionNotSupported()
+        return InvalidRequest(f"not HTTP: {str(error)[:100]}")
+
+    def _stop(self, error: GatewayError) -> None:
+        self.refusal = error
+        raise error
+
+
+def _first_line(data: bytes) -> bytes:
+    return data.lstrip(b"\r\n").partition(b"\n")[0]
+
+
+def _ambiguity(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """What two servers could read in two ways is not read at all."""
+    hosts = [value for name, value in headers if name == b"host"]
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    lengths = [value for name, value in headers if name == b"content-length"]
+    if len(hosts) != 1 or not hosts[0].strip():
+        return "a request has exactly one Host header"
+    if len(lengths) + len(codings) > 1 or codings not in ([], [b"chunked"]):
+        return "the length of the body is ambiguous"
+    if not target.startswith(b"/"):
+        return "the request target must be a path"
+    return None
+
+
+def refusal(error: GatewayError) -> bytes:
+    """A whole HTTP answer that also ends the connection."""
+    body = error_body(error)
+    status = HTTPStatus(failure_of(error).status)
+    headers = [f"{name}: {value}" for name, value in error_headers(error).items()]
+    headers += [f"{name.decode()}: {value.decode()}" for name, value in SECURITY_HEADERS]
+    head = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *headers,
+    ]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+class Exchange:
+    """ASGI around the application, for one request."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app, self._cycle = app, cycle
+        self._is_open_ended = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"] == "1.0":
+            send = self._send_unchunked
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                raise  # not the end of the gateway: something that was awaited failed
+            self._cut_off()
+
+    async def _send_unchunked(self, message: Message) -> None:
+        """HTTP/1.0 knows no chunks: an answer of unknown length ends with its connection."""
+        cycle = self._cycle
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._is_open_ended = b"content-length" not in names
+            if self._is_open_ended:
+                cycle.chunked_encoding = False
+        elif self._is_open_ended:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)  # type: ignore[arg-type]  # Starlette's type for the same thing
+
+    def _cut_off(self) -> None:
+        """Says that it is over, in whatever way is still open; waits for nobody."""
+        cycle, transport = self._cycle, self._cycle.transport
+        if not (cycle.disconnected or cycle.response_complete or transport.is_closing()):
+            if not cycle.response_started:
+                transport.write(refusal(Stopping()))
+            elif cycle.chunked_encoding:
+                transport.write(b"0\r\n\r\n")
+            transport.close()
+        cycle.disconnected = True
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """One that is in order as such; `answer` accepts it."""
+
+    path: str
+    headers: Sequence[tuple[bytes, bytes]]
+    client: tuple[str, int] | None
+    server: tuple[str, int | None] | None
+    answer: bytes
+
+
+class Entrance(Protocol):
+    """A visitor who was let in, until there is a socket to talk by."""
+
+    @property
+    def max_frame(self) -> int: ...
+
+    def start(self, wire: Wire) -> None: ...
+
+
+class Door(Protocol):
+    def admit(self, handshake: Handshake) -> Entrance:
+        """Raises GatewayError: the handshake is refused with it."""
+        ...
+
+
+def accept(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The answer to a proper handshake. Raises NotUpgradable."""
+    given: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name.startswith(b"sec-websocket-") and name in given:
+            raise NotUpgradable(f"{name.decode('latin-1')} comes more than once")
+        given[name] = value
+    if method != b"GET" or version != "1.1":
+        raise NotUpgradable("a WebSocket begins with GET and HTTP/1.1")
+    if b"content-length" in given or b"transfer-encoding" in given:
+        raise NotUpgradable("a WebSocket handshake has no body")
+    if given.get(b"sec-websocket-version") != b"13":
+        raise NotUpgradable("Sec-WebSocket-Version must be 13")
+    key = given.get(b"sec-websocket-key", b"").strip()
+    if not _is_key(key):
+        raise NotUpgradable("Sec-WebSocket-Key must be 16 bytes in base64")
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+        b"sec-websocket-accept: %b\r\n\r\n" % accept_key(key.decode()).encode()
+    )
+
+
+def _is_key(key: bytes) -> bool:
+    try:
+        return len(b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        return False
+
+
+_LINGER_S = 1.0  # how long a refused peer may take to read why
+
+
+class GuardedHttp(LimitedHttp):
+    """One HTTP connection, until it ends or becomes a WebSocket."""
+
+    def __init__(self, config: Config, settings: WebSettings, lobby: Lobby, door: Door) -> None:
+        super().__init__(config, settings, lobby)
+        self._lobby, self._door = lobby, door
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
+        super().connection_made(transport)
+        self.patience = Timer(self.loop, self._lose_patience)
+        self._stall = StallTimer(  # an answer that nobody takes
+            self.loop, transport, self.settings.write_deadline_s, transport.abort
+        )
+        self._linger = Timer(self.loop, transport.abort)
+        self._late = Timer(self.loop, self._refuse_late)
+        peer = parse_address(str(self.client[0])) if self.client else None
+        self._proxy = peer if self._lobby.reception.is_trusted(peer) else None
+        has_seat = self._lobby.settle(self, None if self._proxy else peer)
+        if self._lobby.is_overrun or self._lobby.is_besieged(self):
+            transport.abort()
+        elif self._lobby.is_full or not has_seat:
+            self._refuse(Full() if has_seat else TooManyOfAddress())
+        else:
+            self.patience.start(self.settings.header_timeout_s)
+            self._lobby.doubt(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.patience, self._stall, self._linger, self._late):
+            timer.stop()
+        super().connection_lost(exc)
+        self._lobby.leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.feed(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.wants_websocket:
+                self._upgrade(data[int(upgrade.args[0]) :])
+                return
+        except httptools.HttpParserError as error:
+            self._refuse(self.reason(error))
+        self._watch()
+
+    def on_headers_complete(self) -> None:
+        if self._proxy is not None:  # the seat is that of whom it names
+            address = self._lobby.reception.client(self.headers, self._proxy)
+            if not self._lobby.settle(self, address):
+                self._stop(TooManyOfAddress())
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._lobby.know(self)  # until it is answered
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and not self.is_known:
+            self._lobby.doubt(self)
+
+    @property
+    def is_known(self) -> bool:
+        """By its latest request: whoever was let in with it has a principal."""
+        return self.scope is not None and "principal" in self.scope["state"]
+
+    def make_room(self) -> None:
+        if self.cycle is None or self.in_head or self.in_body:
+            self._refuse(Full())
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall.stop()
+
+    def cut(self) -> None:
+        self.transport.abort()
+
+    def _start_asgi_task(  # type: ignore[override]  # Starlette's type for the same thing
+        self, cycle: RequestResponseCycle, app: ASGIApp
+    ) -> None:
+        super()._start_asgi_task(cycle, Exchange(app, cycle))  # type: ignore[arg-type]  # uvicorn's scope types are its own
+
+    def _watch(self) -> None:
+        """Whatever is half here has its time; a connection at rest has the keep-alive time, also
+        if it trickles what is no request."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        if self.is_head_endless:
+            self._refuse(HeadTooLarge())
+        elif self.in_body:
+            self.patience.start(self.settings.body_timeout_s)
+        elif self.in_head or self.cycle is None:
+            self.patience.start(self.settings.header_timeout_s)
+        elif self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            self.patience.start(self.settings.keep_alive_s)
+
+    def _lose_patience(self) -> None:
+        if self.in_head or self.in_body:
+            self._refuse(TooSlow("head" if self.in_head else "body"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Says why, unless an answer is under way, and hears no more."""
+        self._is_refused = True
+        self.patience.stop()
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if self.in_body and (cycle.response_started or self.pipeline):
+            self.transport.close()
+        elif self.in_body or cycle is None or cycle.response_complete:
+            self._say_goodbye(refusal(error))
+        else:
+            cycle.keep_alive = False  # a later request of a pipeline: the earlier is answered
+
+    def _refuse_late(self) -> None:
+        assert self.refusal is not None
+        self._refuse(self.refusal)
+
+    def _say_goodbye(self, answer: bytes) -> None:
+        """And waits a moment: a peer that is cut off while it sends would never see the answer."""
+        self.transport.write(answer)
+        self.transport.write_eof()
+        self._linger.start(_LINGER_S)
+        if self.in_body:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _upgrade(self, rest: bytes) -> None:
+        if self.cycle is not None and (self.pipeline or not self.cycle.response_complete):
+            self._refuse(InvalidRequest("a WebSocket begins after all earlier answers"))
+            return
+        target = self.url.partition(b"?")[0].decode("latin-1")
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        try:
+            answer = accept(method, version, self.headers)
+            entrance = self._door.admit(
+                Handshake(target, self.headers, self.client, self.server, answer)
+            )
+        except GatewayError as error:
+            self.refusal = error
+            if delay_s := delay_of(error):
+                self._is_refused = True
+                self._late.start(delay_s)
+            else:
+                self._refuse(error)
+            return
+        self.patience.stop()
+        self._stall.stop()
+        self.parser = None  # type: ignore[assignment]  # it holds us, and we are done
+        wire = Wire(self.transport, self.settings, self._lobby, entrance.max_frame)
+        self._lobby.change(self, wire)
+        self.transport.write(answer)
+        self.transport.set_protocol(wire)
+        entrance.start(wire)
+        if rest:
+            wire.data_received(rest)

@@ -1,0 +1,204 @@
+"""Listens, serves until it is told to stop, and lets everybody go in good order."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskStatus
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import Config
+
+from gateway.api.errors import AddressInUse, CannotListen
+from gateway.web.settings import WebSettings
+from gateway.web.wire.http import Door, GuardedHttp
+from gateway.web.wire.lobby import Lobby
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+SEND_BUFFER = 262_144  # of the kernel, a connection: a stalled reader must not hold megabytes there
+LAST_MOMENT_S = 1.0
+
+
+class Workers(Protocol):
+    """Tasks that answer calls of WebSockets."""
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None: ...
+
+    async def rest(self) -> None: ...
+
+
+class Sockets(Door, Protocol):
+    @property
+    def workers(self) -> Workers: ...
+
+
+class App(Protocol):
+    """The ASGI application for HTTP, and who decides on WebSockets."""
+
+    @property
+    def sockets(self) -> Sockets: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class WebServer:
+    """Runs in the task that calls `serve`; takes no signals and starts no thread."""
+
+    def __init__(self, app: App, settings: WebSettings) -> None:
+        self._app, self._settings = app, settings
+        self._lobby = Lobby(settings)
+        self._config = _config(app, settings)
+        self._listeners: list[asyncio.Server] = []
+        self._stop = anyio.Event()
+        self.stopped = anyio.Event()
+        self._grace_s = 0.0
+
+    @property
+    def connections(self) -> int:
+        return len(self._lobby)
+
+    async def serve(
+        self, *, task_status: TaskStatus[ListenAddress] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serves until `stop`, or until it is cancelled. Raises AddressInUse, CannotListen."""
+        address = await self._listen()
+        try:
+            async with anyio.create_task_group() as group:
+                await group.start(self._app.sockets.workers.run)
+                task_status.started(address)
+                await self._stop.wait()
+                await self._let_go(self._grace_s)
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._let_go(0.0)
+            self.stopped.set()
+
+    def stop_accepting(self) -> None:
+        """New connections are refused by the system; those that are there go on."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+
+    def stop(self, grace_s: float) -> None:
+        """WebSockets are closed with 1012; requests under way have `grace_s` to finish."""
+        self._grace_s = grace_s
+        self._stop.set()
+
+    async def _let_go(self, grace_s: float) -> None:
+        self.stop_accepting()
+        self._lobby.ask_all_to_leave()
+        tasks = self._lobby.state.tasks
+        with anyio.move_on_after(grace_s):
+            await self._lobby.empty()
+            while tasks:
+                await asyncio.wait(tuple(tasks))
+            await self._app.sockets.workers.rest()
+        for task in tuple(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tuple(tasks), timeout=LAST_MOMENT_S)  # each says that it is over
+        self._lobby.throw_all_out()
+        with anyio.move_on_after(LAST_MOMENT_S):
+            while tasks:
+                await asyncio.wait(tuple(tasks))
+            await self._lobby.empty()
+
+    async def _listen(self) -> ListenAddress:
+        sockets = await _bind(self._settings.bind, self._settings.port)
+        loop = asyncio.get_running_loop()
+        for bound in sockets:
+            self._listeners.append(
+                await loop.create_server(self._greet, sock=bound, backlog=BACKLOG)
+            )
+        host, port = sockets[0].getsockname()[:2]
+        return ListenAddress(str(host), int(port))
+
+    def _greet(self) -> GuardedHttp:
+        return GuardedHttp(self._config, self._settings, self._lobby, self._app.sockets)
+
+
+async def serve(
+    app: App,
+    settings: WebSettings,
+    *,
+    task_status: TaskStatus[ListenAddress] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until it is cancelled; gives the address once it listens."""
+    await WebServer(app, settings).serve(task_status=task_status)
+
+
+def _config(app: App, settings: WebSettings) -> Config:
+    """uvicorn with everything off that we do ourselves or do not want."""
+    config = Config(
+        app,
+        http="httptools",
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        forwarded_allow_ips="",
+        workers=1,
+        timeout_keep_alive=settings.keep_alive_s,
+    )
+    config.load()
+    return config
+
+
+async def _bind(host: str, port: int) -> Sequence[socket.socket]:
+    """A socket for each address that the name has, all on one port."""
+    sockets: list[socket.socket] = []
+    try:
+        found = await anyio.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, *_, address in dict.fromkeys(found):
+            sockets.append(_listener(family, (address[0], port, *address[2:])))
+            port = port or sockets[0].getsockname()[1]
+    except OSError as error:
+        for bound in sockets:
+            bound.close()
+        kind = AddressInUse if error.errno == errno.EADDRINUSE else CannotListen
+        raise kind(host, port, _reason(error)) from error
+    return sockets
+
+
+def _listener(family: int, address: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        listener.settimeout(0.0)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
