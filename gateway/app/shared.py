@@ -22,7 +22,7 @@ from gateway.domain.events import Event, kind_named
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
 from gateway.host.clock import SystemClock, TimeIds
-from gateway.memory.episodes import Episodes
+from gateway.memory.window import Episodes
 from gateway.outbound.connection import open_outbound
 from gateway.outbound.secrets import Scrubber
 from gateway.providers.client import Models, ProviderClient

@@ -11,8 +11,8 @@ from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, NodeStatus, ToolCall, ToolResult
 from gateway.domain.sessions import IMPORTED, ImportRefused
-from gateway.memory.compaction import summary_message, summary_of
-from gateway.memory.window import message_tokens
+from gateway.memory.compaction import summary_message
+from gateway.memory.window import message_tokens, summary_of
 from gateway.sessions.intake import Front
 from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal
