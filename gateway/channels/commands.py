@@ -20,7 +20,7 @@ from gateway.domain.ports import Decode, FactStore, Ledger
 from gateway.memory.context import told_in_full
 from gateway.memory.tool import Find
 from gateway.sessions.intake import Front
-from gateway.sessions.lanes import SessionQueues
+from gateway.sessions.lanes import NOTHING, SessionQueues
 from gateway.sessions.runs import LiveRun
 
 MOST_FACTS = 20  # the newest
@@ -109,8 +109,8 @@ class ChatCommands:
         return self.front.intake.queues
 
     async def _new(self, asked: _Asked) -> str:
-        await self.front.upkeep.begin(asked.key)
-        self._lines.choices.forget(asked.key)
+        await self.front.start_over(asked.key)
+        self._lines.choose(asked.key, NOTHING)
         return "Your next message begins a new conversation."
 
     async def _stop(self, asked: _Asked) -> str:
@@ -152,22 +152,22 @@ class ChatCommands:
         ]
 
     async def _model(self, asked: _Asked) -> str:
-        choices, name = self._lines.choices, asked.argument
+        queues, name = self._lines, asked.argument
         models = _models(asked.agent)
         if not name:
             others = ", ".join(f"`{one}`" for one in models)
             return f"`{self._chosen(asked)}` answers here, of {others}. `/model NAME` chooses one."
         if name == "default":
-            choices.choose(asked.key, replace(choices.of(asked.key), model=None))
+            queues.choose(asked.key, replace(queues.choice(asked.key), model=None))
             return f"`{self._chosen(asked)}` answers here again, unless you have set another one."
         if name not in models:
             others = ", ".join(f"`{one}`" for one in models)
             return f"There is no such model here; there are {others}. Nothing was changed."
-        choices.choose(asked.key, replace(choices.of(asked.key), model=name))
+        queues.choose(asked.key, replace(queues.choice(asked.key), model=name))
         return f"From your next message on `{name}` answers. {FOR_NOW}"
 
     def _chosen(self, asked: _Asked) -> str:
-        return self._lines.choices.of(asked.key).model or asked.agent.model
+        return self._lines.choice(asked.key).model or asked.agent.model
 
     async def _context(self, asked: _Asked) -> str:
         told = await self._shown_last(asked.key)
@@ -203,8 +203,8 @@ class ChatCommands:
     async def _queue(self, asked: _Asked) -> str:
         mode = next((one for one in MODES if one == asked.argument.lower()), None)
         if mode is not None:
-            choices = self._lines.choices
-            choices.choose(asked.key, replace(choices.of(asked.key), mode=mode))
+            chosen = replace(self._lines.choice(asked.key), mode=mode)
+            self._lines.choose(asked.key, chosen)
             return f"The queue is `{mode}` from now on. {FOR_NOW}"
         modes = ", ".join(f"`{one}`" for one in MODES)
         now = f"The queue is `{self._lines.mode(asked.key)}`, of {modes}."

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -20,12 +20,12 @@ from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, Encode, Ids, Inbox, SessionStore, ToolScope
 from gateway.domain.sessions import Erased, TakenIn
-from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
-from gateway.memory.window import message_tokens
+from gateway.memory.window import Episodes, message_tokens
 from gateway.routing import Router
-from gateway.sessions.lanes import Lanes, QueuedMessage, QueuePolicy, SessionQueues, WorkOn
+from gateway.sessions.lanes import Lanes, QueuedMessage, QueuePolicy, SessionQueues
 from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
+from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import new_boundary
 
 log = logging.getLogger(__name__)
@@ -61,12 +61,8 @@ _NOTHING = _Held()  # is never changed
 @dataclass(slots=True)
 class MessageIntake:
     router: Router
-    inbox: Inbox
+    worker: RunWorker
     lanes: Lanes
-    runs: LiveRuns
-    work: WorkOn
-    encode: Encode
-    clock: Clock
     ids: Ids
     bounds: QueueBounds = QueueBounds()
     policy: QueuePolicy = QueuePolicy()
@@ -76,7 +72,7 @@ class MessageIntake:
     _refusal: str | None = "the gateway is starting; send it again in a moment"
 
     def __post_init__(self) -> None:
-        self.queues = SessionQueues(self.lanes, self.work, self.clock, self.policy)
+        self.queues = SessionQueues(self.lanes, self.worker.work, self.worker.clock, self.policy)
 
     def open(self) -> None:
         """From now on messages are accepted."""
@@ -109,7 +105,7 @@ class MessageIntake:
             session_key=key,
             matched_by=route.matched_by,
             content=inbound.content,
-            accepted_at=self.clock.now(),
+            accepted_at=self.worker.clock.now(),
             platform_id=inbound.key,
             digest=digest,
             context_id=inbound.context_id,
@@ -125,7 +121,7 @@ class MessageIntake:
             self._about_to_start += begin  # the first attempt is counted along with the accept
             is_new = False
             try:
-                accepted = await self.inbox.accept(new, begin=begin)
+                accepted = await self.worker.inbox.accept(new, begin=begin)
                 is_new = not accepted.duplicate
             finally:
                 self._about_to_start -= begin
@@ -140,7 +136,7 @@ class MessageIntake:
     async def resume(self) -> int:
         """Takes up, in the order of their accepts, the messages that an earlier process left; only
         then may new ones come in behind them."""
-        entries = await self.inbox.unfinished()
+        entries = await self.worker.inbox.unfinished()
         for entry in entries:
             new, key = entry.new, entry.new.session_key
             counted = (key, share_of(key, new.sender), None)
@@ -213,9 +209,10 @@ class MessageIntake:
                 del self._held[name]
 
     def _join(self, entry: Entry, counted: Counted, size: int, *, wait: bool = True) -> None:
-        new, opened = entry.new, self.clock.monotonic()
-        run = LiveRun(new.run_id, new.session_key, self.encode, new.accepted_at, opened=opened)
-        self.runs[new.run_id] = run
+        new, worker = entry.new, self.worker
+        run = LiveRun(new.run_id, new.session_key, worker.encode, new.accepted_at)
+        run.opened = worker.clock.monotonic()
+        worker.runs[new.run_id] = run
         leave = partial(self._release, counted, size)
         self.queues.join(QueuedMessage(entry, run, leave, counted[1]), wait=wait)
 
@@ -223,45 +220,6 @@ class MessageIntake:
 def size_of(text: str) -> int:
     """In bytes; what cannot be encoded is refused by the store."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-
-
-@dataclass(frozen=True, slots=True)
-class Upkeep:
-    """Everything here is durable when it comes back. `on_import` and `on_erase` hear of the session
-    that messages came into or went from; `holding` counts what is being taken in."""
-
-    sessions: SessionStore
-    episodes: Episodes
-    clock: Clock
-    on_import: Callable[[SessionKey], None] = lambda key: None
-    on_erase: Callable[[SessionKey], None] = lambda key: None
-    holding: Callable[[SessionKey, int], AbstractContextManager[None]] = lambda key, size: (
-        nullcontext()
-    )
-
-    async def begin(self, key: SessionKey) -> None:
-        """The next message is a root; what was said before stays, as another tree."""
-        await self.sessions.start_over(key, now=self.clock.now())
-        self.episodes.forget(key)
-
-    async def take_in(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
-        """Raises ImportRefused, and Busy if too much is on its way into the session already."""
-        with self.holding(key, sum(map(_size, nodes))):
-            bounded = [_bounded(node) for node in nodes]
-            taken = await self.sessions.import_nodes(key, bounded, now=self.clock.now())
-        self.episodes.forget(key)
-        self.on_import(key)
-        return taken
-
-    async def erase(self, key: SessionKey, *, by: str, dry_run: bool = False) -> Erased:
-        """Raises NotFound, and Busy while a message of the session is not answered yet."""
-        now = self.clock.now()
-        erased = await self.sessions.erase(key, by=by, dry_run=dry_run, now=now)
-        if not dry_run:
-            self.episodes.forget(key)
-            self.on_erase(key)
-            log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
-        return erased
 
 
 def _size(node: Node) -> int:
@@ -287,7 +245,9 @@ def _bounded(node: Node) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Reads go straight to the store's ports; everything that changes something has a method."""
+    """What front doors ask of conversations and runs. Reads go straight to the store's ports; what
+    changes something has a method, and is durable when it comes back. `on_import` and `on_erase` hear
+    of the session that messages came into or went from."""
 
     agents: Mapping[AgentId, AgentDef]
     router: Router
@@ -299,21 +259,19 @@ class Front:
     souls: Souls
     plans: Plans
     clock: Clock
-    upkeep: Upkeep
+    on_import: Callable[[SessionKey], None] = lambda key: None
+    on_erase: Callable[[SessionKey], None] = lambda key: None
 
     async def run(self, run_id: str) -> LiveRun | RunRecord:
         """A run, live or ended; raises NotFound."""
-        live = self.live.get(run_id)
-        if live is not None:
-            return live
-        record = await self.inbox.find_run(RunId(run_id))
-        # It may have been accepted, or have ended, while the store was asked.
-        live = self.live.get(run_id)
-        if live is not None:
-            return live
-        if record is None:
+        found: LiveRun | RunRecord | None = self.live.get(run_id)
+        if found is None:
+            record = await self.inbox.find_run(RunId(run_id))
+            # It may have been accepted, or have ended, while the store was asked.
+            found = self.live.get(run_id) or record
+        if found is None:
             raise NotFound(f"run {run_id[:64]!r}")
-        return record
+        return found
 
     def abort(self, run: LiveRun, *, at_once: bool) -> None:
         """Stops a run; one that is still waiting ends as soon as its turn comes, and one that a
@@ -330,14 +288,36 @@ class Front:
     async def move_head(self, key: SessionKey, node_id: str, *, label: str | None = None) -> NodeId:
         """The next message grows from that node. Raises NotFound, or Conflict when a message was
         answered meanwhile."""
-        node = await self.node(key, node_id)
-        record = await self.sessions.find_session(key)
+        node, record = await self.node(key, node_id), await self.sessions.find_session(key)
         expected = record.head if record is not None else None
-        moved = await self.sessions.move_head(key, node.id, expected=expected, label=label)
-        if not moved:
+        if not await self.sessions.move_head(key, node.id, expected=expected, label=label):
             raise Conflict("HEAD has moved meanwhile; look at the session and try again")
         self.episodes.forget(key)
         return node.id
+
+    async def start_over(self, key: SessionKey) -> None:
+        """The next message is a root; what was said before stays, as another tree."""
+        await self.sessions.start_over(key, now=self.clock.now())
+        self.episodes.forget(key)
+
+    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
+        """Raises ImportRefused, and Busy if too much is on its way into the session already."""
+        with self.intake.holding(key, sum(map(_size, nodes))):
+            bounded = [_bounded(node) for node in nodes]
+            taken = await self.sessions.import_nodes(key, bounded, now=self.clock.now())
+        self.episodes.forget(key)
+        self.on_import(key)
+        return taken
+
+    async def erase(self, key: SessionKey, *, by: str, dry_run: bool = False) -> Erased:
+        """Raises NotFound, and Busy while a message of the session is not answered yet."""
+        now = self.clock.now()
+        erased = await self.sessions.erase(key, by=by, dry_run=dry_run, now=now)
+        if not dry_run:
+            self.episodes.forget(key)
+            self.on_erase(key)
+            log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
+        return erased
 
 
 CHANNEL = "api"  # of what is asked: conversations are those of POST /api/chat
@@ -398,20 +378,17 @@ class ServedDesk:
             told = "The agent that answers there is out of your reach; name another."
             return Served(f"{told} {known}", is_error=True)
         accepted = await self.front.intake.accept(inbound)
-        run_id: str = accepted.run_id
-        events = await whole(await self.front.run(run_id), self.decode)
-        while "merged_into" in events[-1]:  # one turn answers it together with a later message
-            run_id = events[-1]["merged_into"]
-            events = await whole(await self.front.run(run_id), self.decode)
-        end = events[-1]
-        is_late = end.get("reason") == "timeout"
-        text = end["message"] if end["type"] == "error" else spoken(events)
-        facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
-        return Served(
-            f"{LATE}{text}" if is_late else text,
-            is_error=is_late or end["type"] == "error",
-            facts={"response": text, **facts},
-        )
+        run_id: str | None = accepted.run_id
+        while run_id is not None:
+            run = await self.front.run(run_id)
+            events = await whole(run, self.decode)
+            end = events[-1]
+            facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
+            run_id = end.get("merged_into")  # one turn answers it together with a later message
+        is_late, is_error = end.get("reason") == "timeout", end["type"] == "error"
+        text = end["message"] if is_error else spoken(events)
+        facts = {"response": text, **facts}
+        return Served(f"{LATE}{text}" if is_late else text, is_late or is_error, facts)
 
     def _agent_for(self, client: Client) -> AgentDef:
         """Whoever does not reach the agent has none of its tools."""

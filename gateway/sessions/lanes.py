@@ -168,24 +168,6 @@ class SessionChoice:
 NOTHING = SessionChoice()
 
 
-class SessionChoices:
-    """What was chosen for sessions."""
-
-    def __init__(self) -> None:
-        self._known: dict[SessionKey, SessionChoice] = {}
-
-    def of(self, key: SessionKey) -> SessionChoice:
-        return self._known.get(key, NOTHING)
-
-    def choose(self, key: SessionKey, choice: SessionChoice) -> None:
-        self._known[key] = choice
-        if len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-
-    def forget(self, key: SessionKey) -> None:
-        self._known.pop(key, None)
-
-
 # Of the messages that one turn answers.
 MOST_TOGETHER = 50
 MOST_CHARACTERS = 400_000
@@ -219,34 +201,30 @@ class QueuedMessage:
 @dataclass(slots=True)
 class TurnBatch:
     """What one turn answers, oldest first: the newest of `asked` carries it. Of the messages that wait
-    `behind`, it may have `taken` some on its way."""
+    `behind`, it may take some on its way, which it `took` then."""
 
     asked: Sequence[QueuedMessage]
     behind: Callable[[], Iterable[QueuedMessage]] = tuple
     model: str | None = None  # that was chosen for this session
-    taken: Sequence[QueuedMessage] = ()
-    took: Sequence[NewEntry] = ()  # of those taken
+    took: Sequence[NewEntry] = ()
     crowded: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
     entry: Entry = field(init=False)
     run: LiveRun = field(init=False)
-    news: Sequence[NewEntry] = field(init=False)  # of those asked
+    news: Sequence[NewEntry] = field(init=False)  # those that were asked
+    merged: Sequence[QueuedMessage] = field(init=False)  # their end is that of the carrier
     person: str = field(init=False)  # whose settings apply, and for whom tools act
 
     def __post_init__(self) -> None:
         self.entry, self.run = self.asked[-1].entry, self.asked[-1].run
-        self.news = [one.entry.new for one in self.asked]
+        self.news, self.merged = [one.entry.new for one in self.asked], self.asked[:-1]
         self.person = speaker_in(self.run.session_key, self.entry.new.sender)
 
-    @property
-    def merged(self) -> Sequence[QueuedMessage]:
-        """The messages whose end is that of the carrier."""
-        return (*self.asked[:-1], *self.taken)
-
     def take(self, runs: Sequence[RunId]) -> None:
+        """Of the messages behind, it has taken those of these runs."""
         waiting = {one.run.run_id: one for one in self.behind()}
-        self.taken = [waiting[run] for run in runs if run in waiting]
-        self.took = [one.entry.new for one in self.taken]
+        taken = [waiting[run] for run in runs if run in waiting]
+        self.took, self.merged = [one.entry.new for one in taken], (*self.asked[:-1], *taken)
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]
@@ -271,10 +249,19 @@ class SessionQueues:
     def __init__(self, lanes: Lanes, work: WorkOn, clock: Clock, policy: QueuePolicy) -> None:
         self._lanes, self._work, self._clock, self._policy = lanes, work, clock, policy
         self._queues: dict[SessionKey, _Queue] = {}
-        self.choices = SessionChoices()
+        self._choices: dict[SessionKey, SessionChoice] = {}
+
+    def choice(self, key: SessionKey) -> SessionChoice:
+        """What was chosen for this session."""
+        return self._choices.get(key, NOTHING)
+
+    def choose(self, key: SessionKey, choice: SessionChoice) -> None:
+        self._choices[key] = choice
+        if len(self._choices) > MOST_KNOWN:
+            del self._choices[next(iter(self._choices))]
 
     def mode(self, key: SessionKey) -> QueueMode:
-        return self.choices.of(key).mode or self._policy.mode
+        return self.choice(key).mode or self._policy.mode
 
     def load(self, key: SessionKey) -> tuple[int, int]:
         """How many messages of a session are at work, and how many wait."""
@@ -331,8 +318,8 @@ class SessionQueues:
         self._submit(key, queue)
 
     async def _turn(self, key: SessionKey, queue: _Queue) -> None:
-        asked, model = self._next(key, queue), self.choices.of(key).model
-        batch = TurnBatch(asked, lambda: queue.waiting, model)
+        asked, choice = self._next(key, queue), self._choices.get(key, NOTHING)
+        batch = TurnBatch(asked, lambda: queue.waiting, choice.model)
         queue.at_work = asked
         for one in asked:
             one.run.control = batch.run.control  # to stop one of them is to stop the turn

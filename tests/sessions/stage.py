@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from gateway.agent.driver import Runner
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import RuleSet, load_rules
@@ -20,11 +20,11 @@ from gateway.domain.facts import Remember
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
-from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
+from gateway.memory.window import Episodes
 from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Front, MessageIntake, QueueBounds, Upkeep
+from gateway.sessions.intake import Front, MessageIntake, QueueBounds
 from gateway.sessions.lanes import Lanes, QueuePolicy
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.runs import LiveRun
@@ -173,19 +173,14 @@ async def staged(
                 worker = replace(worker, compact=compaction.consider)
             intake = MessageIntake(
                 router=router,
-                inbox=used,
+                worker=worker,
                 lanes=lanes,
-                runs=runs,
-                work=worker.work,
-                encode=encode,
-                clock=clock,
                 ids=CountingIds(ids_from),
                 bounds=bounds,
                 policy=manner,
             )
             if opened:
                 intake.open()
-            upheld = (stores.sessions,)
             front = Front(
                 agents=worker.agents,
                 router=router,
@@ -197,7 +192,6 @@ async def staged(
                 souls=souls,
                 plans=worker.runner.plans,
                 clock=clock,
-                upkeep=Upkeep(*upheld, episodes, clock),
             )
             replays = Replayer(worker, stores.sessions, _unwired, frozenset())
             stateless = StatelessRuns(worker, CountingIds(2_000_000), group, width=width)

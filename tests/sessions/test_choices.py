@@ -1,33 +1,20 @@
 """What was chosen for a session holds for it alone, and not for ever."""
 
-from gateway.sessions.lanes import MOST_KNOWN, NOTHING, SessionChoice, SessionChoices
-from tests.fakes.store import session_key
+from gateway.sessions.lanes import MOST_KNOWN, NOTHING, SessionChoice
+from tests.fakes.model import ScriptedModel, says
+from tests.fakes.store import open_memory, session_key
+from tests.sessions.stage import staged
 
 
-def test_a_choice_is_of_one_session() -> None:
-    choices, key = SessionChoices(), session_key()
+async def test_a_choice_is_of_one_session_and_the_oldest_is_forgotten() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        queues = stage.front.intake.queues
+        first = SessionChoice("big", "steer")
+        queues.choose(session_key("first"), first)
+        before = [queues.choice(session_key(peer)) for peer in ("first", "other")]
+        for number in range(MOST_KNOWN):
+            queues.choose(session_key(f"p{number}"), SessionChoice("big"))
+        after = [queues.choice(session_key(peer)) for peer in ("first", "p0")]
 
-    choices.choose(key, SessionChoice("big"))
-    choices.choose(key, SessionChoice("big", "steer"))
-
-    assert choices.of(key) == SessionChoice("big", "steer")
-    assert choices.of(key._replace(peer="other")) == NOTHING
-
-
-def test_a_choice_is_forgotten() -> None:
-    choices, key = SessionChoices(), session_key()
-    choices.choose(key, SessionChoice("big"))
-
-    choices.forget(key)
-    choices.forget(key)
-
-    assert choices.of(key) == NOTHING
-
-
-def test_the_oldest_choice_is_forgotten_when_there_are_too_many() -> None:
-    choices = SessionChoices()
-    for number in range(MOST_KNOWN + 1):
-        choices.choose(session_key(f"p{number}"), SessionChoice("big"))
-
-    assert choices.of(session_key("p0")) == NOTHING
-    assert choices.of(session_key("p1")).model == "big"
+    assert before == [first, NOTHING]
+    assert after == [NOTHING, SessionChoice("big")]
