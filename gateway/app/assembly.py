@@ -22,7 +22,7 @@ from gateway.agent.subagents import Delegating, Subagents
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
 from gateway.app.shared import Shared, opened, provider_trial, scrubbing
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook

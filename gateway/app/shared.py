@@ -12,9 +12,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-from gateway.budgets.estimates import Estimates
-from gateway.budgets.metering import Meter
-from gateway.budgets.queue import BudgetQueue
+from gateway.budgets import BudgetQueue, Estimates, Meter
 from gateway.channels.room import Traffic
 from gateway.channels.translating import Scrub
 from gateway.config.values import GatewayConfig

@@ -206,9 +206,9 @@ class _Exchange:
             try:
                 while not connection.status and connection.failure is None:
                     await connection.arrival()
-            except BaseException:
-                connection.abort()
-                raise
+            finally:
+                if not connection.status:
+                    connection.abort()
             if connection.status:
                 self._connection = connection
                 return connection

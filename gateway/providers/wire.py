@@ -108,7 +108,7 @@ LINE_CAP = 1024 * 1024
 EVENT_CAP = 4 * 1024 * 1024
 _LINE_COST = 64  # what an empty line costs us in memory, so that millions of them hit the cap too
 _BOM = b"\xef\xbb\xbf"
-_USUAL_EVENT = re.compile(rb"(?:event: ([^\n]*)\n)?data: ([^\n]*)")
+_NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 
 # Data and name. The data stays bytes: the parser checks the UTF-8 on the way.
 Event = tuple[bytes, bytes]
@@ -140,12 +140,10 @@ class SseDecoder:
         if not any((self._line, self._data, self._event)):
             *blocks, data = data.split(b"\n\n")
             for block in blocks:
-                usual = _USUAL_EVENT.fullmatch(block)
-                if usual and len(block) <= self._line_cap:
-                    name, said = usual.groups(b"")
-                    events.append((said, name))
+                if block[:6] == b"data: " and b"\n" not in block and len(block) <= self._line_cap:
+                    events.append((block[6:], b""))
                 else:
-                    self._take([*block.split(b"\n"), b""], events)
+                    self._take_block(block, events)
         if data:
             self._feed_lines(data, events)
         return events
@@ -157,6 +155,13 @@ class SseDecoder:
             return b""
         self._start = None
         return data.removeprefix(_BOM)
+
+    def _take_block(self, block: bytes, events: list[Event]) -> None:
+        named = _NAMED_EVENT.fullmatch(block)
+        if named and len(block) <= self._line_cap:
+            events.append((named[2], named[1]))
+        else:
+            self._take([*block.split(b"\n"), b""], events)
 
     def finish(self) -> list[Event]:
         """At the end of the bytes: what an event without its empty line would have been."""
@@ -547,7 +552,8 @@ class ReplyReader(ABC):
             calls = self._finished_calls(finish, text)
             opaque = self.extras(calls)
         extras = Extras(self.provider, json_bytes(opaque).decode()) if opaque else None
-        self.grow(len(extras.json) if extras else 0)  # it is sent again with every request
+        if extras:
+            self.grow(len(extras.json))  # it is sent again with every request
         if finish in {"stop", "tool_calls"}:  # some servers say "stop" all the same
             finish = "tool_calls" if calls else "stop"
         return ModelReply(

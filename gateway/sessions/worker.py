@@ -10,7 +10,7 @@ from math import ceil
 
 import anyio
 
-from gateway.agent.driver import Assignment, Runner
+from gateway.agent.driver import Assignment, Driver, Runner
 from gateway.agent.effects import Fail, Finish, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line, plain_limits
@@ -368,11 +368,12 @@ class RunWorker:
             job = replace(job, was_near=True)
         batch.most_nodes = agent.context.max_nodes
         batch.crowded = agent if job.context.is_crowded else None
-        driver = runner.driver(job, journal, run.emit, run.control)
+        model, gate = runner.model, runner.gate
+        driver = Driver(job, model, gate, journal, run.emit, control=run.control)
         run.progress = driver.progress
         scene = {
             "limits": plain_limits(agent.limits),
-            "tree": {"name": agent.tree, "text": runner.plans.digest(agent.id)},
+            "tree": {"name": agent.tree, "text": job.plan_digest},
             "decision": job.agent.decision,
             "rules": dict(rules.digests),
         }

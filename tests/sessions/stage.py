@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from gateway.agent.driver import Runner
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import RuleSet, load_rules
