@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import anyio
 import click
 
+from gateway.api.declarations import plain
 from gateway.app.shared import provider_test
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.cli.ending import FAILED, Unreachable, failure
@@ -15,7 +16,7 @@ from gateway.cli.link import ANSWER_S, linked
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
 from gateway.providers.prices import DEFAULT_MODELS
-from gateway.web.methods.providers import WITHIN_S
+from gateway.web.methods.status import WITHIN_S
 
 if TYPE_CHECKING:
     from gateway.cli.plugin_place import Place
@@ -168,4 +169,5 @@ def test(context: CliContext, name: str | None, model: str | None) -> None:
 
 async def _ask(config: GatewayConfig, name: str | None, model: str | None) -> Mapping[str, Any]:
     async with provider_test(config) as trial:
-        return await trial.test(name, model)
+        told: Mapping[str, Any] = plain(await trial.test(name, model))
+        return told

@@ -28,11 +28,10 @@ from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScop
 from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
 from gateway.memory.context import Besides
-from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
-from gateway.memory.window import message_tokens
+from gateway.memory.window import Episode, Episodes, message_tokens
 from gateway.sessions.journal import NO_ATTEMPTS, RunInputs, earlier_attempts
 from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.runs import LiveRuns, RecordedJournal

@@ -52,7 +52,7 @@ def _sweep(pen: Pen, *, before: datetime, limit: int) -> int:
     pen.db.executemany("DELETE FROM journal WHERE run_id = ?", [(run_id,) for _, run_id in rows])
     forget = "UPDATE run SET has_journal = 0, log = NULL, tape = NULL WHERE id = ?"
     pen.db.executemany(forget, [(row,) for row, _ in rows])
-    return max(len(rows), sweep_originals(to_micros(before), limit, pen))
+    return max(len(rows), sweep_originals(pen, to_micros(before), limit))
 
 
 def _expire(pen: Pen, agent: AgentId, *, before: datetime, limit: int) -> int:
