@@ -22,7 +22,7 @@ from gateway.domain.events import Event
 from gateway.domain.facts import Recalled, Remember, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
-from gateway.domain.journal import pack_text
+from gateway.domain.journal import grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
 from gateway.domain.sessions import as_wished
@@ -33,7 +33,7 @@ from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
-from gateway.sessions.journal import NO_ATTEMPTS, RunInputs, earlier_attempts
+from gateway.sessions.journal import RunInputs
 from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.runs import LiveRuns, RecordedJournal
 from gateway.sessions.settings import SettingsBook
@@ -244,12 +244,15 @@ class RunWorker:
         entry, run, key = batch.entry, batch.run, batch.run.session_key
         if self.extractor is not None:
             await self.extractor.settled(key)
-        attempt, earlier = entry.attempts, NO_ATTEMPTS
+        attempt = entry.attempts
         if entry.state == "queued":
             attempt = await retry_store(self.clock, self.inbox.begin, run.run_id)
+        parts: Sequence[bytes] = ()
         if attempt > 1:
-            earlier = await earlier_attempts(run.run_id, self.journal, self.clock, self.decode)
-        journal = RecordedJournal(run.run_id, self.clock, self.journal, self.encode, earlier)
+            parts = await retry_store(self.clock, self.journal.read, run.run_id)
+        granted = grants_of(parts, self.decode) if parts else ()
+        recording = (run.run_id, self.clock, self.journal, self.encode)
+        journal = RecordedJournal(*recording, granted, len(parts))
         run.start(attempt, journal.begin(attempt, batch.news, run.control), journal)
         try:
             end = await self._finish(batch, journal)
