@@ -80,9 +80,8 @@ class Compaction:
             self.lanes.beside(partial(self._compact, key, agent, run_id))
 
     async def _compact(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> None:
-        work = partial(self._submit_summary, key, agent, run_id)
-        event = "a conversation cannot be summed up"
-        outcome = await result_of(event, work, session=str(key))
+        event, facts = "a conversation cannot be summed up", {"session": str(key)}
+        outcome = await result_of(event, facts, self._submit_summary, key, agent, run_id)
         if outcome is None:
             self._give_up(key, inf)
         if outcome != "submitted":

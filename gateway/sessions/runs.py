@@ -1,7 +1,7 @@
 """Live runs: their chunks and journal, who listens to them, and how they are stopped."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -52,6 +52,7 @@ Pack = Callable[[], bytes]
 _LONG = 256 * 1024  # bytes that are packed in a thread
 _ENTRY_BYTES = 32  # that an entry takes besides its texts
 _RUN_ID = attrgetter("run_id")
+_REQUESTS = {StopRequested: "stop", Steered: "said", Withdrawn: "unsaid"}
 _TEXTS = frozenset({"bytes", "text", "thinking"})
 
 
@@ -89,13 +90,7 @@ class RecordedJournal(RunJournal):
         return moment
 
     def _requested(self, one: StopRequested | Steered | Withdrawn) -> None:
-        match one:
-            case StopRequested(reason, at_once):
-                self("stop", reason, at_once)
-            case Steered(run_id, text):
-                self("said", run_id, text)
-            case Withdrawn(run_id):
-                self("unsaid", run_id)
+        self(_REQUESTS[type(one)], *astuple(one))
 
     def __call__(self, kind: str, *values: object) -> None:
         if kind == "sent":

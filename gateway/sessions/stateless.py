@@ -200,11 +200,8 @@ class StatelessRuns:
         journal = RunJournal(self._worker.clock)
         message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
         new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
-        messages, drive = (
-            TurnMessages([new], began=run.began),
-            partial(self._drive, run, question, journal),
-        )
-        result = await result_of("a run failed", drive, run=run.run_id)
+        messages, facts = TurnMessages([new], began=run.began), {"run": run.run_id}
+        result = await result_of("a run failed", facts, self._drive, run, question, journal)
         if result is None:
             return messages.refused("internal_error", DEFECT, journal.moment())
         return messages.answered(result, journal.moment())

@@ -207,7 +207,7 @@ class TurnRecall:
 
 async def _found(look: Callable[[], Awaitable[tuple[Recalled, ...]]], new: NewEntry) -> Found:
     with anyio.move_on_after(LONGEST_S):
-        found = await result_of("nothing remembered", look, run=new.run_id)
+        found = await result_of("nothing remembered", {"run": new.run_id}, look)
         return ((), FAILED) if found is None else (found, "")
     log.warning("nothing remembered in time", extra={"run": new.run_id})
     return (), TOO_SLOW
@@ -283,16 +283,16 @@ class RunWorker:
         """Drives the run to its end, and commits that."""
         run, facts = batch.run, {"run": batch.run.run_id}
         agent = self.agents.get(run.session_key.agent)
-        read = partial(self._episode, batch, agent)
-        episode = await result_of("a conversation cannot be read", read, **facts)
+        unread = "a conversation cannot be read"
+        episode = await result_of(unread, facts, self._episode, batch, agent)
         messages = TurnMessages(batch.news, episode.head if episode else None, run.began)
         if episode is None:
             episode = Episode(None)
             end = messages.refused("internal_error", DEFECT, journal.moment())
         else:
             end = await self.end_of(batch, agent, episode, journal)
-        commit = partial(self._commit, batch, episode, end, journal)
-        if not await result_of("an answer cannot be stored", commit, **facts):
+        unstored, given = "an answer cannot be stored", (batch, episode, end, journal)
+        if not await result_of(unstored, facts, self._commit, *given):
             # Something in the answer cannot be kept; the question can, and an honest word.
             run.progress = dict
             for sealed in (batch.asked[-1], *batch.merged):
@@ -335,8 +335,8 @@ class RunWorker:
         if agent is None:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
             return messages.refused("config_error", told, journal.moment())
-        drive = partial(self._drive, batch, agent, episode, journal, read)
-        result = await result_of("a run failed", drive, run=run.run_id)
+        facts, given = {"run": run.run_id}, (batch, agent, episode, journal, read)
+        result = await result_of("a run failed", facts, self._drive, *given)
         if result is None:
             return messages.refused("internal_error", DEFECT, journal.moment())
         if result.taken:
