@@ -25,7 +25,7 @@ from bench import targets
 from bench.marks import Figure, marked, tell
 from bench.measuring import quantile, spread, timed
 from bench.process import other_cores
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.domain.budgets import Budgets, Limit, Payer, RecordQuery, Scope, day_of
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, Usage

@@ -12,15 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import anyio
+
 from bench import targets
-from bench.load import ask_once
+from bench.conversations import BEGIN, Said
+from bench.load import TEXT, ask_once
 from bench.marks import Figure, marked, tell
 from bench.process import Started, other_cores, rss_kb
+from bench.recall import key_of, say
 from bench.targets import ModelPlan, load
+from gateway.host.clock import SystemClock
+from gateway.store.opening import open_store
 
 Seen = dict[str, Any]
 Runs = tuple[list[Seen], list[Seen]]  # the floor's, the gateway's
@@ -40,6 +47,7 @@ class Sizes:
     cold_starts: int = 5
     many_sessions: int = 10_000
     turns: Sequence[int] = (10, 1_000, 10_000)
+    messages: int = 100_000  # of others, in the store
 
 
 QUICK = Sizes(
@@ -52,6 +60,7 @@ QUICK = Sizes(
     cold_starts=1,
     many_sessions=1_000,
     turns=(10, 300, 1_000),
+    messages=20_000,
 )
 MICRO = Sizes(
     rounds=1,
@@ -62,6 +71,7 @@ MICRO = Sizes(
     cold_starts=0,
     many_sessions=0,
     turns=(),
+    messages=0,
 )
 SLOW_MS = 300.0
 SLOW_SESSIONS = 256
@@ -258,6 +268,49 @@ def _turn_ms(server: Started, **options: Any) -> float:
     return cpu_per_message(_load(server, sessions=1, warm_up=0, **options))
 
 
+TALK = 400  # messages of each other session
+ASKED = 200  # turns of each session before it is measured
+
+
+def crowded(sizes: Sizes, home: Path) -> Iterator[Figure]:
+    """What a turn costs in a store that holds much that others said in the same words, against one
+    in a small store; in sessions that ask what they asked before, so that it is recalled."""
+    data = home / "crowded" / "data"
+    data.mkdir(parents=True)
+    anyio.run(_fill, data, sizes.messages)
+    with (
+        targets.model(ModelPlan()) as model,
+        targets.gateway(model.port, home / "small") as small,
+        targets.gateway(model.port, home / "crowded") as large,
+    ):
+        took: tuple[list[float], list[float]] = ([], [])
+        for server in (small, large):
+            _load(server, sessions=8, warm_up=0, messages=8 * ASKED)
+        for _ in range(2 * sizes.rounds):
+            for costs, server in zip(took, (small, large), strict=True):
+                costs.append(cpu_per_message(_load(server, sessions=8, warm_up=0, messages=160)))
+    base, costs = took
+    figure = Figure(
+        f"CPU of a turn beside {sizes.messages:,} messages",
+        "ms",
+        median(costs),
+        median(base),
+        base="a small store",
+        spread=(max(costs) - min(costs)) / median(costs),
+    )
+    yield marked(figure, 1.15, ratio=True)
+
+
+async def _fill(data: Path, messages: int) -> None:
+    said: list[Said] = []
+    for number in range(TALK // 2):
+        at = BEGIN + timedelta(seconds=number)
+        said += Said("user", f"{number}: {TEXT}", at), Said("assistant", "word " * 20, at)
+    async with open_store("embedded", data, clock=SystemClock()) as stores:
+        for number in range(messages // TALK):
+            await say(stores, key_of(number), said)
+
+
 Scenario = Callable[[Sizes, Path], Iterator[Figure]]
 SCENARIOS: tuple[Scenario, ...] = (
     messages,
@@ -266,6 +319,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     cold_starts,
     many_sessions,
     growth,
+    crowded,
 )
 
 
@@ -279,6 +333,7 @@ def measure(
         cold_starts: sizes.cold_starts,
         many_sessions: sizes.many_sessions,
         growth: len(sizes.turns),
+        crowded: sizes.messages,
     }
     for scenario in scenarios:
         if wanted.get(scenario, 1):

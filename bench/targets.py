@@ -80,8 +80,9 @@ def gateway(
 def gateway_command(
     model_port: int, data_dir: Path, *, program: Sequence[str] = (), config: str = CONFIG
 ) -> list[str]:
-    """The real command, or `program`, with a fresh data directory."""
-    data_dir.mkdir(parents=True)
+    """The real command, or `program`, with a data directory that is fresh unless it was filled
+    before."""
+    data_dir.mkdir(parents=True, exist_ok=True)
     file = data_dir / "bench.toml"
     file.write_text(
         config.format(

@@ -1,6 +1,6 @@
 """The real command without its meter, to compare with: nothing is held, nothing is recorded."""
 
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.cli.main import main
 
 if __name__ == "__main__":

@@ -153,7 +153,8 @@ class Driver:
         )
         if self.journal.taken:
             self._recall_said(0)
-        self._take_requests()
+        if control.requests:
+            self._take_requests()
         self._tell()
         turn.advance()
         # One reply after the other needs no task. From the first call of a tool on there is a group.
@@ -168,7 +169,8 @@ class Driver:
                 if turn.open:  # nothing that still runs is wanted
                     group.cancel_scope.cancel()
         control.close()
-        turn.release()
+        del turn.run  # nothing in a turn refers to itself then, so it is freed at once
+        turn.output.release()
         assert turn.end is not None
         provider, model = self._last
         return RunResult(
@@ -489,7 +491,7 @@ class Runner:
         control = control or RunControl()
         lacking = await self.lacking(assignment.agent, control)
         job = self.job(assignment, self.rules(), journal, lacking)
-        return await self.driver(job, journal, emit, control).drive()
+        return await Driver(job, self.model, self.gate, journal, emit, control=control).drive()
 
     async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[Lacking]:
         """The tool servers of the agent that cannot be had now. A run that is stopped meanwhile waits
@@ -515,7 +517,7 @@ class Runner:
         lacking: Sequence[Lacking] = (),
     ) -> Job:
         agent, tools = assignment.agent, self.gate.offered(assignment.agent)
-        plan = self.plans.of(assignment.plan_of)
+        plan, digest = self.plans.of(assignment.plan_of)
         decision = self.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:
             agent = replace(agent, decision=decision)
@@ -524,6 +526,7 @@ class Runner:
         return Job(
             agent=agent,
             plan=plan,
+            plan_digest=digest,
             context=self.packer.pack(agent, soul, earlier, question, tools, besides=besides),
             tools=tools,
             scope=assignment.scope,
@@ -537,6 +540,3 @@ class Runner:
             waiting=(*assignment.notices, *map(notice_of, lacking)),
             price=self.price,
         )
-
-    def driver(self, job: Job, journal: RunJournal, emit: Emit, control: RunControl) -> Driver:
-        return Driver(job, self.model, self.gate, journal, emit, control=control)

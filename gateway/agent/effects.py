@@ -211,6 +211,7 @@ class Job:
     publish: Callable[[Event], None]
     decode: Decode
     decision: MakeDecisionTree = DefaultDecisionTree
+    plan_digest: str = ""  # another one for every other text of the tree
     context_id: NodeId | None = None  # the node that the message wants to grow from
     known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions

@@ -262,12 +262,9 @@ class Plans:
         for path in self._files:
             self._plans[path] = await self._read(path)
 
-    def of(self, agent: AgentId) -> TreePlan:
-        return self._plans[self._paths[agent]][0]
-
-    def digest(self, agent: AgentId) -> str:
-        """Another one for every other text."""
-        return self._plans[self._paths[agent]][1]
+    def of(self, agent: AgentId) -> tuple[TreePlan, str]:
+        """The agent's tree, and the digest of its text."""
+        return self._plans[self._paths[agent]]
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -222,7 +222,10 @@ class Output:
         is_ruled = bool(job.rules.hearing[type_])
         if self._is_over or not (is_ruled or bus or job.hears(type_)):
             return
-        event = self._event(type_, payload, severity, source)
+        kind, scope = kind_named(type_), job.scope
+        severity = severity or (kind.severity if kind else "info")
+        run = (scope.session_key, scope.run_id)
+        event = Event(type_, severity, source, self.moment.wall, *run, payload)
         if bus is None and is_ruled:
             bus = self._bus = Bus()
             bus.subscribe(self._ask_rules)
@@ -232,18 +235,12 @@ class Output:
 
     def farewell(self, payload: Mapping[str, object]) -> Event:
         """The event of the end: rules hear it now, listeners once the end is durable."""
-        event = self._event("session.end", payload, None, "agent")
+        scope, at = self._job.scope, self.moment.wall
+        run = (scope.session_key, scope.run_id)
+        event = Event("session.end", "info", "agent", at, *run, payload)
         if self._job.rules.hearing[event.type]:
             self._ask_rules(event)
         return event
-
-    def _event(
-        self, type_: str, payload: Mapping[str, object], severity: Severity | None, source: str
-    ) -> Event:
-        kind, scope = kind_named(type_), self._job.scope
-        severity = severity or (kind.severity if kind else "info")
-        at, key = self.moment.wall, scope.session_key
-        return Event(type_, severity, source, at, key, scope.run_id, payload)
 
     def release(self) -> None:
         """Drops its references to the turn, so that the turn is freed at once."""

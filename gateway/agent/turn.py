@@ -5,7 +5,7 @@ event. A turn that was cut short is resumed by giving the same events to a new o
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from operator import attrgetter
@@ -48,7 +48,8 @@ from gateway.agent.output import (
 )
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.engine import Run, TreeOutcome
-from gateway.control.trees.nodes import BadWrite, LeafCall, PendingLeaf, TreeHost
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import BadWrite, PendingLeaf, TreeHost
 from gateway.domain.agents import peer_in
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed, TooLarge
@@ -101,18 +102,18 @@ ROOTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Variables(Mapping[str, object]):
     """What rules, trees and notices can look up; each root is made when it is asked for, so that it
     shows what is true now."""
 
-    def __init__(self, turn: "Turn") -> None:
-        self._turn = turn
+    turn: "Turn"
 
     def get(self, name: str, default: object = None) -> object:
-        return _VIEWS[name](self._turn) if name in _VIEWS else default
+        return _VIEWS[name](self.turn) if name in _VIEWS else default
 
     def __getitem__(self, name: str) -> object:
-        return _VIEWS[name](self._turn)
+        return _VIEWS[name](self.turn)
 
     def __iter__(self) -> Iterator[str]:
         return iter(ROOTS)
@@ -296,11 +297,6 @@ class Turn:
         self.run.give_up()
         self.advance()
 
-    def release(self) -> None:
-        """Nothing in a turn refers to itself any more, so it is freed at once."""
-        del self.run
-        self.output.release()
-
     # -- messages
 
     def tell(self, message: Message, *, is_kept: bool = True) -> None:
@@ -333,7 +329,7 @@ class Turn:
         state = self.state
         if self.calls:
             self.close_round()
-        said = [Message("user", one.text) for one in self.queued]
+        said = [Message("user", one.text) for one in self.queued] if self.queued else []
         reason = state.stop_after or state.exhausted
         room = state.limits.token_budget - state.tokens_used - state.context_tokens
         if reason is None and room <= sum(map(message_tokens, said)):

@@ -41,6 +41,9 @@ class Amount:
     def __sub__(self, other: "Amount") -> "Amount":
         return Amount(self.tokens - other.tokens, self.nano_usd - other.nano_usd)
 
+    def of(self, unit: Unit) -> int:
+        return self.tokens if unit == "tokens" else self.nano_usd
+
     def beyond(self, other: "Amount") -> "Amount":
         """By how much each unit is more than the other's."""
         return Amount(max(0, self.tokens - other.tokens), max(0, self.nano_usd - other.nano_usd))
@@ -56,12 +59,11 @@ class Limit:
     )
 
     def bounds(self) -> Sequence[tuple[Unit, int]]:
-        found: list[tuple[Unit, int]] = []
-        if self.tokens is not None:
-            found.append(("tokens", self.tokens))
-        if self.nano_usd is not None:
-            found.append(("usd", self.nano_usd))
-        return found
+        bounds: Sequence[tuple[Unit, int | None]] = [
+            ("tokens", self.tokens),
+            ("usd", self.nano_usd),
+        ]
+        return [(unit, bound) for unit, bound in bounds if bound is not None]
 
 
 class Scope(NamedTuple):
@@ -123,12 +125,12 @@ class Budgets:
 
     def kinds(self, agent: str) -> Sequence[ScopeKind]:
         """The kinds of scope in which a call of this agent has a limit."""
+        found: list[ScopeKind] = []
         limits = (self.session, self.agents.get(agent, self.per_agent), self.daily, self.monthly)
-        return [
-            kind
-            for kind, limit in zip(SCOPE_KINDS, limits, strict=True)
-            if limit.tokens is not None or limit.nano_usd is not None
-        ]
+        for kind, limit in zip(SCOPE_KINDS, limits, strict=True):
+            if limit.tokens is not None or limit.nano_usd is not None:
+                found.append(kind)
+        return found
 
     @property
     def in_money(self) -> bool:
@@ -289,9 +291,7 @@ class BudgetExceeded(GatewayError):
         waits_for: frozenset[Scope] = frozenset(),
     ) -> None:
         """`waits_for`: it fits as soon as others are done in these scopes, whatever their period."""
-        in_tokens = unit == "tokens"
-        used = tally.used.tokens if in_tokens else tally.used.nano_usd
-        reserved = tally.held.tokens if in_tokens else tally.held.nano_usd
+        used, reserved = tally.used.of(unit), tally.held.of(unit)
         self.scope, self.unit = str(tally.scope), unit
         self.tally, self.bound, self.waits_for = tally, limit, waits_for
         self.used, self.reserved, self.limit = (shown(unit, one) for one in (used, reserved, limit))
@@ -299,7 +299,7 @@ class BudgetExceeded(GatewayError):
         self.resets_at = tally.scope.resets_at
         self.retry_after_s = retry_after_s
         self.retryable = retry_after_s is not None or self.resets_at is not None
-        money = "" if in_tokens else " USD"
+        money = "" if unit == "tokens" else " USD"
         super().__init__(f"token budget exceeded ({self.scope}: {self.taken}/{self.limit}{money})")
 
     @property
@@ -307,9 +307,8 @@ class BudgetExceeded(GatewayError):
         """What a program wants to know of it."""
         names = ("scope", "used", "reserved", "limit", "unit", "resets_at")
         facts = {name: getattr(self, name) for name in names}
-        return (
-            facts if self.retry_after_s is None else facts | {"retry_after_s": self.retry_after_s}
-        )
+        after_s = self.retry_after_s
+        return facts if after_s is None else facts | {"retry_after_s": after_s}
 
 
 Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded

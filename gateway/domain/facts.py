@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 from unicodedata import category, normalize
 
 from gateway.domain.agents import OWN_CHANNELS, AgentDef, key_peer, of_person, peer_of, person_in
@@ -584,8 +584,7 @@ class Hits:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class PastTurn:
+class PastTurn(NamedTuple):
     """A message that was found; `text` may be cut."""
 
     depth: int

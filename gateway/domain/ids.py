@@ -19,11 +19,7 @@ _UNSAFE = re.compile("[%:\x00-\x1f\x7f-\x9f]")
 
 def encode_part(part: str) -> str:
     """One part of a key as text: `%`, `:` and control characters become percent escapes."""
-    return _UNSAFE.sub(_escape, part)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match.group().encode())
+    return _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), part)
 
 
 def decode_part(text: str) -> str:

@@ -98,7 +98,8 @@ class SecretScanner:
     def _made(self, encodings: tuple[str, ...]) -> Generator[None, None, Sequence[_Search]]:
         made: list[_Search] = []
         for value, mark in self._marks:
-            if encodings in (_HEX, _ALL) or _has_marker(value):
+            has_marker = any(marker in value for marker in _MARKERS.values())
+            if has_marker or encodings in (_HEX, _ALL):
                 for piece in _pieces(value):
                     made.append(_search(piece, encodings, mark))
                     yield  # a long secret takes a while
@@ -121,10 +122,6 @@ def _as_bytes(text: str) -> bytes:
 
 def _fitting(mark: bytes, found: bytes) -> bytes:
     return b"*" * len(found) if mark == _STARS else mark
-
-
-def _has_marker(value: bytes) -> bool:
-    return any(marker in value for marker in _MARKERS.values())
 
 
 def _sets(data: bytes) -> Sequence[tuple[str, ...]]:
@@ -202,7 +199,7 @@ def _pieces(value: bytes) -> Iterator[list[str]]:
 def _search(units: list[str], encodings: tuple[str, ...], mark: bytes) -> _Search:
     shortest = _SHORTEST_FORM if len(units) < _FEW_UNITS or encodings == _HEX else 0
     if encodings == _HEX:
-        pattern = b"".join(map(_hex, units))
+        pattern = _digits(_as_bytes("".join(units)).hex())
         return _Search(re.compile(pattern), 8 * len(units), shortest, mark)
     parts: list[bytes] = []
     for before, unit, after in zip(["", *units[:-1]], units, [*units[1:], ""], strict=True):
@@ -271,10 +268,6 @@ def _html_ways(unit: str, after: str) -> Iterator[bytes]:
         yield ampersand + b"apos" + end
     yield ampersand + b"#0{0,40}+" + str(number).encode() + end
     yield ampersand + b"#[xX]0{0,40}+" + _digits(f"{number:x}") + end
-
-
-def _hex(unit: str) -> bytes:
-    return b"".join(_digits(f"{byte:02x}") for byte in _as_bytes(unit))
 
 
 def _digits(digits: str) -> bytes:

@@ -62,6 +62,18 @@ IMPORTED = RunId("imported")  # of messages that no run of ours made
 _MOST_NAMES = 9
 
 
+class SettingsRefused(GatewayError):
+    """More than is kept for a user."""
+
+    code = "invalid_params"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"patch: these settings would be more than {most} bytes, nothing was changed; "
+            "set some of them to null"
+        )
+
+
 class ImportRefused(GatewayError):
     """It names the place in what was given; nothing was taken in."""
 
@@ -205,25 +217,19 @@ class Choosable:
 
     def problem_with(self, name: str, value: object) -> str | None:
         """Why a setting that is valid would change nothing here."""
-        asked = {one.model for one in self._asked()}
-        if name == "oracle_model" and value not in asked:
-            return f"no agent asks this model; choose one of: {self._models()}"
+        asked = [one for agent in (self.usual, *self.agents) for one in chain_of(agent)]
+        models = {one.model for one in asked}
+        named = ", ".join(dict.fromkeys(one.model for one in chain_of(self.usual)))
+        if name == "oracle_model" and value not in models:
+            return f"no agent asks this model; choose one of: {named}"
         if name == "subagent_model" and not self.subagents:
             return "there are no subagents"
-        if name == "subagent_model" and value not in asked | {one.model for one in self.subagents}:
-            return f"no subagent can ask it; choose one of: {self._models()}"
-        return self._why_not() if (name, value) == ("thinking_enabled", True) else None
-
-    def _why_not(self) -> str | None:
-        """Why no model can be asked to think."""
-        reasons = [self.no_thinking(one) for one in self._asked()]
-        return None if None in reasons else reasons[0]
-
-    def _asked(self) -> Sequence[AgentDef]:
-        return [one for agent in (self.usual, *self.agents) for one in chain_of(agent)]
-
-    def _models(self) -> str:
-        return ", ".join(dict.fromkeys(one.model for one in chain_of(self.usual)))
+        if name == "subagent_model" and value not in models | {one.model for one in self.subagents}:
+            return f"no subagent can ask it; choose one of: {named}"
+        if name == "thinking_enabled" and value is True:
+            reasons = [self.no_thinking(one) for one in asked]
+            return None if None in reasons else reasons[0]
+        return None
 
 
 def chain_of(agent: AgentDef | None) -> Iterator[AgentDef]:
@@ -264,46 +270,30 @@ class UserSettings:
 
 
 def as_wished(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
-    """The agent for one query of this user, with the request's own limits."""
+    """The agent for one query of this user, with the request's own limits. A user chooses among the
+    models that the operator has configured for it: nothing else can be paid for."""
     if not settings.kept and not asked:
         return agent
-    valid = settings.valid
-    chosen = _starting_with(agent, valid.get("oracle_model"))
+    valid: Mapping[str, Any] = settings.valid
+    model = valid.get("oracle_model")
+    chosen = next((one for one in chain_of(agent) if one.model == model), agent)
+    nodes = valid.get("max_context_nodes", chosen.context.max_nodes)
     return replace(
         chosen,
-        thinking=bool(valid.get("thinking_enabled", chosen.thinking)),
+        thinking=valid.get("thinking_enabled", chosen.thinking),
         limits=effective(agent.limits, settings, asked),
-        context=replace(chosen.context, **_context(valid)),
+        context=replace(chosen.context, max_nodes=nodes),
     )
-
-
-def _context(valid: Mapping[str, object]) -> dict[str, Any]:
-    most = valid.get("max_context_nodes")
-    return {} if most is None else {"max_nodes": most}
-
-
-def _starting_with(agent: AgentDef, model: object) -> AgentDef:
-    """The agent's own model, or that one of its fallbacks: a user chooses among what the operator
-    has configured, and nothing else can be paid for."""
-    one: AgentDef | None = agent
-    while one is not None and one.model != model:
-        one = one.fallback
-    return one or agent
 
 
 def effective(limits: Limits, settings: UserSettings, asked: Mapping[str, int]) -> Limits:
     """`limits` are the configuration's: a user's own go before them, within the bounds. A request
     may only tighten; looser values become what is allowed. Its budget alone may be below the least
     that can be set, down to 1."""
-    own: dict[str, Any] = {name: settings.valid.get(name) for name in USER_LIMITS}
-    held = replace(limits, **{name: value for name, value in own.items() if value is not None})
-    tight: dict[str, Any] = {
-        name: max(_least(name), min(asked[name], getattr(held, name)))
-        for name in USER_LIMITS
-        if name in asked
-    }
+    own: dict[str, Any] = {name: one for name, one in settings.valid.items() if name in USER_LIMITS}
+    held = replace(limits, **own)
+    tight: dict[str, Any] = {}
+    for name in asked.keys() & set(USER_LIMITS):
+        least = 1 if name == "token_budget" else int(BOUNDS[name][0])
+        tight[name] = max(least, min(asked[name], getattr(held, name)))
     return replace(held, **tight)
-
-
-def _least(name: str) -> int:
-    return 1 if name == "token_budget" else int(BOUNDS[name][0])

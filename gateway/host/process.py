@@ -25,7 +25,7 @@ def detach_streams() -> None:
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # one that was closed: no file of ours must get its number
     os.close(opened)
-    sys.stdout, sys.stderr = _detached(sys.stdout), _detached(sys.stderr)
+    sys.stdout, sys.stderr = detached(sys.stdout), detached(sys.stderr)
 
 
 def has_terminal() -> bool:
@@ -43,7 +43,8 @@ def hold_hangup() -> None:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
-def _detached(stream: TextIO | None) -> TextIO:
+def detached(stream: TextIO | None) -> TextIO:
+    """The stream, written by a thread: what nobody reads is dropped, and never waited for."""
     if stream is None:  # closed before the start
         return io.TextIOWrapper(_Nowhere(), encoding="utf-8", write_through=True)
     try:
@@ -51,14 +52,8 @@ def _detached(stream: TextIO | None) -> TextIO:
     except (OSError, ValueError):
         return stream  # of a test
     kind = type(stream) if isinstance(stream, io.TextIOWrapper) else io.TextIOWrapper
-    writer = _Writer(number)
-    return kind(
-        writer,
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=True,
-        write_through=True,
-    )
+    how = {"encoding": stream.encoding, "errors": stream.errors}
+    return kind(_Writer(number), **how, line_buffering=True, write_through=True)
 
 
 class _Nowhere(io.BytesIO):
@@ -103,14 +98,14 @@ class _Writer(io.RawIOBase):
 
     def _run(self) -> None:
         while True:
-            told = self._queue.get()
-            if isinstance(told, threading.Event):
-                told.set()
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
                 continue
             with contextlib.suppress(OSError):
-                self._write_all(told)
+                self._write_all(item)
             with self._lock:
-                self._waiting -= len(told)
+                self._waiting -= len(item)
 
     def _write_all(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -1,16 +1,13 @@
 """Summarizes the older part of a conversation: selects it, asks a model, keeps the result. Pure."""
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.domain.messages import Message, Node, estimate_tokens, within_boundary
-from gateway.domain.sessions import Summary, from_plain, to_plain
+from gateway.domain.sessions import Summary, to_plain
 from gateway.memory.window import Window, cut
 from gateway.memory.wording import files_and_symbols, missing_from
-
-log = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.3  # of the allowance: what stays in the window
 LEAST_SHARE = 0.1  # of the allowance: less is not worth a call
@@ -193,13 +190,3 @@ def shrinks(summary: Summary, earlier: Summary | None, span: CoveredSpan) -> boo
 def summary_message(summary: Summary) -> Message:
     """The message under which the tree stores a summary."""
     return Message("summary", json.dumps(to_plain(summary), ensure_ascii=False))
-
-
-def summary_of(node: Node | None) -> Summary | None:
-    """Parses a stored summary. None if it cannot be read: then its messages are shown
-    themselves."""
-    try:
-        return None if node is None else from_plain(json.loads(node.message.text))
-    except ValueError:
-        log.exception("a summary cannot be read", extra={"node": node and node.id})
-        return None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
 from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
-from gateway.domain.ids import AgentId
+from gateway.domain.ids import AgentId, NodeId
 from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
@@ -122,21 +122,27 @@ class Packer:
         that change with every question stand at the end, so that the next request has the same
         beginning, unless a template places them elsewhere."""
         fixed = self._fixed(agent, soul, tools, besides)
+        window = window if isinstance(window, Window) else Window(window)
+        first = max(0, len(window.begins) - agent.context.recent_turns)
         asked = sum(map(message_tokens, (question, *besides.earlier)))
         allowed = allowance(agent)
         room = allowed - fixed.tokens - fixed.tools[1] - asked
-        summary, of_summary = _told_summary(besides.summary, room)
-        memory = _memory(agent, besides, room) if besides.recalled else _NO_MEMORY
+        summary, of_summary = None, _NO_SUMMARY
+        if besides.summary is not None:
+            summary, of_summary = _told_summary(besides.summary, room)
+        memory = _NO_MEMORY
+        if besides.recalled or besides.missing:
+            memory = _memory(agent, besides, window.since(first), room)
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-        shown, first, is_crowded = _shown(agent, window, room, crowded_from, besides.summary)
+        follows = besides.summary.covers if besides.summary else None
+        shown, first, is_crowded = _shown(window, first, room, crowded_from, follows)
         nodes, seen = shown.since(first), shown.size(first)
-        memory = memory.without(nodes) if memory.turns else memory
         parts: tuple[Part, ...] = (
             *fixed.parts,
             of_summary,
             ("window", seen, _items_of(shown, first)),
-            *memory.parts(besides.missing),
+            *memory.parts,
             fixed.tools,
             ("question", asked, [(besides.question_id, asked, ASKED)]),
         )
@@ -246,10 +252,10 @@ def _placed(
     return {name: one for name, one in found.items() if one and name in template.places}
 
 
-def _told_summary(summary: Summary | None, room: int) -> tuple[Message | None, Part]:
+def _told_summary(summary: Summary, room: int) -> tuple[Message | None, Part]:
     """As a message, if there is room for any of it."""
-    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD) if summary else ""
-    if summary is None or not text:
+    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
+    if not text:
         return None, _NO_SUMMARY
     message = Message("user", text)
     tokens = message_tokens(message)
@@ -260,23 +266,16 @@ _NO_SUMMARY: Part = ("summary", 0, ())
 
 
 def _shown(
-    agent: AgentDef,
-    nodes: Sequence[Node],
-    room: int,
-    crowded_from: int,
-    summary: Summary | None,
+    window: Window, first: int, room: int, crowded_from: int, follows: NodeId | None
 ) -> tuple[Window, int, bool]:
-    """Selects the newest exchanges that fit. Returns their window, the index of the first one, and
-    whether there are more than the rules allow."""
-    window = nodes if isinstance(nodes, Window) else Window(nodes)
-    first = max(0, len(window.begins) - agent.context.recent_turns)
+    """Selects the newest exchanges that fit, none before `first`. Returns their window, the index
+    of the first one, and whether there are more than the rules allow."""
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
         window = whole.shortened(first)
         if whole.size(newest) > room:  # else what was said last is lost to its results
             window = whole.shortened(first, whole=0)
         first = 0
-    follows = summary.covers if summary else None
     return window, window.fitting(first, room, follows), window.size(first) > crowded_from
 
 
@@ -292,41 +291,43 @@ _Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Recalled facts and turns within their shares of the room, the most important first."""
+    """Recalled facts and turns as messages; a template may have a place for the facts."""
 
-    facts: Sequence[_Line] = ()
-    turns: Sequence[_Line] = ()
     message: Message | None = None
+    placed: Message | None = None
     tokens: int = 0
-    placed: Message | None = None  # facts, where a template has a place for them
-
-    @classmethod
-    def of(cls, facts: Sequence[_Line], turns: Sequence[_Line], *, is_apart: bool) -> "_Memory":
-        placed = _block(facts) if is_apart else None
-        message = _block(turns if is_apart else (*facts, *turns))
-        return cls(facts, turns, message, _tokens(message) + _tokens(placed), placed)
-
-    def without(self, nodes: Sequence[Node]) -> "_Memory":
-        """Drops turns that the window shows already."""
-        ids = {node.id for node in nodes}
-        turns = [line for line in self.turns if (line[0].message_id or line[0].id) not in ids]
-        return _Memory.of(self.facts, turns, is_apart=self.placed is not None)
-
-    def parts(self, missing: str) -> tuple[Part, Part]:
-        absent: Sequence[Item] = [("none", 0, missing)] if missing else ()
-        if self is _NO_MEMORY:
-            return ("facts", 0, ()), ("recall", 0, absent)
-        lines = "\n".join(text for _, text, _ in self.facts)
-        together = estimate_tokens(lines) if self.turns else self.tokens
-        facts = _tokens(self.placed) or together
-        known, said = (
-            [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
-            for lines in (self.facts, self.turns)
-        )
-        return ("facts", facts, known), ("recall", self.tokens - facts, said or absent)
+    parts: tuple[Part, Part] = (("facts", 0, ()), ("recall", 0, ()))
 
 
 _NO_MEMORY = _Memory()
+
+
+def _memory(agent: AgentDef, besides: Besides, shown: Sequence[Node], room: int) -> _Memory:
+    """What fits into the shares of the room, the most important first, without turns that are
+    shown anyhow."""
+    ids = {node.id for node in shown}
+    wanted: dict[str, list[Recalled]] = {"fact": [], "turn": []}
+    for one in besides.recalled:
+        if one.kind in wanted and (one.kind == "fact" or (one.message_id or one.id) not in ids):
+            wanted[one.kind].append(one)
+    facts = _within(wanted["fact"][: agent.context.facts], room * FACTS_SHARE)
+    turns = _within(wanted["turn"], min(RECALL_TOKENS, room * RECALL_SHARE))
+    is_apart = besides.template is not None and "facts" in besides.template.places
+    placed = _block(facts) if is_apart else None
+    message = _block(turns if is_apart else [*facts, *turns])
+    total = sum(message_tokens(one) for one in (message, placed) if one)
+    of_facts = total
+    if placed is not None:
+        of_facts = message_tokens(placed)
+    elif turns:
+        of_facts = estimate_tokens("\n".join(text for _, text, _ in facts))
+    known, said = (
+        [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
+        for lines in (facts, turns)
+    )
+    recalled = said or [("none", 0, besides.missing)] if besides.missing or said else ()
+    parts: tuple[Part, Part] = ("facts", of_facts, known), ("recall", total - of_facts, recalled)
+    return _Memory(message, placed, total, parts)
 
 
 def _block(lines: Sequence[_Line]) -> Message | None:
@@ -334,23 +335,14 @@ def _block(lines: Sequence[_Line]) -> Message | None:
     return Message("user", "\n".join(told)) if lines else None
 
 
-def _memory(agent: AgentDef, besides: Besides, room: int) -> _Memory:
-    facts = [one for one in besides.recalled if one.kind == "fact"][: agent.context.facts]
-    turns = [one for one in besides.recalled if one.kind == "turn"]
-    return _Memory.of(
-        _within(facts, int(room * FACTS_SHARE) - _EDGES),
-        _within(turns, min(RECALL_TOKENS, int(room * RECALL_SHARE)) - _EDGES),
-        is_apart=besides.template is not None and "facts" in besides.template.places,
-    )
-
-
-def _within(recalled: Sequence[Recalled], room: int) -> Sequence[_Line]:
+def _within(recalled: Sequence[Recalled], room: float) -> list[_Line]:
     taken: list[_Line] = []
+    left = int(room) - _EDGES
     for one in recalled:
         text = told_line(one)
-        if (tokens := estimate_tokens(text + "\n")) <= room:
+        if (tokens := estimate_tokens(text + "\n")) <= left:
             taken.append((one, text, tokens))
-            room -= tokens
+            left -= tokens
     return taken
 
 
@@ -368,10 +360,6 @@ def _capped(items: Sequence[Item]) -> Sequence[Item]:
     return (*items[:MOST_ITEMS], others)
 
 
-def _tokens(message: Message | None) -> int:
-    return 0 if message is None else message_tokens(message)
-
-
 TOLD = "told by a rule, the gateway or another session; not kept"
 _ITEM = ("id", "tokens", "why")
 
@@ -379,8 +367,8 @@ _ITEM = ("id", "tokens", "why")
 def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict[str, object]:
     """The parts of the first request and the notices since then, in the plain form that a run
     stores. The parts add up to the total."""
-    names = map("notice-{}".format, range(1, len(noticed) + 1))
-    notices: Part = ("notices", sum(noticed), [*zip(names, noticed, repeat(TOLD))])
+    items = [(f"notice-{n}", size, TOLD) for n, size in enumerate(noticed, 1)] if noticed else ()
+    notices: Part = ("notices", sum(noticed), items)
     return {
         "model": agent.model,
         "max_context_tokens": agent.context_window,

@@ -35,7 +35,7 @@ from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, Decode, Encode, FactStore, Ids, Model
 from gateway.domain.supervision import Work, contained
 from gateway.memory import wording as dates
-from gateway.memory.statements import claims_in
+from gateway.memory.statements import LOOKED_AT, OF_OURS, claims_in
 from gateway.memory.wording import is_functional, predicate_of
 
 MOST_MESSAGES = 20  # a call
@@ -373,18 +373,26 @@ class FactExtractor:
 
     def told(self, key: SessionKey, said: Sequence[SaidMessage], upto: NodeId) -> None:
         """Takes what people said in a run that has ended, and its last node. Never waits."""
-        how = self._keeping.how(key)
+        agent = self._keeping.agents.get(key.agent)
+        how = agent.context.extraction if agent else "off"
         if how == "off" or not said:
             return
         if how == "model":
             self._queue.owe(key, said[0].message_id)
         if self._behind and key in self._behind:
             self._behind[key] += 1  # it is read from the store, in its order
-        elif found := [(one.sender, claim) for one in said for claim in self._claims(key, one)]:
+            return
+        found: list[tuple[str | None, Claim]] = []
+        for one in said:
+            if self.last or OF_OURS.search(one.text, 0, LOOKED_AT):
+                found += [(one.sender, claim) for claim in self._claims(key, one)]
+        if found:
             written = self._writing[key] = anyio.Event()
             self._start(partial(self._write, key, found, upto, written))
-        else:
-            self._looked(key, upto)
+            return
+        self._places[key] = upto
+        if not self._is_noting:
+            self._start(self._note)
 
     async def settled(self, key: SessionKey) -> None:
         """Waits a short time until the facts of this session can be found."""
@@ -428,7 +436,9 @@ class FactExtractor:
         try:
             for person, those in groupby(found, key=itemgetter(0)):
                 await self._keeping.keep(key, person, [claim for _, claim in those])
-            self._looked(key, upto)
+            self._places[key] = upto
+            if not self._is_noting:
+                self._start(self._note)
         except StoreUnavailable as error:
             self._fall_behind(key, error)
         except Exception:
@@ -439,15 +449,12 @@ class FactExtractor:
             if self._writing.get(key) is written:
                 del self._writing[key]
 
-    def _looked(self, key: SessionKey, upto: NodeId) -> None:
-        self._places[key] = upto
-        if not self._is_noting:
-            self._is_noting = True
-            self._start(self._note)
-
     async def _note(self) -> None:
         """Stores how far the patterns have looked, in one commit for all sessions. Never ahead of
         facts that are still being written."""
+        if self._is_noting:
+            return
+        self._is_noting = True
         while self._places:
             await self._keeping.clock.sleep(NOTE_EVERY_S)
             due = {key: at for key, at in self._places.items() if key not in self._writing}

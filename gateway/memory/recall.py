@@ -7,8 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from heapq import nlargest
+from itertools import filterfalse
 from math import log as ln
+from operator import attrgetter
 from typing import Literal
 
 import anyio
@@ -63,10 +66,13 @@ def ranked(
     length = found.trail.length
     many = (length >> _BLOCK_BITS) + 1
     weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
-    cells = _best_cells(weighed)
+    if sum(len(hits.depths) for hits, _ in weighed) > _CELLS:
+        cells = _best_cells(weighed)
+        scored = [[at for at in hits.depths if at >> _CELL_BITS in cells] for hits, _ in weighed]
+    else:
+        scored = [[*hits.depths] for hits, _ in weighed]
     around, own, blocks = Scores(float), Scores(float), Scores(float)
-    for hits, rarity in weighed:
-        depths = [depth for depth in hits.depths if depth >> _CELL_BITS in cells]
+    for depths, (hits, rarity) in zip(scored, weighed, strict=True):
         near = Scores(float)
         for depth in depths:
             own[depth] += rarity
@@ -89,15 +95,13 @@ def ranked(
         for depth, score in part.items():
             whole[depth] += share * score
     share = _BLOCK / max(blocks.values(), default=1.0)
-    best = nlargest(
-        limit,
-        (
-            (score + share * blocks.get(depth >> _BLOCK_BITS, 0.0), depth)
-            for depth, score in whole.items()
-            if depth not in without
-        ),
-    )
-    return [(depth, score) for score, depth in best if score >= least * best[0][0]]
+    best = [
+        (score + share * blocks.get(depth >> _BLOCK_BITS, 0.0), depth)
+        for depth, score in whole.items()
+        if depth not in without
+    ]
+    best.sort(reverse=True)
+    return [(depth, score) for score, depth in best[:limit] if score >= least * best[0][0]]
 
 
 def _best_cells(weighed: Sequence[tuple[Hits, float]]) -> set[int]:
@@ -138,7 +142,7 @@ _FADES = 0.15  # what each place further down a list of facts takes from its sco
 _LEAST_WANTED = 10  # of each kind, for a turn
 # Of the best score: what a turn is not shown. Questions rarely find their answer below it, and each
 # message of a memory block is read, packed, sent, paid for and journalled.
-_LEAST_SHARE = 0.6
+_LEAST_SHARE, _MOST_READ = 0.45, 16
 KINDS: tuple[RecallKind, ...] = ("fact", "turn")
 
 _MINE = frozenset(words_of("i me my mine we us our ours"))
@@ -152,6 +156,7 @@ _STOP = _MINE | frozenset(
         "your yours tell know remember please"
     )
 )
+_SCORE = attrgetter("score")
 _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
 
 
@@ -192,19 +197,16 @@ class Recall:
             limit=max(_LEAST_WANTED, most),
             shown=Shown(window[0].id, window[-1].id) if window else None,
         )
-        if not found and not is_known:
-            return ()
+        if not is_known:
+            return found
         facts = [one for one in found if one.fact][:most]
-        turns: dict[str, Recalled] = {}
-        for one in found:
-            if not one.fact:
-                turns.setdefault(one.text, one)  # the same words again tell nothing more
+        turns = [one for one in found if not one.fact]
         if is_known and len(facts) < most:  # few say outright what they ask about
             known = {one.id for one in facts}
             more = await self.facts.facts_around(theirs, (SUBJECT,), limit=most)
             others = [one for one in more if one.id not in known][: most - len(facts)]
             facts += [recalled_fact(one, 0.0, "about the person") for one in others]
-        return (*facts, *turns.values())
+        return (*facts, *turns)
 
     async def of(
         self,
@@ -219,7 +221,7 @@ class Recall:
         """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, only turns
         that are worth being shown."""
         said = _all_words(question)
-        words = _telling(said)
+        words = asked_words(said)
         if not words:
             return ()
         facts: Sequence[Recalled] = ()
@@ -228,35 +230,23 @@ class Recall:
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told
-        # The messages in which facts were said, with the score of the best fact of each.
-        sources = {
-            name: _OF_FACT * one.score
-            for one in reversed(facts)
-            if one.fact
-            for name in one.fact.source_message_ids[-_SOURCES:]
-        }
-
-        def choose(found: FoundTurns) -> Mapping[int, float]:
-            at = found.messages
-            boosts = {at[name]: score for name, score in sources.items() if name in at}
-            if not (found.words or boosts):
-                return {}
-            seen = [at[end] for end in ends if end in at]  # on the path they follow each other
-            without = range(min(seen), max(seen) + 1) if shown and shown.since and seen else ()
-            read, least = (limit, _LEAST_SHARE) if shown else (_READ * limit, 0.0)
-            return dict(ranked(found, boosts, limit=read, without=without, least=least))
-
-        upto = shown.upto if shown else None
-        ends = [end for end in (shown.since, shown.upto) if end] if shown else []
+        sources = _sources(facts) if facts else {}
+        messages, upto = tuple(sources), None
+        if shown is not None:
+            messages, upto = (*sources, shown.since or "", shown.upto or ""), shown.upto
+        choose = partial(_worth_reading, sources, shown, limit)
         found = await self.facts.find_turns(
-            key, words, choose, messages=(*sources, *ends), upto=upto, limit=_HITS
+            key, words, choose, messages=messages, upto=upto, limit=_HITS
         )
         if not found.turns:
             return told
+        turns = sorted(found.turns, key=_SCORE)
+        if shown is not None:  # the same words again tell nothing more
+            turns = [*{turn.text: turn for turn in turns}.values()]
         held, heard = distinct(found.words), frozenset(said)
-        turns = [_recalled(turn, key, held, heard, turn.id in sources) for turn in found.turns]
-        turns.sort(key=lambda one: (-one.score, one.at, one.id))
-        return (*told, *turns[:limit])
+        best = [_recalled(turn, key, held, heard, turn.id in sources) for turn in turns]
+        best.sort(key=lambda one: (-one.score, one.at, one.id))
+        return (*told, *best[:limit])
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
         """Facts that contain the words, then facts one hop away from the first of them."""
@@ -281,17 +271,42 @@ class Recall:
         ]
 
 
-def asked_words(question: str) -> tuple[str, ...]:
+def asked_words(question: str | Sequence[str]) -> tuple[str, ...]:
     """The words of a question without stop words."""
-    return _telling(_all_words(question))
-
-
-def _telling(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word for word in words if word not in _STOP))[:_MOST_WORDS]
+    words = _all_words(question) if isinstance(question, str) else question
+    return tuple(dict.fromkeys(filterfalse(_STOP.__contains__, words)))[:_MOST_WORDS]
 
 
 def _all_words(question: str) -> tuple[str, ...]:
     return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
+
+
+def _sources(facts: Sequence[Recalled]) -> Mapping[str, float]:
+    """The messages in which facts were said, with what the best fact of each is worth."""
+    return {
+        name: _OF_FACT * one.score
+        for one in reversed(facts)
+        if one.fact
+        for name in one.fact.source_message_ids[-_SOURCES:]
+    }
+
+
+def _worth_reading(
+    sources: Mapping[str, float], shown: Shown | None, limit: int, found: FoundTurns
+) -> Mapping[int, float]:
+    """The depths of the best turns, with their scores."""
+    at, boosts = found.messages, dict[int, float]()
+    for name in sources.keys() & at.keys() if sources else ():
+        boosts[at[name]] = sources[name]
+    if not (found.words or boosts):
+        return {}
+    if shown is None:
+        return dict(ranked(found, boosts, limit=_READ * limit))
+    ends = at.get(shown.since or ""), at.get(shown.upto or "")
+    seen = [end for end in ends if end is not None]  # on the path they follow each other
+    without = range(min(seen), max(seen) + 1) if shown.since and seen else ()
+    most = _MOST_READ
+    return dict(ranked(found, boosts, limit=most, without=without, least=_LEAST_SHARE))
 
 
 def _recalled(

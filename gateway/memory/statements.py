@@ -39,7 +39,7 @@ def sentences_of(text: str) -> Iterator[Sentence]:
         said = match["said"]
         if ":" in said and _BRINGS_TEXT.search(said) and not _OF_ONESELF.search(said):
             return  # what follows is a text to work on
-        if not _OF_OURS.search(said):
+        if not OF_OURS.search(said):
             continue
         clauses = tuple(_stated(said, is_question=match["end"].strip()[:1] in {"?", "？"}))
         if clauses:
@@ -105,7 +105,7 @@ _SENTENCE = re.compile(
 _OF_ONESELF = re.compile(
     r"\b(?:i|i['’]m|me|my|myself|remember|ich|mein|mich|mir)\b|我", re.IGNORECASE
 )
-_OF_OURS = re.compile(  # without one of these nothing is told of oneself, and of others by name
+OF_OURS = re.compile(  # without one of these nothing is told of oneself, and of others by name
     r"\b(?:i|i['’]?m|i['’]ve|my|me|our|we|ich|meine?|actually|it['’]?s|it is|that['’]s|make that"
     r"|correction|no,? (?:his|her|its) name)\b|['’]s\s|我",
     re.IGNORECASE,

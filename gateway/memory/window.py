@@ -1,31 +1,41 @@
-"""The window: recent exchanges that a model is shown whole, shortened, as many as fit. Pure."""
+"""The window: the newest whole exchanges of a session, kept for sessions in use, shortened so that as
+many as possible fit."""
 
+import json
+import logging
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 from zlib import crc32
 
 from gateway.domain.agents import ContextRules
-from gateway.domain.ids import NodeId
+from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import (
     MESSAGE_OVERHEAD,
     Excerpt,
     Message,
     Node,
-    ToolCall,
     ToolResult,
     estimate_tokens,
 )
+from gateway.domain.ports import SessionStore
+from gateway.domain.sessions import Path, Summary, from_plain
 
 Exchange = tuple[Node, ...]
+
+log = logging.getLogger(__name__)
 
 SHOWN_WHOLE = 2  # exchanges whose results are never shortened
 LEAST_STEADY = 6  # exchanges: of fewer, each is too good to lose
 HEAD, TAIL = 600, 200  # characters that stay of an old result
 NODE_WEIGHT = 100  # tokens' worth of memory that a node costs even when its text is short
+PAGE = 64  # nodes a read
+SLACK_TURNS = 4  # a long session is cut now and then, not with every turn
+KEPT_TOKENS = 4_000_000  # over all warm sessions together, about 13 MB of text
 
 
 def message_tokens(message: Message) -> int:
@@ -108,7 +118,7 @@ class Window(tuple[Node, ...]):
         digest in its first third, which stays the same for some turns. `follows` is the message
         after which the visible part begins."""
         begins = self.begins
-        first = max(first, self.newest(room))
+        first = max(first, bisect_left(begins, self.tokens - room, key=_BEFORE))
         count = len(begins) - first
         if count < LEAST_STEADY or self[begins[first].place].parent_id == follows:
             return first
@@ -161,17 +171,119 @@ def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         if result is None and waiting and message.role != "assistant":
             between.append(message)
         elif result is None:
-            mended += (*waiting.values(), *between)
-            mended.append(message)
+            mended += (*waiting.values(), *between, message)
             waiting, between = {}, []
             for call in message.tool_calls:
-                waiting[call.id] = _unanswered(call)
+                gone = ToolResult(call.id, call.name, _GONE, is_error=True)
+                waiting[call.id] = Message("tool", result=gone)
         elif result.call_id in waiting:
             waiting[result.call_id] = message
     mended += (*waiting.values(), *between)
     return messages if mended == list(messages) else tuple(mended)
 
 
-def _unanswered(call: ToolCall) -> Message:
-    gone = "No result: the conversation goes on from before it."
-    return Message("tool", result=ToolResult(call.id, call.name, gone, is_error=True))
+_GONE = "No result: the conversation goes on from before it."
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The end of the path to `head`, oldest first, beginning with a question, without what the
+    summary covers."""
+
+    head: NodeId | None
+    nodes: Window = field(default_factory=Window)
+    summary: Summary | None = None
+    follows: NodeId | None = None  # `head` is a summary, made right after this message
+    is_all: bool = False  # that was ever said in this session, and all of it is shown
+
+    def is_summed_up_after(self, node: NodeId) -> bool:
+        """Whether continuing from that node is the same as continuing from `head`."""
+        return self.follows == node
+
+
+class Episodes:
+    """Reads only the end of a path, so the cost does not depend on the length of the session."""
+
+    def __init__(self, transcript: SessionStore, *, kept_tokens: int = KEPT_TOKENS) -> None:
+        self._transcript = transcript
+        self._warm: OrderedDict[SessionKey, Episode] = OrderedDict()
+        self._weight = 0
+        self._kept_tokens = kept_tokens
+
+    async def recall(
+        self, key: SessionKey, rules: ContextRules, *, upto: NodeId | None = None
+    ) -> Episode:
+        """The end of the path to HEAD, or to `upto` when a message continues from elsewhere.
+
+        Reads until the rules' turns or tokens are reached, so nothing that may be shown is missing.
+        """
+        warm = self._warm.get(key) if upto is None else None
+        if warm is not None:
+            self._warm.move_to_end(key)
+            return warm
+        path = await self._transcript.path(key, upto=upto, limit=PAGE)
+        summary = summary_of(path.summary)
+        nodes, more = not_covered(path, summary)
+        oldest = path.nodes
+        while more and (window := Window(nodes)).needed(rules) is window:
+            page = await self._transcript.path(key, before=oldest[0].id, limit=PAGE)
+            earlier, more = not_covered(page, summary)
+            nodes, oldest = (*earlier, *nodes), page.nodes
+        # Without the rest of an exchange whose question was cut off.
+        window = Window(Window(nodes).since(0))
+        begins_all = not more and bool(window) and window[0].seq == 1
+        is_all = begins_all and summary is None and _is_shown(window, rules)
+        last = path.nodes[-1] if path.nodes else None
+        follows = last.parent_id if last and last.message.role == "summary" else None
+        episode = Episode(upto or path.head, window, summary, follows, is_all)
+        if upto is None:
+            self._keep(key, episode)
+        return episode
+
+    def append(
+        self, key: SessionKey, episode: Episode, nodes: Sequence[Node], rules: ContextRules
+    ) -> None:
+        """Adds committed nodes to the cached window, so that the next turn reads nothing."""
+        grown = Window(nodes, after=episode.nodes)
+        is_all = episode.is_all and _is_shown(grown, rules)
+        too_long = len(grown.begins) > rules.recent_turns + SLACK_TURNS
+        if too_long or grown.weight > 2 * rules.token_budget + NODE_WEIGHT * len(grown):
+            grown = grown.needed(rules)
+        self._keep(key, Episode(nodes[-1].id, grown, episode.summary, is_all=is_all))
+
+    def forget(self, key: SessionKey) -> None:
+        """Drops the cached window after HEAD was moved."""
+        gone = self._warm.pop(key, None)
+        if gone is not None:
+            self._weight -= gone.nodes.weight
+
+    def _keep(self, key: SessionKey, episode: Episode) -> None:
+        before = self._warm.pop(key, None)
+        self._warm[key] = episode
+        self._weight += episode.nodes.weight - (before.nodes.weight if before else 0)
+        while self._weight > self._kept_tokens and len(self._warm) > 1:
+            self.forget(next(iter(self._warm)))
+
+
+def _is_shown(window: Window, rules: ContextRules) -> bool:
+    """Whether all of the window fits, whatever else the context holds."""
+    return len(window.begins) <= rules.recent_turns and 2 * window.tokens <= rules.token_budget
+
+
+def not_covered(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
+    """The nodes that the summary does not cover, and whether there are older ones."""
+    nodes, more = path.nodes, path.more
+    ids = [node.id for node in nodes]
+    if summary is not None and summary.covers in ids:
+        nodes, more = nodes[ids.index(summary.covers) + 1 :], False
+    return tuple(node for node in nodes if node.message.role != "summary"), more
+
+
+def summary_of(node: Node | None) -> Summary | None:
+    """Parses a stored summary. None if it cannot be read: then its messages are shown
+    themselves."""
+    try:
+        return None if node is None else from_plain(json.loads(node.message.text))
+    except ValueError:
+        log.exception("a summary cannot be read", extra={"node": node and node.id})
+        return None

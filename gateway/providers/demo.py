@@ -166,7 +166,7 @@ _LINE = re.compile(
 )
 
 
-class KnownFact(NamedTuple):
+class ToldFact(NamedTuple):
     """A sentence to say back. Only a memory has the days, of an older conversation perhaps."""
 
     said: str
@@ -187,25 +187,25 @@ def _recalled(text: str, messages: Sequence[Message]) -> str | None:
     return f"{known.said[0].upper()}{known.said[1:]}." if known else NOT_TOLD
 
 
-def _stated(text: str) -> dict[str, KnownFact]:
+def _stated(text: str) -> dict[str, ToldFact]:
     """What somebody says of what is theirs."""
-    facts: dict[str, KnownFact] = {}
+    facts: dict[str, ToldFact] = {}
     for sentence in _SENTENCE.findall(text):
         if sentence.rstrip().endswith("?") or _ASKS.match(sentence):
             continue
         if name := _TOLD_NAME.match(sentence):
-            facts["name"] = KnownFact(f"your name is {name['value'].strip()}")
+            facts["name"] = ToldFact(f"your name is {name['value'].strip()}")
         elif place := _TOLD_PLACE.match(sentence):
-            facts["location"] = KnownFact(f"you live in {_SINCE.sub('', place['value']).strip()}")
+            facts["location"] = ToldFact(f"you live in {_SINCE.sub('', place['value']).strip()}")
         elif fact := _TOLD.search(sentence):
             said = f"your {fact['thing']} is {fact['how'] or ''}{fact['value'].strip()}"
-            facts[_key(fact["thing"])] = KnownFact(said)
+            facts[_key(fact["thing"])] = ToldFact(said)
     return facts
 
 
-def _known(messages: Sequence[Message]) -> Mapping[str, KnownFact]:
+def _known(messages: Sequence[Message]) -> Mapping[str, ToldFact]:
     """The latest of each: a memory stands before its question, and knows what was put right."""
-    known: dict[str, KnownFact] = {}
+    known: dict[str, ToldFact] = {}
     for message in messages:
         if message.role == "user":
             is_memory = message.text.startswith(MEMORY)
@@ -213,19 +213,19 @@ def _known(messages: Sequence[Message]) -> Mapping[str, KnownFact]:
     return known
 
 
-def _remembered(block: str) -> dict[str, KnownFact]:
-    known: dict[str, KnownFact] = {}
+def _remembered(block: str) -> dict[str, ToldFact]:
+    known: dict[str, ToldFact] = {}
     for line in block.splitlines():
         if (fact := _LINE.fullmatch(line)) and not fact["ended"]:
             key = _key(fact["predicate"].replace("_", " "))
             said = _SAID.get(key, f"your {key} is {{}}")
             if fact["predicate"].endswith("_name"):
                 said = f"your {key} is called {{}}"
-            known[key] = KnownFact(said.format(fact["object"]), fact["since"], fact["told"])
+            known[key] = ToldFact(said.format(fact["object"]), fact["since"], fact["told"])
     return known
 
 
-def _when(text: str, known: Mapping[str, KnownFact]) -> str:
+def _when(text: str, known: Mapping[str, ToldFact]) -> str:
     words = set(re.findall(r"\w+", text.lower()))
     for key, one in known.items():
         if words & _NAMED.get(key, set()) or words >= set(key.split()):

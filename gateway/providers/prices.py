@@ -24,8 +24,10 @@ def _sizes_in(table: Mapping[str, list[str]]) -> dict[str, int]:
     return {name: int(tokens) for tokens, names in table.items() for name in names}
 
 
-_MODELS = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
-_WINDOWS, _FAMILIES, _OUTPUTS = map(_sizes_in, _MODELS.values())
+_KNOWN = tomllib.loads(Path(__file__).with_name("known.toml").read_text(encoding="utf-8"))
+_WINDOWS = _sizes_in(_KNOWN["windows"])
+_FAMILIES = _sizes_in(_KNOWN["families"])
+_OUTPUTS = _sizes_in(_KNOWN["outputs"])
 
 # `:free`, `:thinking`; `@20250101`, `-20250101`, `-2025-01-01`, `-001`; `-latest`, `-preview`.
 _SUFFIX = re.compile(
@@ -94,39 +96,16 @@ class ProviderPreset:
     name: str
     wire: Wire
     base_url: str
-    key_env: str | None
+    key_env: str | None = None
     quirks: Quirks = Quirks()
 
 
-_OPENAI = Quirks(max_tokens_key="max_completion_tokens", thinking_by="reasoning_effort")
-_GEMINI = Quirks(
-    thinking_by="reasoning_effort", foreign_signature="skip_thought_signature_validator"
-)
-_OLLAMA = Quirks(
-    unknown_model="run `ollama pull {model}` where Ollama runs",
-    unreachable="`ollama serve` starts Ollama",
-)
-_OPENROUTER = Quirks(thinking_by="reasoning_enabled")
-_GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
-
-_PRESETS = (
-    ProviderPreset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
-    ProviderPreset("openai", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY", _OPENAI),
-    ProviderPreset("gemini", "openai", _GOOGLE, "GEMINI_API_KEY", _GEMINI),
-    ProviderPreset(
-        "openrouter", "openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", _OPENROUTER
-    ),
-    ProviderPreset("ollama", "openai", "http://127.0.0.1:11434/v1", None, _OLLAMA),
-)
-PRESETS = {preset.name: preset for preset in _PRESETS}
-
-# What a start without a configuration asks; ollama has whatever was pulled.
-DEFAULT_MODELS = {
-    "anthropic": "claude-sonnet-5-5",
-    "openai": "gpt-6.1-sol",
-    "gemini": "gemini-3.8-flash",
-    "openrouter": "openrouter/auto",
+PRESETS = {
+    name: ProviderPreset(name, **{**fields, "quirks": Quirks(**fields.get("quirks", {}))})
+    for name, fields in _KNOWN["presets"].items()
 }
+# What a start without a configuration asks; ollama has whatever was pulled.
+DEFAULT_MODELS: Mapping[str, str] = _KNOWN["default_models"]
 
 
 def quirks_of(definition: ProviderDef) -> Quirks:

@@ -108,7 +108,7 @@ LINE_CAP = 1024 * 1024
 EVENT_CAP = 4 * 1024 * 1024
 _LINE_COST = 64  # what an empty line costs us in memory, so that millions of them hit the cap too
 _BOM = b"\xef\xbb\xbf"
-_USUAL_EVENT = re.compile(rb"(?:event: ([^\n]*)\n)?data: ([^\n]*)")
+_NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 
 # Data and name. The data stays bytes: the parser checks the UTF-8 on the way.
 Event = tuple[bytes, bytes]
@@ -140,12 +140,10 @@ class SseDecoder:
         if not any((self._line, self._data, self._event)):
             *blocks, data = data.split(b"\n\n")
             for block in blocks:
-                usual = _USUAL_EVENT.fullmatch(block)
-                if usual and len(block) <= self._line_cap:
-                    name, said = usual.groups(b"")
-                    events.append((said, name))
+                if block[:6] == b"data: " and b"\n" not in block and len(block) <= self._line_cap:
+                    events.append((block[6:], b""))
                 else:
-                    self._take([*block.split(b"\n"), b""], events)
+                    self._take_block(block, events)
         if data:
             self._feed_lines(data, events)
         return events
@@ -157,6 +155,13 @@ class SseDecoder:
             return b""
         self._start = None
         return data.removeprefix(_BOM)
+
+    def _take_block(self, block: bytes, events: list[Event]) -> None:
+        named = _NAMED_EVENT.fullmatch(block)
+        if named and len(block) <= self._line_cap:
+            events.append((named[2], named[1]))
+        else:
+            self._take([*block.split(b"\n"), b""], events)
 
     def finish(self) -> list[Event]:
         """At the end of the bytes: what an event without its empty line would have been."""
@@ -246,7 +251,7 @@ class CallDraft:
         self.id, self.name = id, ""
         self.arguments: list[str] = []
         self.extra: object = None  # opaque, goes back to the same provider
-        # Found in the text. A broken one stays, so that the model is told of it.
+        # Found in the text. A broken one stays, so that the model learns of it.
         self.is_recovered = False
 
     def is_begun(self) -> bool:
@@ -454,7 +459,7 @@ class ReplyReader(ABC):
             draft.arguments.append(piece)
 
     def count(self, usage: Usage | None) -> None:
-        """What the provider told of its usage before the end, if it can be believed."""
+        """What the provider reported of its usage before the end, if it can be believed."""
         if usage is not None and 0 < usage.input_tokens <= self._sent_bytes + HIDDEN_INPUT:
             self.progress.told = usage
 
@@ -547,7 +552,8 @@ class ReplyReader(ABC):
             calls = self._finished_calls(finish, text)
             opaque = self.extras(calls)
         extras = Extras(self.provider, json_bytes(opaque).decode()) if opaque else None
-        self.grow(len(extras.json) if extras else 0)  # it is sent again with every request
+        if extras:
+            self.grow(len(extras.json))  # it is sent again with every request
         if finish in {"stop", "tool_calls"}:  # some servers say "stop" all the same
             finish = "tool_calls" if calls else "stop"
         return ModelReply(
@@ -601,23 +607,24 @@ class ReplyReader(ABC):
             log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
 
     def _sane(
-        self, told: Usage | None, text: str, thinking: str, calls: tuple[ToolCall, ...]
+        self, reported: Usage | None, text: str, thinking: str, calls: tuple[ToolCall, ...]
     ) -> Usage:
         """What the provider counted where it can be believed, else an estimate that says so."""
         called = "".join([call.name + call.arguments for call in calls]) if calls else ""
-        told = told or Usage(-1, -1)
+        reported = reported or Usage(-1, -1)
         visible = len(text) + len(thinking) + len(called)
         most_output = 4 * visible + max(HIDDEN_OUTPUT, 4 * self.request.max_tokens)
-        input_is_sane = 0 < told.input_tokens <= self._sent_bytes + HIDDEN_INPUT
-        output_is_sane = min(1, visible) <= told.output_tokens <= most_output
+        input_is_sane = 0 < reported.input_tokens <= self._sent_bytes + HIDDEN_INPUT
+        output_is_sane = min(1, visible) <= reported.output_tokens <= most_output
         if input_is_sane and output_is_sane:
-            return told
+            return reported
         if not input_is_sane:
-            input_tokens = int(self._sent_bytes / BYTES_A_TOKEN) + 1
-            told = replace(told, input_tokens=input_tokens, cached_tokens=0, written_tokens=0)
+            sent = int(self._sent_bytes / BYTES_A_TOKEN) + 1
+            reported = replace(reported, input_tokens=sent, cached_tokens=0, written_tokens=0)
         if not output_is_sane:
-            told = replace(told, output_tokens=sum(map(estimate_tokens, (text, thinking, called))))
-        return replace(told, reasoning_tokens=0, estimated=True)
+            came = sum(map(estimate_tokens, (text, thinking, called)))
+            reported = replace(reported, output_tokens=came)
+        return replace(reported, reasoning_tokens=0, estimated=True)
 
     # What no reply can be made of.
 
@@ -627,8 +634,8 @@ class ReplyReader(ABC):
 
     def _misshapen(self, error: Exception) -> ModelFailed:
         """A value of another type than the wire promises is the provider's fault, never a crash."""
-        told = f"an answer has another shape than the wire promises ({error})"
-        return self.failed("protocol", told)
+        detail = f"an answer has another shape than the wire promises ({error})"
+        return self.failed("protocol", detail)
 
     def _refuse_error(self, chunk: Any, *, is_error: bool) -> None:
         """Raises ModelFailed if a good answer holds a provider's error."""
@@ -658,11 +665,11 @@ def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:
     return "call_" + blake2b(seed, digest_size=10).hexdigest()
 
 
-def counts(told: object) -> dict[str, int]:
+def counts(reported: object) -> dict[str, int]:
     """The numbers of tokens that an object tells, without those that cannot be one."""
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         return {}
-    return {name: count for name, count in told.items() if type(count) is int and count >= 0}
+    return {name: count for name, count in reported.items() if type(count) is int and count >= 0}
 
 
 def cost(value: object) -> float | None:

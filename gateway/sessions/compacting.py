@@ -25,12 +25,10 @@ from gateway.memory.compaction import (
     shrinks,
     span_of,
     summary_message,
-    summary_of,
     summed_up,
 )
 from gateway.memory.context import allowance
-from gateway.memory.episodes import PAGE, Episodes, not_covered
-from gateway.memory.window import message_tokens
+from gateway.memory.window import PAGE, Episodes, message_tokens, not_covered, summary_of
 from gateway.sessions.lanes import Lanes
 
 log = logging.getLogger(__name__)

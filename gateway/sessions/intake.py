@@ -20,9 +20,8 @@ from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, Encode, Ids, Inbox, SessionStore, ToolScope
 from gateway.domain.sessions import Erased, TakenIn
-from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
-from gateway.memory.window import message_tokens
+from gateway.memory.window import Episodes, message_tokens
 from gateway.routing import Router
 from gateway.sessions.lanes import Lanes, QueuedMessage, QueuePolicy, SessionQueues
 from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole

@@ -52,7 +52,7 @@ from gateway.domain.model import (
     ThinkingDelta,
 )
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, SessionStore, ToolScope
-from gateway.memory.episodes import Episode
+from gateway.memory.window import Episode
 from gateway.sessions.journal import (
     Difference,
     RequestParts,

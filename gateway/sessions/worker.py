@@ -10,7 +10,7 @@ from math import ceil
 
 import anyio
 
-from gateway.agent.driver import Assignment, Runner
+from gateway.agent.driver import Assignment, Driver, Runner
 from gateway.agent.effects import Fail, Finish, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line, plain_limits
@@ -28,11 +28,10 @@ from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScop
 from gateway.domain.sessions import as_wished
 from gateway.domain.supervision import result_of
 from gateway.memory.context import Besides
-from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
-from gateway.memory.window import message_tokens
+from gateway.memory.window import Episode, Episodes, message_tokens
 from gateway.sessions.journal import RunInputs
 from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.runs import LiveRuns, RecordedJournal
@@ -371,11 +370,12 @@ class RunWorker:
             job = replace(job, was_near=True)
         batch.most_nodes = agent.context.max_nodes
         batch.crowded = agent if job.context.is_crowded else None
-        driver = runner.driver(job, journal, run.emit, run.control)
+        model, gate = runner.model, runner.gate
+        driver = Driver(job, model, gate, journal, run.emit, control=run.control)
         run.progress = driver.progress
         scene = {
             "limits": plain_limits(agent.limits),
-            "tree": {"name": agent.tree, "text": runner.plans.digest(agent.id)},
+            "tree": {"name": agent.tree, "text": job.plan_digest},
             "decision": job.agent.decision,
             "rules": dict(rules.digests),
         }

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.domain.events import AuditEntry, Deed, DeedKind, entry_after
 from gateway.domain.ids import to_micros, to_time
+from gateway.store.tables import insert, where
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 log = logging.getLogger(__name__)
@@ -17,7 +18,7 @@ def append_deed(deed: Deed, pen: Pen) -> None:
     last = _newest(pen.db)
     entry = entry_after(last[0] if last else None, deed)
     row = (entry.seq, to_micros(entry.at), entry.kind, entry.actor, entry.detail, entry.hash)
-    pen.db.execute(f"INSERT INTO audit ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", row)
+    pen.db.execute(_APPEND, row)
 
 
 def _newest(
@@ -27,19 +28,17 @@ def _newest(
     before: int | None = None,
     limit: int = 1,
 ) -> Sequence[AuditEntry]:
-    terms = {"kind = ?": kind, "seq < ?": before}
-    given = {term: value for term, value in terms.items() if value is not None}
-    where = f"WHERE {' AND '.join(given)} ORDER BY seq DESC" if given else "ORDER BY seq DESC"
-    return _select(where, (*given.values(), limit), db)
+    condition, values = where({"kind = ?": kind, "seq < ?": before})
+    return _select(f"{condition} ORDER BY seq DESC", (*values, limit), db)
 
 
 def _after(db: sqlite3.Connection, seq: int, *, limit: int) -> Sequence[AuditEntry]:
     return _select("WHERE seq > ? ORDER BY seq", (seq, limit), db)
 
 
-def _select(where: str, values: tuple[Any, ...], db: sqlite3.Connection) -> Sequence[AuditEntry]:
+def _select(terms: str, values: tuple[Any, ...], db: sqlite3.Connection) -> Sequence[AuditEntry]:
     """The last value is the limit."""
-    rows = db.execute(f"SELECT {_COLUMNS} FROM audit {where} LIMIT max(0, ?)", values)
+    rows = db.execute(f"SELECT {_COLUMNS} FROM audit {terms} LIMIT max(0, ?)", values)
     return [AuditEntry(seq, to_time(at), *rest) for seq, at, *rest in rows.fetchall()]
 
 
@@ -60,3 +59,4 @@ def _note_missing(deed: Deed, error: Exception) -> None:
 
 
 _COLUMNS = "seq, at, kind, actor, detail, hash"
+_APPEND = insert("audit", _COLUMNS)

@@ -10,6 +10,7 @@ from gateway.domain.errors import AlreadyHeard
 from gateway.domain.ids import to_micros, to_time
 from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery
+from gateway.store.tables import insert
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 
@@ -77,7 +78,7 @@ def _to_pairing(row: Sequence[Any] | None) -> Pairing | None:
 
 _COLUMNS = "channel, account, person, name, state, code_digest, asked_at, expires_at, is_owner"
 _IS = "channel = ? AND account = ? AND person = ?"
-_ASK = f"INSERT INTO pairing ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ASK = insert("pairing", _COLUMNS)
 _WAITING = """
 SELECT count(*) FROM pairing
 WHERE channel = ? AND account = ? AND state = 'asked' AND expires_at > ?
@@ -195,21 +196,13 @@ class SqliteChannels(SqliteStore):
 
 
 _READ = "SELECT slot, text FROM channel_memo WHERE channel = ? AND account = ? ORDER BY slot"
-_WRITE_MEMO = """
-INSERT INTO channel_memo (channel, account, slot, text) VALUES (?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET text = excluded.text
-"""
+_WRITE_MEMO = insert("channel_memo", "channel, account, slot", "text")
 _IS_THERE = "SELECT 1 FROM channel_heard WHERE platform_id = ? AND channel = ? AND account = ?"
 # What could not be read may be taken in after all, once an operator says so.
 _IS_HEARD = f"{_IS_THERE} AND outcome <> 'unreadable'"
 _IS_RUN = "SELECT 1 FROM run WHERE platform_id = ? AND channel = ? AND account = ?"
 _IS_DELIVERY = "SELECT 1 FROM delivery WHERE delivery_id = ?"
-_HEAR = """
-INSERT INTO channel_heard (platform_id, channel, account, at, outcome, detail, why, again)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET at = excluded.at, outcome = excluded.outcome, detail = excluded.detail,
-    why = excluded.why, again = excluded.again
-"""
+_HEAR = insert("channel_heard", "platform_id, channel, account", "at, outcome, detail, why, again")
 _LETTER = "SELECT channel, account, platform_id, at, detail, why, again FROM channel_heard"
 _UNREAD = f"""
 {_LETTER} WHERE outcome = 'unreadable' AND (? IS NULL OR channel = ?) ORDER BY at DESC LIMIT ?

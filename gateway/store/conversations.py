@@ -29,6 +29,7 @@ from gateway.store.rows import (
     seq_of,
     to_node,
 )
+from gateway.store.tables import where
 from gateway.store.turns import forks_of
 from gateway.store.writer import Pen, reading, writing
 
@@ -313,20 +314,17 @@ def _find_session(db: sqlite3.Connection, key: SessionKey) -> SessionRecord | No
 
 def _list_sessions(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
     """`updated_at` is unique, so `before` = that of the last session skips none."""
-    wanted: dict[str, Sequence[object] | None] = {
+    wanted = {
         _one_of("s.agent", query.agents): query.agents,
         _one_of("s.channel", query.channels): query.channels,
-        "s.account = ?": None if query.account is None else [query.account],
-        "s.peer = ?": None if query.peer is None else [query.peer],
-        "instr(s.key, ?) > 0": None if query.text is None else [query.text],
-        "s.updated_at < ?": None if query.before is None else [to_micros(query.before)],
+        "s.account = ?": query.account,
+        "s.peer = ?": query.peer,
+        "instr(s.key, ?) > 0": query.text,
+        "s.updated_at < ?": query.before,
     }
-    given = {term: values for term, values in wanted.items() if values is not None}
-    where = f"WHERE {' AND '.join(given)}" if given else ""
-    limit = max(0, query.limit)
-    values = [value for values in given.values() for value in values]
+    (condition, values), limit = where(wanted), max(0, query.limit)
     rows = db.execute(
-        f"{_SESSION} {where} ORDER BY s.updated_at DESC LIMIT ?", (*values, limit + 1)
+        f"{_SESSION} {condition} ORDER BY s.updated_at DESC LIMIT ?", (*values, limit + 1)
     ).fetchall()
     return SessionPage(tuple(_to_record(row) for row in rows[:limit]), more=len(rows) > limit)
 

@@ -12,49 +12,43 @@ from gateway.domain.facts import Erasure, tombstone_of
 from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.sessions import Erased
 from gateway.store import facts as fact_writing
-from gateway.store.faults import require_text
 from gateway.store.rows import place_of
 from gateway.store.turns import forget_turns, rewrite_index
-from gateway.store.writer import Pen, SqliteStore
+from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 _FAST = 1  # of zlib's levels
 _ANY = "surrogatepass"  # a tool may say what is no text
 
 
-class SqliteOriginals(SqliteStore):
-    async def keep_original(self, original: Original) -> None:
-        await self._writer.write(partial(_keep, original), durable=False)
-
-    async def read_original(self, session_key: SessionKey, reference: str) -> Original | None:
-        return await self._readers.read(partial(_read, session_key, reference))
-
-    async def forget_originals(self, session_key: SessionKey) -> None:
-        await self._writer.write(partial(forget_originals, session_key), durable=False)
-
-
-def forget_originals(key: SessionKey, pen: Pen) -> None:
+def forget_originals(pen: Pen, key: SessionKey) -> None:
     pen.db.execute("DELETE FROM original WHERE session = ?", (str(key),))
 
 
-def sweep_originals(before: int, limit: int, pen: Pen) -> int:
-    """Those that were kept before; gives how many."""
+def sweep_originals(pen: Pen, before: int, limit: int) -> int:
+    """Deletes the oldest that were kept before that time. Returns how many."""
     return pen.db.execute(_SWEEP, (before, max(0, limit))).rowcount
 
 
-def _keep(original: Original, pen: Pen) -> None:
+def _keep(pen: Pen, original: Original) -> None:
     one = original
     packed = zlib.compress(one.content.encode("utf-8", _ANY), _FAST)
     at = to_micros(one.at)
     pen.db.execute(_KEEP, (one.reference, str(one.session_key), one.run_id, one.tool, packed, at))
 
 
-def _read(key: SessionKey, reference: str, db: sqlite3.Connection) -> Original | None:
-    row = db.execute(_READ, (reference, str(key))).fetchone()
+def _read(db: sqlite3.Connection, session_key: SessionKey, reference: str) -> Original | None:
+    row = db.execute(_READ, (reference, str(session_key))).fetchone()
     if row is None:
         return None
     run_id, tool, packed, at = row
     content = zlib.decompress(packed).decode("utf-8", _ANY)
-    return Original(reference, key, RunId(run_id), tool, content, to_time(at))
+    return Original(reference, session_key, RunId(run_id), tool, content, to_time(at))
+
+
+class SqliteOriginals(SqliteStore):
+    keep_original = writing(_keep, durable=False)
+    read_original = reading(_read)
+    forget_originals = writing(forget_originals, durable=False)
 
 
 _KEEP = """
@@ -69,22 +63,22 @@ DELETE FROM original WHERE id IN (SELECT id FROM original WHERE at < ? ORDER BY 
 
 class SqliteErasures(SqliteStore):
     async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
-        """Told only when the index of what was said is written anew as well: after a crash before
-        that it is to be asked again."""
-        require_text("the session's key or who erases it", str(key), by)
+        """Returns only when the index of words is written anew as well: after a crash before that it
+        has to be asked again."""
         what = Erasure(session_key=key, by=by)
         if dry_run:
-            return await self._readers.read(partial(_count, key, what))
-        erased = await self._writer.write(partial(_erase, key, what, now), durable=True)
+            return await self._readers.read(partial(_count, key=key, what=what))
+        erase = partial(_erase, key=key, what=what, now=now)
+        erased = await self._writer.write(erase, durable=True)
         await rewrite_index(self._writer)
         return erased
 
 
-def _count(key: SessionKey, what: Erasure, db: sqlite3.Connection) -> Erased:
+def _count(db: sqlite3.Connection, key: SessionKey, what: Erasure) -> Erased:
     row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
     if row is None:
         raise NotFound(f"session {key}")
-    return Erased(len(_ids(row[0], db)), fact_writing.count_of(what, db))
+    return Erased(len(_ids(row[0], db)), fact_writing.count_of(db, what))
 
 
 def _ids(session: int, db: sqlite3.Connection) -> Sequence[str]:
@@ -92,7 +86,7 @@ def _ids(session: int, db: sqlite3.Connection) -> Sequence[str]:
     return [row[0] for row in db.execute(_MESSAGES, bounds)]
 
 
-def _erase(key: SessionKey, what: Erasure, now: datetime, pen: Pen) -> Erased:
+def _erase(pen: Pen, key: SessionKey, what: Erasure, now: datetime) -> Erased:
     session = pen.session(key)
     if session is None:
         raise NotFound(f"session {key}")
@@ -102,12 +96,12 @@ def _erase(key: SessionKey, what: Erasure, now: datetime, pen: Pen) -> Erased:
             "end or abort it first"
         )
     ids = _ids(session.id, pen.db)
-    forget_turns(key, ids, pen)  # as long as their texts can be told to the index
-    facts = fact_writing.erase(what, now, pen)
+    forget_turns(pen, key, ids)  # as long as their texts can be told to the index
+    facts = fact_writing.erase(pen, what, now)
     pen.db.execute(_NODES, (place_of(session.id, 0), place_of(session.id + 1, 0)))
     for statement in _OF_SESSION:
         pen.db.execute(statement, (session.id,))
-    forget_originals(key, pen)
+    forget_originals(pen, key)
     session.head, session.head_id, session.is_closed = None, None, True
     return Erased(len(ids), facts, tombstone_of(what, now))
 

@@ -30,15 +30,11 @@ from gateway.store.facts import (
     CLAIM,
     FACT,
     FactRow,
-    Groups,
     claims_of,
     is_forgotten,
     names_in,
-    page,
     ranked,
     require_claims,
-    require_erasure,
-    require_query,
     to_fact_row,
     to_told,
 )
@@ -54,31 +50,48 @@ MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a s
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
+_BITS = 1 << 22  # half a megabyte; a million names leave three of four others apart
+_PAGE = 2_000  # names a look
+
+
 class SqliteFacts(SqliteStore):
+    """It has a bit for each name under which anything was ever written, so that most questions about
+    unknown names need no query. Names that are already in the database are loaded a page at a
+    time. Only the event loop's thread uses the bits."""
+
     def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
         super().__init__(writer, readers, pen)
-        self._groups = Groups()
+        self._bits = bytearray(_BITS // 8)
+        self._upto: int | None = 0  # groups up to this one are noted; None: all
 
     async def add_facts(
         self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
     ) -> Sequence[Fact]:
-        require_claims(scope, claims, ids)
+        require_claims(claims, ids)
         said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
-        self._groups.note(scope, *map(str, said_in))
-        return await self._writer.write(partial(_add, scope, claims, ids, now), durable=False)
+        self._note(scope, *map(str, said_in))  # before they are written
+        add = partial(_add, scope=scope, claims=claims, ids=ids, now=now)
+        return await self._writer.write(add, durable=False)
+
+    def _note(self, *names: str) -> None:
+        for name in names:
+            place, bit = divmod(hash(name) % _BITS, 8)
+            self._bits[place] |= 1 << bit
 
     def knows(self, whose: Whose) -> bool:
-        return self._groups.has(whose.scope or str(whose.room))
+        place, bit = divmod(hash(whose.scope or str(whose.room)) % _BITS, 8)
+        return self._upto is not None or bool(self._bits[place] & 1 << bit)
 
-    async def select_facts(self, query: FactQuery) -> Sequence[Fact]:
-        require_query(query)
-        find = _select if query.known_at is None else _known_then
-        return await self._readers.read(partial(find, query))
+    async def _has_any(self, whose: Whose) -> bool:
+        if self._upto is not None:
+            rows = await self._readers.read(partial(_groups, after=self._upto))
+            self._note(*(name for _, name in rows))
+            self._upto = rows[-1][0] if len(rows) == _PAGE else None
+        return self.knows(whose)
 
     async def facts_matching(
         self, whose: Whose, words: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
-        require_query(FactQuery(whose))
         if not await self._has_any(whose):
             return []
         even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
@@ -87,36 +100,37 @@ class SqliteFacts(SqliteStore):
     async def facts_around(
         self, whose: Whose, names: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
-        require_query(FactQuery(whose))
-        require_text("the query", *names)
+        require_text("a name", *names)  # also if there is nothing to look through
         if not await self._has_any(whose):
             return []
         forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
         return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
 
-    async def _has_any(self, whose: Whose) -> bool:
-        upto = self._groups.upto
-        if upto is not None:
-            self._groups.take(await self._readers.read(partial(page, upto)))
-        return self.knows(whose)
+    async def select_facts(self, query: FactQuery) -> Sequence[Fact]:
+        find = _select if query.known_at is None else _known_then
+        return await self._readers.read(partial(find, query))
 
     async def origin_of(self, fact_id: str) -> Provenance | None:
-        require_text("the fact's id", fact_id)
         return await self._readers.read(partial(_origin, fact_id))
 
     async def erase_facts(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
-        require_erasure(what)
         if dry_run:
-            return await self._readers.read(partial(writing.count_of, what))
-        return await self._writer.write(partial(writing.erase, what, now), durable=True)
+            return await self._readers.read(partial(writing.count_of, what=what))
+        erase = partial(writing.erase, what=what, now=now)
+        return await self._writer.write(erase, durable=True)
+
+
+def _groups(db: sqlite3.Connection, after: int) -> Sequence[tuple[int, str]]:
+    return db.execute(_NEXT_GROUPS, (after, _PAGE)).fetchall()
 
 
 def _add(
-    scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen
+    pen: Pen, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
     told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, pen)]
-    writing.add(scope, [claim for claim, _ in told], [id_ for _, id_ in told], now, pen)
-    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for _, id_ in told]
+    kept = [id_ for _, id_ in told]
+    writing.add(pen, scope, [claim for claim, _ in told], ids=kept, now=now)
+    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for id_ in kept]
     return [_with_sources(row, pen.db) for row in found]
 
 
@@ -288,6 +302,7 @@ def _origin(fact_id: str, db: sqlite3.Connection) -> Provenance | None:
     )
 
 
+_NEXT_GROUPS = "SELECT id, name FROM fact_group WHERE id > ? ORDER BY id LIMIT ?"
 _IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
 _OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
 _OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"

@@ -16,7 +16,6 @@ from gateway.domain.facts import (
     ClaimRefused,
     Erasure,
     Fact,
-    FactQuery,
     SaidSource,
     Settled,
     Told,
@@ -29,7 +28,6 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.audit import append_deed
-from gateway.store.faults import require_text
 from gateway.store.rows import SEQ_BITS, place_of
 from gateway.store.writer import Pen
 
@@ -85,29 +83,12 @@ T = TypeVar("T", bound=Hashable)
 _AT_ONCE = 500  # values in a query
 
 
-def require_claims(scope: str, claims: Sequence[Claim], ids: Sequence[str]) -> None:
-    """Raises ClaimRefused or TextRefused before anything is written."""
+def require_claims(claims: Sequence[Claim], ids: Sequence[str]) -> None:
+    """Raises ClaimRefused before anything is written."""
     if len(ids) != len(claims):
         raise ClaimRefused(f"{len(claims)} facts need as many ids, not {len(ids)}")
-    require_text("the scope or id of a fact", scope, *ids)
     for claim in claims:
-        require_text("a fact", claim.subject, claim.predicate, claim.object, str(claim.session_key))
         require_claim(claim)
-        if source := claim.source:
-            require_text("a fact's source", source.message_id, source.quote, source.said_by)
-            require_text("a fact's source", str(source.session_key))
-
-
-def require_query(query: FactQuery) -> None:
-    require_text("the query", query.subject, query.predicate, query.whose.scope)
-    require_text("the query", str(query.whose.room))
-
-
-def require_erasure(what: Erasure) -> None:
-    given = [one for one in (what.fact_id, what.scope, what.session_key) if one is not None]
-    if len(given) != 1:
-        raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
-    require_text("what to erase", what.fact_id, what.scope, str(what.session_key), what.by)
 
 
 def ranked(hits: Iterable[Sequence[T]]) -> list[T]:
@@ -197,47 +178,6 @@ def claims_of(places: Sequence[int], db: sqlite3.Connection) -> list[Sequence[An
     return sorted(found, key=lambda row: row[0])
 
 
-_BITS = 1 << 22  # half a megabyte; a million names leave three of four others apart
-_PAGE = 2_000  # names a look
-
-
-class Groups:
-    """A bit for each name that was ever written, so that most questions about unknown names need no
-    query. Names that are already in the database are loaded a page at a time. Only the event loop's
-    thread uses it."""
-
-    def __init__(self) -> None:
-        self._bits = bytearray(_BITS // 8)
-        self._upto: int | None = 0  # groups up to this one are in; None: all
-
-    @property
-    def upto(self) -> int | None:
-        return self._upto
-
-    def note(self, *names: str) -> None:
-        """Adds names, before they are written."""
-        for name in names:
-            place, bit = divmod(hash(name) % _BITS, 8)
-            self._bits[place] |= 1 << bit
-
-    def take(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Adds the rows that `page` returned."""
-        self.note(*(name for _, name in rows))
-        self._upto = rows[-1][0] if len(rows) == _PAGE else None
-
-    def has(self, name: str) -> bool:
-        """False is certain, True is not."""
-        place, bit = divmod(hash(name) % _BITS, 8)
-        return self._upto is not None or bool(self._bits[place] & 1 << bit)
-
-
-def page(after: int, db: sqlite3.Connection) -> Sequence[tuple[int, str]]:
-    return db.execute(_NEXT, (after, _PAGE)).fetchall()
-
-
-_NEXT = "SELECT id, name FROM fact_group WHERE id > ? ORDER BY id LIMIT ?"
-
-
 @dataclass(slots=True)
 class _Known:
     """What is known about one object, or about a whole predicate if it is functional."""
@@ -257,12 +197,17 @@ class _Topic:
     id: int
 
 
-def add(scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen) -> None:
+def add(
+    pen: Pen, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
+) -> None:
     scope_id = _group("scope", scope, pen.db)
     for claim, id_ in zip(claims, ids, strict=True):
         names = (scope_id, form(claim.subject), predicate_form(claim.predicate))
         topic = _Topic(scope, scope_id, _id_of(_FIND_TOPIC, _MAKE_TOPIC, names, pen.db))
-        new = _as_known(topic.id, Told(id_, claim, now), pen.db)
+        new = Told(id_, claim, now)
+        # An object that was ever claimed to be functional stays functional.
+        if not claim.functional and _exists(_OF_OBJECT, (topic.id, 1, new.object), pen.db):
+            new = Told(id_, replace(claim, functional=True), now)
         known = _known(topic.id, new, pen.db)
         known.told.append(new)
         _settle(topic, known, now, pen.db)
@@ -278,13 +223,6 @@ def _id_of(find: str, make: str, names: Sequence[object], db: sqlite3.Connection
 
 
 # --- what is known -------------------------------------------------------------------------------
-
-
-def _as_known(topic: int, new: Told, db: sqlite3.Connection) -> Told:
-    """An object that was ever claimed to be functional stays functional."""
-    if new.claim.functional or not _exists(_OF_OBJECT, (topic, 1, new.object), db):
-        return new
-    return Told(new.id, replace(new.claim, functional=True), new.learned_at)
 
 
 def _known(topic: int, new: Told, db: sqlite3.Connection) -> _Known:
@@ -333,7 +271,8 @@ def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool)
 def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
     """The neighbours in time are enough for a late claim: the facts before and after it, those that
     they followed, and their successors. None if more has to be read."""
-    if _says_more(new) or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
+    covers_period = new.since < new.said or new.claim.valid_to is not None
+    if covers_period or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
         return None
     at = (to_micros(new.since), to_micros(new.said))
     earlier = db.execute(_EARLIER, (topic, *at)).fetchone()
@@ -349,11 +288,6 @@ def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
     known.told[:] = [replace(one, claim=replace(one.claim, functional=True)) for one in known.told]
     known.fixed = after.superseded_by
     return known
-
-
-def _says_more(new: Told) -> bool:
-    """Whether the claim covers a period and not only a beginning."""
-    return new.since < new.said or new.claim.valid_to is not None
 
 
 def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
@@ -372,27 +306,23 @@ def _settle(topic: _Topic, known: _Known, now: datetime, db: sqlite3.Connection)
     facts = settled(topic.scope, known.told, before=before, now=now)
     # What is no longer there or no longer current goes first: there are never two.
     gone = known.rows.keys() - {one.fact.id for one in facts} - {known.fixed}
-    _drop([known.rows[id_] for id_ in gone], db)
+    _drop(map(known.rows.__getitem__, gone), db)
     for one in sorted(facts, key=lambda one: one.fact.superseded_at is None):
         if one.fact.id == known.fixed:
             continue
         row = known.rows.get(one.fact.id)
         place = _insert(topic, one, db) if row is None else _update(row, one.fact, db)
         for told in one.told:
-            _lay(topic, told, known, place, db)
+            if known.places.get(told.id, place) != place:
+                db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
+            elif told is known.told[-1] and told.id not in known.places:
+                _keep(topic, told, place, db)
 
 
-def _lay(topic: _Topic, told: Told, known: _Known, place: int, db: sqlite3.Connection) -> None:
-    if told.id in known.places and known.places[told.id] != place:
-        db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
-    elif told is known.told[-1] and told.id not in known.places:
-        _keep(topic, told, place, db)
-
-
-def _drop(rows: Sequence[FactRow], db: sqlite3.Connection) -> None:
+def _drop(rows: Iterable[FactRow], db: sqlite3.Connection) -> None:
     for row in rows:
         _unlist((row.place, row.room_place), db)
-    db.executemany("DELETE FROM fact WHERE place = ?", [(row.place,) for row in rows])
+        db.execute("DELETE FROM fact WHERE place = ?", (row.place,))
 
 
 def _update(row: FactRow, fact: Fact, db: sqlite3.Connection) -> int:
@@ -449,12 +379,12 @@ def _unlist(places: Sequence[int | None], db: sqlite3.Connection) -> None:
 # --- erasing -------------------------------------------------------------------------------------
 
 
-def count_of(what: Erasure, db: sqlite3.Connection) -> int:
+def count_of(db: sqlite3.Connection, what: Erasure) -> int:
     where, value = _erased(what)
     return int(db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
 
 
-def erase(what: Erasure, now: datetime, pen: Pen) -> int:
+def erase(pen: Pen, what: Erasure, now: datetime) -> int:
     """Rewrites the index, because old segments of it would keep the words."""
     db = pen.db
     where, value = _erased(what)
@@ -476,6 +406,9 @@ def erase(what: Erasure, now: datetime, pen: Pen) -> int:
 
 
 def _erased(what: Erasure) -> tuple[str, str]:
+    """Raises ClaimRefused unless the erasure names one thing."""
+    if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
+        raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
     if what.fact_id is not None:
         return (
             "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1",

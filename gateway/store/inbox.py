@@ -18,6 +18,7 @@ from gateway.store.channels import require_unheard, write_memos
 from gateway.store.conversations import prune
 from gateway.store.outbox import add_delivery
 from gateway.store.rows import SEQ_BITS, SessionRow, append
+from gateway.store.tables import insert
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 
@@ -100,19 +101,13 @@ _FORGIVE = """
 UPDATE run SET forgiven = forgiven + 1
 WHERE run_id = ? AND finished_at IS NULL AND forgiven < attempts
 """
-_ADD_PART = """
-INSERT INTO journal (run_id, part, data) VALUES (?, ?, ?)
-ON CONFLICT (run_id, part) DO UPDATE SET data = excluded.data
-"""
+_ADD_PART = insert("journal", "run_id, part", "data")
 _PARTS = "SELECT data FROM journal WHERE run_id = ? ORDER BY part"
 _STATE = "SELECT r.json FROM rule_state r JOIN session s ON s.id = r.session WHERE s.key = ?"
-_KEEP_STATE = """
-INSERT INTO rule_state (session, json) VALUES (?, ?)
-ON CONFLICT (session) DO UPDATE SET json = excluded.json
-"""
+_KEEP_STATE = insert("rule_state", "session", "json")
 _FORGET = "DELETE FROM notice WHERE claimed_by = ?"
 _RELEASE = "UPDATE notice SET claimed_by = NULL WHERE claimed_by = ?"
-_POST = "INSERT INTO notice (agent, person, session, expires_at, json) VALUES (?, ?, ?, ?, ?)"
+_POST = insert("notice", "agent, person, session, expires_at, json")
 _TRIM = """
 DELETE FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL AND id <= (
     SELECT id FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL
@@ -281,12 +276,12 @@ SELECT r.message_id, r.run_id, s.key, r.content, r.accepted_at, r.matched_by, r.
        r.finished_at, r.outcome, r.log, r.summary
 FROM run r JOIN session s ON s.id = r.session
 """
-_ADD_RUN = """
-INSERT INTO run (run_id, message_id, session, seq, state, attempts, accepted_at, matched_by,
-                 channel, account, platform_id, digest, sender, context_id, limits, whence, content)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING
-"""
+_ADD_RUN = insert(
+    "run",
+    "run_id, message_id, session, seq, state, attempts, accepted_at, matched_by, channel, account, "
+    "platform_id, digest, sender, context_id, limits, whence, content",
+)
+_ADD_RUN += " ON CONFLICT DO NOTHING"
 _IS_OPEN = "SELECT finished_at IS NULL FROM run WHERE run_id = ? AND session = ?"
 _HAS_RUN = "SELECT 1 FROM run WHERE run_id = ?"
 _FIND_EARLIER = """

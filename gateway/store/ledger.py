@@ -37,7 +37,8 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
-from gateway.store.writer import RESERVATION, Operation, Pen, Readers, SqliteStore, Writer
+from gateway.store.tables import insert, where
+from gateway.store.writer import Operation, Pen, Readers, SqliteStore, Writer
 
 log = logging.getLogger(__name__)
 
@@ -468,11 +469,11 @@ def _to_reservation(row: Sequence[Any]) -> Reservation:
 
 
 _COUNTED = enumerate(("session", "agent", "day", "month", "model"), 1)
-_HOLD = f"""
-INSERT INTO reservation ({RESERVATION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE
-SET held_tokens = excluded.held_tokens, held_nano_usd = excluded.held_nano_usd
-"""
+_HOLD = insert(
+    "reservation",
+    "id, session, run_id, provider, model, at, day, input_tokens",
+    "held_tokens, held_nano_usd",
+)
 _SPENT = """
 SELECT input_tokens + output_tokens, nano_usd, since, warned FROM spend
 WHERE kind = ? AND name = ?
@@ -503,11 +504,11 @@ WHERE at >= ? AND at < ? AND day > ?
 _WARN = "UPDATE spend SET warned = ? WHERE kind = ? AND name = ?"
 _FIND_SERIES = "SELECT id FROM series WHERE agent = ? AND provider = ? AND model = ?"
 _MAKE_SERIES = "INSERT OR IGNORE INTO series (agent, provider, model) VALUES (?, ?, ?)"
-_RECORD = """
-INSERT INTO token_record (id, at, series, session, run_id, day, outcome, input_tokens,
-    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated, overran)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+_RECORD = insert(
+    "token_record",
+    "id, at, series, session, run_id, day, outcome, input_tokens, output_tokens, cached_tokens, "
+    "reasoning_tokens, nano_usd, pricing, estimated, overran",
+)
 
 
 # --- what is looked up ---------------------------------------------------------------------------
@@ -517,13 +518,12 @@ _Row = tuple[Any, ...]
 
 
 def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
-    terms: dict[str, tuple[object, ...]] = {}  # conditions with their values
-    if query.session_key is not None:
-        terms["r.session = ?"] = (str(query.session_key),)
-    if query.since is not None:
-        terms["r.at >= ?"] = (to_micros(query.since),)
-    if query.until is not None:
-        terms["r.at < ?"] = (to_micros(query.until),)
+    key = query.session_key
+    terms: dict[str, object] = {
+        "r.session = ?": None if key is None else str(key),
+        "r.at >= ?": query.since,
+        "r.at < ?": query.until,
+    }
     if query.before is not None:
         row = db.execute("SELECT at FROM token_record WHERE seq = ?", (query.before,)).fetchone()
         if row is None:
@@ -531,10 +531,8 @@ def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
         terms["r.at <= ? AND (r.at, r.seq) < (?, ?)"] = (row[0], row[0], query.before)
     limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[_Row]()
     for series in _series_of(query, db):
-        its = terms if series is None else {**terms, "r.series = ?": (series,)}
-        where = f"WHERE {' AND '.join(its)}" if its else ""
-        values = [value for some in its.values() for value in some]
-        rows += db.execute(f"{_PAGE} {where} {_NEWEST}", (*values, limit + 1)).fetchall()
+        condition, values = where({**terms, "r.series = ?": series})
+        rows += db.execute(f"{_PAGE} {condition} {_NEWEST}", (*values, limit + 1)).fetchall()
     newest = nlargest(limit + 1, rows, key=lambda row: (row[2], row[0]))
     return RecordPage(tuple(map(_to_record, newest[:limit])), more=len(newest) > limit)
 
@@ -547,11 +545,11 @@ def _series_of(query: RecordQuery, db: sqlite3.Connection) -> Sequence[int | Non
         if agent not in {None, own}:
             return []
         agent = own
-    names = {"agent": agent, "provider": query.provider, "model": query.model}
-    given = {f"{name} = ?": value for name, value in names.items() if value is not None}
-    if not given:
+    names = {"agent = ?": agent, "provider = ?": query.provider, "model = ?": query.model}
+    condition, values = where(names)
+    if not values:
         return [None]
-    ids = db.execute(f"SELECT id FROM series WHERE {' AND '.join(given)}", (*given.values(),))
+    ids = db.execute(f"SELECT id FROM series {condition}", values)
     return [series for (series,) in ids]
 
 

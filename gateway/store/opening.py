@@ -47,7 +47,10 @@ def locked(data_dir: Path) -> Iterator[None]:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not _taken(lock):
-            raise DataDirInUse(str(data_dir), _described(_parsed(path)))
+            owner = _parsed(path)
+            where = f" ({owner.url})" if owner and owner.url else ""
+            who = f"process {owner.pid}{where}" if owner else "another process"
+            raise DataDirInUse(str(data_dir), who)
         _write_owner(lock, Owner(os.getpid()), str(path))
         yield
     finally:
@@ -71,12 +74,6 @@ def _write_owner(lock: int, owner: Owner, where: str) -> None:
     with file_faults(where):
         os.pwrite(lock, text.ljust(os.fstat(lock).st_size), 0)
         os.ftruncate(lock, len(text))
-
-
-def _described(owner: Owner | None) -> str:
-    if owner is None:
-        return "another process"
-    return f"process {owner.pid}" + (f" ({owner.url})" if owner.url else "")
 
 
 def _parsed(path: Path) -> Owner | None:

@@ -11,6 +11,7 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
+from gateway.store.tables import insert
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 NO_CHANNEL = "there is no channel of this name and account any more"
@@ -25,7 +26,7 @@ def add_delivery(
 ) -> None:
     """`run`: the run that it answers, with its session; None if no run made it."""
     to = (new.channel, new.account, new.peer, new.thread)
-    db.execute(_ADD, (new.id, *(run or (None, None)), *to, new.text, new.whence, due))
+    db.execute(_ADD, (new.id, *(run or (None, None)), *to, new.text, new.whence, "pending", due))
 
 
 def _select(statement: str, values: Any, db: sqlite3.Connection) -> Sequence[Delivery]:
@@ -154,11 +155,10 @@ _INTERRUPTED = f"""
 {_DELIVERY}
 WHERE d.state IN ('pending', 'sending') AND d.state = 'sending' ORDER BY d.id
 """
-_ADD = """
-INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thread, text, whence,
-                      state, due_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
-"""
+_ADD = insert(
+    "delivery",
+    "delivery_id, run_id, session, channel, account, peer, thread, text, whence, state, due_at",
+)
 _SENDING = """
 UPDATE delivery SET state = 'sending', arrived = :arrived, is_safe = :safe, receipt = :receipt,
     attempts = CASE WHEN arrived < :arrived THEN 1 ELSE attempts + (state = 'pending') END

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace
+from gateway.store.tables import insert
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 
@@ -27,7 +28,7 @@ class SqliteSettings(SqliteStore):
     write_settings = writing(_write_settings, durable=True)
 
 
-_ADD = "INSERT INTO settings (user, json) VALUES (?, ?) ON CONFLICT DO NOTHING"
+_ADD = insert("settings", "user, json") + " ON CONFLICT DO NOTHING"
 _CHANGE = "UPDATE settings SET json = ? WHERE user = ? AND json = ?"
 
 KEY_BYTES = 256
@@ -129,15 +130,8 @@ _FILL = """
 SELECT s.keys, s.bytes, (SELECT length(value) FROM plugin_value WHERE space = s.id AND key = ?)
 FROM plugin_space s WHERE s.plugin = ? AND s.namespace = ? AND s.owner = ?
 """
-_COUNT = """
-INSERT INTO plugin_space (plugin, namespace, owner, keys, bytes) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (plugin, namespace, owner) DO UPDATE SET keys = excluded.keys, bytes = excluded.bytes
-RETURNING id
-"""
-_PUT = """
-INSERT INTO plugin_value (space, key, value) VALUES (?, ?, ?)
-ON CONFLICT (space, key) DO UPDATE SET value = excluded.value
-"""
+_COUNT = insert("plugin_space", "plugin, namespace, owner", "keys, bytes") + " RETURNING id"
+_PUT = insert("plugin_value", "space, key", "value")
 _TAKE = f"""
 DELETE FROM plugin_value WHERE space = {_SPACE} AND key = ? RETURNING space, length(value)
 """

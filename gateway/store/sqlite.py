@@ -52,7 +52,7 @@ def _sweep(pen: Pen, *, before: datetime, limit: int) -> int:
     pen.db.executemany("DELETE FROM journal WHERE run_id = ?", [(run_id,) for _, run_id in rows])
     forget = "UPDATE run SET has_journal = 0, log = NULL, tape = NULL WHERE id = ?"
     pen.db.executemany(forget, [(row,) for row, _ in rows])
-    return max(len(rows), sweep_originals(to_micros(before), limit, pen))
+    return max(len(rows), sweep_originals(pen, to_micros(before), limit))
 
 
 def _expire(pen: Pen, agent: AgentId, *, before: datetime, limit: int) -> int:
@@ -185,7 +185,8 @@ def open_file(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> 
         undo.callback(mark.close)
         held = _look_over(path)
         if accept_loss:
-            _tell_loss(held, mark.read())
+            lost = max(0, mark.read().accepted - held.accepted)
+            log.warning("store opened although messages are missing", extra={"messages_lost": lost})
         else:
             require_all(held, mark.read(), str(path))
         db = _open_to_write(path, now, durable=durable)
@@ -223,11 +224,6 @@ def require_all(held: Held, mark: Held, where: str) -> None:
         f"{where} misses {messages} accepted messages and {commits} commits that were "
         "acknowledged: restore the newest backup, or start with --accept-loss to go on without them"
     )
-
-
-def _tell_loss(held: Held, marked: Held) -> None:
-    lost = max(0, marked.accepted - held.accepted)
-    log.warning("store opened although messages are missing", extra={"messages_lost": lost})
 
 
 def _look_over(path: Path) -> Held:

@@ -5,9 +5,11 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 
 from gateway.domain.errors import StoreRefused
+from gateway.domain.ids import to_micros
 from gateway.store.upgrades import BEFORE_ROOMS, move_rooms, set_aside, take_over
 
 VERSION = 9
@@ -399,6 +401,28 @@ _MORE = (
     "BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END",
     "INSERT OR IGNORE INTO pulse (id, commits, probed_at) VALUES (1, 0, 0)",
 )
+
+
+def insert(table: str, columns: str, replacing: str = "") -> str:
+    """A statement that adds a row. `replacing`: columns more, which take the place of those of a row
+    that is there already."""
+    names = [name for some in (columns, replacing) for name in some.split(", ") if name]
+    sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    if not replacing:
+        return sql
+    changes = ", ".join(f"{name} = excluded.{name}" for name in replacing.split(", "))
+    return f"{sql} ON CONFLICT DO UPDATE SET {changes}"
+
+
+def where(terms: Mapping[str, object]) -> tuple[str, list[object]]:
+    """The terms that have a value as a condition, and the values: a tuple for several, None for any.
+    Empty if all may be any."""
+    given = {term: value for term, value in terms.items() if value is not None}
+    condition = f"WHERE {' AND '.join(given)}" if given else ""
+    values = [
+        one for some in given.values() for one in (some if isinstance(some, tuple) else [some])
+    ]
+    return condition, [to_micros(one) if isinstance(one, datetime) else one for one in values]
 
 
 # --- versions ------------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from itertools import combinations
+from itertools import chain, combinations, filterfalse, repeat
 from typing import TypeVar
 
 from pydantic_core import from_json
@@ -25,10 +25,9 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import is_forgotten, names_of
-from gateway.store.faults import require_text
 from gateway.store.pruning import Fork, spans_to
 from gateway.store.rows import place_of, seq_of
-from gateway.store.writer import Pen, Readers, SqliteStore, Writer
+from gateway.store.writer import Pen, Readers, SqliteStore, Writer, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -65,9 +64,8 @@ class SqliteTurns(SqliteStore):
         upto: NodeId | None = None,
         limit: int,
     ) -> FoundTurns:
-        require_text("the session's key or a message's id", str(key), upto, *messages)
         plain = frozenset(words_of(" ".join(words)))
-        asked = [word for word in words if word in plain]  # the others might be queries
+        asked = [*filter(plain.__contains__, words)]  # the others might be queries
         find = partial(self._find, key, asked, choose, ids=(upto, *messages), limit=limit)
         return await self._readers.read(find)
 
@@ -83,54 +81,53 @@ class SqliteTurns(SqliteStore):
     ) -> FoundTurns:
         """Runs in one go in a reader's thread: two trips would cost more than all they do."""
         length, common = self._common.get(key, (0, _NO_WORDS))
-        asked = [word for word in words if word not in common]
-        matches = (value for word in asked for value in (f'"{word}"', limit))
+        asked = [*filterfalse(common.__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
+        matches = chain.from_iterable(zip(map('"{}"'.format, asked), repeat(limit)))
         row = db.execute(query, (*ids, _MOST_FORKS, *matches, str(key))).fetchone()
         if row is None:
             return FoundTurns()
         session, head, last, indexed, has_forgotten, seqs, forks, *places = row
         seqs, forks = from_json(seqs), from_json(forks)
-        upto, messages = ids[0], [one for one in ids[1:] if one is not None]
+        upto, *messages = ids
         if upto is not None and upto not in seqs:
             raise NotFound(f"message {upto}")
         trail = trail_of(forks[::-1], head if upto is None else seqs[upto], last)
-        index = _Index(db, session, trail, limit, trail.count_to(indexed))
-        if length <= trail.length <= length * _STAYS_COMMON:
-            found = index.visible(dict(zip(asked, places, strict=True)))
-        else:  # what is common is counted anew
-            length, common = trail.length, _NO_WORDS
+        index = _Index(db, session, trail, limit, indexed)
+        is_stale = not length <= trail.length <= length * _STAYS_COMMON
+        if is_stale and common:  # what is common is counted anew
             found = index.depths_of({word: f'"{word}"' for word in words})
+        else:
+            found = index.visible(dict(zip(asked, places, strict=True)))
+        if is_stale:
+            length, common = trail.length, _NO_WORDS
         hits, too_common = index.hits_of(found)
         self._common[key] = (length, common | too_common)
         if len(self._common) > _MOST_COMMON_KEPT:
             del self._common[next(iter(self._common))]
-        at = {
-            one: depth
-            for one in messages
-            if one in seqs and (depth := trail.depth_of(seqs[one])) is not None
-        }
+        at: dict[str, int] = {}
+        for one in messages:
+            if one in seqs and (depth := trail.depth_of(seqs[one])) is not None:
+                at[str(one)] = depth
         found_turns = FoundTurns(trail, hits, at)
         chosen = choose(found_turns) if choose else None
         if not chosen:
             return found_turns
         return FoundTurns(trail, hits, at, index.turns(key, chosen, has_forgotten=has_forgotten))
 
-    async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
-        return await self._readers.read(partial(_keys, _BEHIND, limit))
-
     async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
-        require_text("the session's key", *map(str, keys))
         if not self._has_small_pages:
             await self._writer.write(_make_pages_small, durable=False)
             self._has_small_pages = True
-        return await self._writer.write(partial(_advance, keys, limit), durable=False)
+        return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
 
     async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
-        require_text("the session's key or a message's id", str(key), *ids)
         self._common.pop(key, None)
-        await self._writer.write(partial(forget_turns, key, ids), durable=True)
+        await self._writer.write(partial(forget_turns, key=key, ids=ids), durable=True)
         await rewrite_index(self._writer)
+
+    async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
+        return await self._readers.read(partial(_keys, _BEHIND, limit))
 
 
 def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
@@ -172,7 +169,7 @@ class _Index:
     session: int
     trail: Trail
     limit: int
-    looked_at: int  # messages of the trail that are indexed
+    indexed: int  # seq of the last message that is indexed
 
     def visible(self, places: Mapping[str, str | None]) -> dict[str, set[int]]:
         """The depths of the newest `limit` places of each word, as far as they are visible. If some
@@ -183,11 +180,12 @@ class _Index:
             if not listed:
                 continue
             these = listed.split(",")
-            found[word] = self.trail.depths_of(map(seq_of, map(int, these)))
-            if len(found[word]) < len(these) >= self.limit:
+            depths = self.trail.depths_of(map(seq_of, map(int, these)))
+            if len(depths) < len(these) >= self.limit:
                 again[word] = f'"{word}"'
-        found |= self.depths_of(again)
-        return {word: depths for word, depths in found.items() if depths}
+            elif depths:
+                found[word] = depths
+        return found | self.depths_of(again) if again else found
 
     def depths_of(self, queries: Mapping[K, str]) -> dict[K, set[int]]:
         """Asks many queries in one statement. Returns the newest `limit` depths of each that has
@@ -208,22 +206,25 @@ class _Index:
 
     def hits_of(self, found: dict[str, set[int]]) -> tuple[Mapping[str, Hits], frozenset[str]]:
         """The hits of each word, and the words that are too common to tell turns apart."""
-        length, totals = self.trail.length, dict[str, int]()
+        length, totals, common = self.trail.length, dict[str, int](), set[str]()
+        most = max(_FEW, _SHARE * length)
         for word, depths in found.items():
             total = len(depths)
             if total >= self.limit:  # beyond the newest, as if it was always said as often
-                total = max(total, total * length // max(1, self.looked_at - min(depths)))
+                looked_at = self.trail.count_to(self.indexed) - min(depths)
+                total = max(total, total * length // max(1, looked_at))
+            if total > most:
+                common.add(word)
             totals[word] = total
-        most = max(_FEW, _SHARE * length)
-        common = frozenset(word for word, total in totals.items() if total > most)
-        found = {word: depths for word, depths in found.items() if word not in common}
+        for word in common:
+            del found[word]
         if frequent := [word for word, depths in found.items() if len(depths) >= self.limit]:
             frequent.sort(key=lambda word: (totals[word], word))
             self._add_meetings(found, frequent[:_MOST_COMMON], found.keys() - set(frequent))
-        return {
-            word: Hits(frozenset(depths), max(len(depths), totals[word]))
-            for word, depths in found.items()
-        }, common
+        hits: dict[str, Hits] = {}
+        for word, depths in found.items():
+            hits[word] = Hits(frozenset(depths), max(len(depths), totals[word]))
+        return hits, frozenset(common)
 
     def _add_meetings(
         self, found: dict[str, set[int]], frequent: Sequence[str], rare: Collection[str]
@@ -256,8 +257,9 @@ class _Index:
         return turns
 
 
-def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[SessionKey]:
-    left, behind = limit, []
+def _advance(pen: Pen, keys: Sequence[SessionKey], left: int) -> Sequence[SessionKey]:
+    """Indexes at most `left` messages. Returns the sessions that are still behind."""
+    behind = []
     for key in dict.fromkeys(keys):
         session = pen.session(key)
         if session is None:
@@ -284,7 +286,7 @@ def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Con
     db.executemany(change, [row for row in rows if row[1]])
 
 
-def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
+def forget_turns(pen: Pen, key: SessionKey, ids: Sequence[str]) -> None:
     """Runs before the texts are erased, in the same transaction."""
     session = pen.session(key)
     if session is None:
@@ -336,9 +338,8 @@ SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0),
 FROM session s LEFT JOIN turn_cursor c ON c.session = s.id WHERE s.key = ?
 """
 _MATCHES = """, (SELECT group_concat(place) FROM (
-    SELECT rowid AS place FROM turn
-    WHERE turn MATCH ? AND rowid BETWEEN s.id << 32 AND (s.id << 32) + 0xffffffff
-    ORDER BY rowid DESC LIMIT ?))"""
+    SELECT rowid AS place FROM turn WHERE turn MATCH ? AND rowid BETWEEN s.id << 32
+    AND (s.id << 32) + 0xffffffff ORDER BY rowid DESC LIMIT ?))"""
 _MATCH = """
 WITH asked (query) AS (VALUES {})
 SELECT query, (SELECT group_concat(place) FROM (
@@ -367,63 +368,40 @@ _NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER 
 _TEXT = "SELECT place, text FROM node WHERE place = ? AND role IN (?, ?)"
 
 
-class SqliteHearing(SqliteStore):
-    async def unheard(self) -> Sequence[SessionKey]:
-        return await self._readers.read(partial(_keys, _UNREAD, -1))
-
-    async def next_unheard(self, key: SessionKey, *, limit: int) -> Unheard:
-        return await self._next("heard", key, limit)
-
-    async def mark_heard(self, upto: Mapping[SessionKey, NodeId]) -> None:
-        require_text("a message's id", *upto.values())
-        rows = [(node,) for node in upto.values()]
-        await self._writer.write(partial(_run, _LOOKED, rows), durable=False)
-
-    async def owe(self, key: SessionKey, since: NodeId) -> None:
-        require_text("a message's id", since)
-        await self._writer.write(partial(_run, _OWE, [(since,)]), durable=False)
-
-    async def owed(self) -> Sequence[SessionKey]:
-        return await self._readers.read(partial(_keys, _OWED, -1))
-
-    async def next_owed(self, key: SessionKey, *, limit: int) -> Unheard:
-        return await self._next("unread", key, limit)
-
-    async def mark_read(self, key: SessionKey, upto: NodeId) -> bool:
-        require_text("a message's id", upto)
-        return await self._writer.write(partial(_read, key, upto), durable=False)
-
-    async def _next(self, table: str, key: SessionKey, limit: int) -> Unheard:
-        require_text("the session's key", str(key))
-        return await self._readers.read(partial(_next, table, str(key), limit))
-
-
 def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
     return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
-def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Unheard:
+def _next(table: str) -> Callable[..., Unheard]:
     """`table` is `heard`, in which a missing row means that nothing was read, or `unread`."""
-    found = db.execute(_PLACE[table], (key,)).fetchone()
-    if found is None:
-        return Unheard()
-    session, seq = found
-    bounds = (place_of(session, seq), place_of(session + 1, 0), max(0, limit))
-    rows = db.execute(_NODES, bounds).fetchall()
-    said = tuple(
-        SaidMessage(node, run, sender, text, to_time(at))
-        for node, run, role, message, sender, text, at in rows
-        # Of what stands there as a user's, only that was said which was accepted or imported.
-        if role == "user" and message in {None, node}
-    )
-    return Unheard(said, rows[-1][0] if rows else None)
+
+    def find(db: sqlite3.Connection, key: SessionKey, *, limit: int) -> Unheard:
+        found = db.execute(_PLACE[table], (str(key),)).fetchone()
+        if found is None:
+            return Unheard()
+        session, seq = found
+        bounds = (place_of(session, seq), place_of(session + 1, 0), max(0, limit))
+        rows = db.execute(_NODES, bounds).fetchall()
+        said = tuple(
+            SaidMessage(node, run, sender, text, to_time(at))
+            for node, run, role, message, sender, text, at in rows
+            # Of what stands there as a user's, only that was said which was accepted or imported.
+            if role == "user" and message in {None, node}
+        )
+        return Unheard(said, rows[-1][0] if rows else None)
+
+    return find
 
 
-def _run(change: str, rows: Sequence[tuple[NodeId]], pen: Pen) -> None:
-    pen.db.executemany(change, rows)
+def _mark_heard(pen: Pen, upto: Mapping[SessionKey, NodeId]) -> None:
+    pen.db.executemany(_LOOKED, [(node,) for node in upto.values()])
 
 
-def _read(key: SessionKey, upto: NodeId, pen: Pen) -> bool:
+def _owe(pen: Pen, key: SessionKey, since: NodeId) -> None:
+    pen.db.execute(_OWE, (since,))
+
+
+def _read(pen: Pen, key: SessionKey, upto: NodeId) -> bool:
     session = pen.session(key)
     place = pen.place(session, upto) if session else None
     if session is None or place is None:
@@ -431,6 +409,18 @@ def _read(key: SessionKey, upto: NodeId, pen: Pen) -> bool:
     bounds = (place_of(session.id, 0), place_of(session.id, session.last_seq), session.id)
     row = pen.db.execute(_READ, (place, *bounds)).fetchone()
     return bool(row and row[0])
+
+
+class SqliteHearing(SqliteStore):
+    """How far patterns and a model have read."""
+
+    unheard = reading(lambda db: _keys(_UNREAD, -1, db))
+    next_unheard = reading(_next("heard"))
+    mark_heard = writing(_mark_heard, durable=False)
+    owe = writing(_owe, durable=False)
+    owed = reading(lambda db: _keys(_OWED, -1, db))
+    next_owed = reading(_next("unread"))
+    mark_read = writing(_read, durable=False)
 
 
 _UNREAD = """

@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
@@ -114,7 +114,9 @@ def move_rooms(db: sqlite3.Connection) -> None:
     kinds = {id_: (rooms, chats) for id_, rooms, chats in db.execute(_KINDS)}
     moved: dict[str, str] = {}
     shared: list[tuple[int, SessionKey]] = []
-    for id_, key in _sessions(db):
+    for id_, text in db.execute("SELECT id, key FROM session").fetchall():
+        if (key := _foreign(text)) is None:
+            continue
         rooms, chats = kinds.get(id_, (0, 0))
         peer = key_peer(key.peer, is_room=bool(rooms) and not chats)
         if peer != key.peer:
@@ -122,16 +124,13 @@ def move_rooms(db: sqlite3.Connection) -> None:
         if rooms and chats:
             shared.append((id_, key._replace(peer=key_peer(key.peer, is_room=True))))
     _rename_people(db)
-    _rename_sessions(db, {**_misread(db), **moved})
+    misread: dict[str, str] = {}  # names that would be read as something else from now on
+    for table, column, where in _SESSIONS:
+        misread |= _renamed(db, table, column, where)
+    if misread or moved:
+        _rename_sessions(db, {**misread, **moved})
     for id_, room in shared:
         _part(db, id_, room)
-
-
-def _sessions(db: sqlite3.Connection) -> Iterator[tuple[int, SessionKey]]:
-    for id_, text in db.execute("SELECT id, key FROM session").fetchall():
-        key = _foreign(text)
-        if key is not None:
-            yield id_, key
 
 
 def _foreign(text: str) -> SessionKey | None:
@@ -156,14 +155,6 @@ def _part(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
 
 
 # --- names ---------------------------------------------------------------------------------------
-def _misread(db: sqlite3.Connection) -> dict[str, str]:
-    """Names of sessions that would be read as something else from now on."""
-    found: dict[str, str] = {}
-    for table, column, where in _SESSIONS:
-        found |= _renamed(db, table, column, where)
-    return found
-
-
 def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dict[str, str]:
     condition = " AND ".join(filter(None, (where, _LOOKS_MISREAD.format(column=column))))
     found: dict[str, str] = {}
@@ -175,8 +166,6 @@ def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dic
 
 
 def _rename_sessions(db: sqlite3.Connection, moved: dict[str, str]) -> None:
-    if not moved:
-        return
     for table, column, where in _SESSIONS:
         _rename(db, table, column, moved, where)
     db.executemany(
@@ -185,7 +174,11 @@ def _rename_sessions(db: sqlite3.Connection, moved: dict[str, str]) -> None:
     )
     _forget_as(db, "session", moved)
     db.executemany(_RENAME_SUMMARY, [(new, new) for new in moved.values()])
-    db.executemany(_RENAME_EVENTS, [(_named(old), _named(new), new) for old, new in moved.items()])
+    # As it stands at the beginning of each event of a run; in a text its quotes would be escaped.
+    named = {
+        one: f'"session_key":{to_json(one).decode()},"seq":' for one in (*moved, *moved.values())
+    }
+    db.executemany(_RENAME_EVENTS, [(named[old], named[new], new) for old, new in moved.items()])
     _place_in_rooms(db, moved.values())
 
 
@@ -199,11 +192,6 @@ def _rename(
         [(new, _AT + new) for new in moved.values()],
     ):
         db.executemany(f"UPDATE {table} SET {column} = ? WHERE {column} = ? {more}", names)
-
-
-def _named(key: str) -> str:
-    """As it stands at the beginning of each event of a run; in a text its quotes would be escaped."""
-    return f'"session_key":{to_json(key).decode()},"seq":'
 
 
 def _forget_as(db: sqlite3.Connection, kind: str, moved: dict[str, str]) -> None:

@@ -28,6 +28,7 @@ from gateway.store.faults import (
     unavailable,
 )
 from gateway.store.rows import SEQ_BITS, SessionRow
+from gateway.store.tables import insert
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Pen:
         self.has_erased = False  # the log must not keep what was erased
         self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
         # Calls that the process before did not settle, and the last day on which any was made.
-        self.unsettled = db.execute(f"SELECT {RESERVATION} FROM reservation ORDER BY id").fetchall()
+        self.unsettled = db.execute(_UNSETTLED).fetchall()
         self.last_day: str = db.execute(_LAST_DAY).fetchone()[0]
         self.refresh()
 
@@ -142,9 +143,10 @@ class Pen:
         return micros
 
 
-RESERVATION = (
-    "id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd"
-)
+_UNSETTLED = """
+SELECT id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd
+FROM reservation ORDER BY id
+"""
 _LAST_DAY = "SELECT coalesce(max(name), '') FROM spend WHERE kind = 'day'"
 _REFRESH = """
 SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session),
@@ -160,10 +162,7 @@ SELECT s.id, coalesce((SELECT max(r.seq) FROM run r WHERE r.session = s.id), s.l
             LIMIT 2)) > 1
 FROM session s WHERE s.key = ?
 """
-_MAKE_SESSION = """
-INSERT INTO session (key, agent, channel, account, peer, created_at, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-"""
+_MAKE_SESSION = insert("session", "key, agent, channel, account, peer, created_at, updated_at")
 
 Operation = Callable[[Pen], T]
 Query = Callable[[sqlite3.Connection], T]
@@ -477,22 +476,25 @@ class Readers:
         db: sqlite3.Connection | None = None
         while (ticket := self._queue.get()) is not None:
             query, future = ticket
-            result: object = None
-            error: Exception | None = StoreUnavailable("a reader of the store has stopped: restart")
+            outcome: Outcome = (
+                None,
+                StoreUnavailable("a reader of the store has stopped: restart"),
+            )
             try:
                 db = db or open_to_read(self._path)
-                result, error = query(db), None
+                outcome = (query(db), None)
             except sqlite3.Error as fault:
-                error = unavailable(fault, str(self._path))
+                outcome = (None, unavailable(fault, str(self._path)))
             except _FAULTS as fault:
-                error = TextRefused() if has_no_utf8(fault) else fault
+                outcome = (None, TextRefused() if has_no_utf8(fault) else fault)
             finally:  # also after a mistake of ours: nobody waits for a thread that is gone
-                self._loop.call_soon_threadsafe(_answer, future, result, error)
+                self._loop.call_soon_threadsafe(_answer, future, outcome)
         if db is not None:
             db.close()
 
 
-def _answer(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+def _answer(future: "asyncio.Future[Any]", outcome: Outcome) -> None:
+    result, error = outcome
     if future.done():  # its waiter was cancelled
         return
     if error is None:

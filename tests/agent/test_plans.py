@@ -45,7 +45,7 @@ def two(mine: str = ONCE) -> FakeTexts:
 async def test_a_run_that_is_at_work_ends_under_the_tree_that_it_began_with() -> None:
     texts = two(TWICE)
     plans = await loaded(texts)
-    running = Paper(plans.of(ME)).begin()
+    running = Paper(plans.of(ME)[0]).begin()
 
     texts.texts["mine.bt"] = ONCE
     await plans.refresh("mine.bt")
@@ -53,8 +53,8 @@ async def test_a_run_that_is_at_work_ends_under_the_tree_that_it_began_with() ->
 
     assert running.turn.end is None
     assert running.reply("second").turn.job.plan.name == "twice"
-    assert Paper(plans.of(ME)).begin().reply("done").reason == "answered"
-    assert plans.of(ME).name == "once"
+    assert Paper(plans.of(ME)[0]).begin().reply("done").reason == "answered"
+    assert plans.of(ME)[0].name == "once"
 
 
 @pytest.mark.requirement("S-002-BT-11")
@@ -91,8 +91,8 @@ async def test_a_version_that_is_mended_is_used_again() -> None:
 
     assert plans.problems == ()
     assert told == ["tree.refused mine.bt", "tree.reloaded mine.bt twice"]
-    assert plans.of(ME).name == "twice"
-    assert plans.of(YOU).name == "once"
+    assert plans.of(ME)[0].name == "twice"
+    assert plans.of(YOU)[0].name == "once"
 
 
 async def test_the_files_are_followed_as_long_as_the_gateway_runs(
@@ -109,7 +109,7 @@ async def test_the_files_are_followed_as_long_as_the_gateway_runs(
             await texts.write("mine.bt", TWICE)
             group.cancel_scope.cancel()
 
-    assert plans.of(ME).name == "twice"
+    assert plans.of(ME)[0].name == "twice"
     assert "tree reloaded" in caplog.messages
 
 
@@ -156,21 +156,21 @@ async def test_the_shipped_trees_can_be_used(name: str) -> None:
     plans = Plans(FakeTexts(**{path: TEXTS[name]}), {ME: path})
     await plans.load()
 
-    paper = Paper(plans.of(ME)).begin().round(call("0")).reply("done")
+    paper = Paper(plans.of(ME)[0]).begin().round(call("0")).reply("done")
 
-    assert plans.of(ME).name == name
+    assert plans.of(ME)[0].name == name
     assert paper.reason == "answered"
 
 
 async def test_another_text_has_another_digest() -> None:
     texts = two()
     plans = await loaded(texts)
-    before = plans.digest(ME)
+    before = plans.of(ME)[1]
     texts.texts["mine.bt"] = ONCE + "; a remark\n"
     await plans.refresh("mine.bt")
 
-    assert before == plans.digest(YOU)
-    assert before != plans.digest(ME)
+    assert before == plans.of(YOU)[1]
+    assert before != plans.of(ME)[1]
 
 
 async def test_a_tree_that_names_a_policy_which_nobody_offers_is_refused_with_its_place() -> None:
@@ -186,7 +186,7 @@ async def test_a_tree_that_names_a_policy_which_nobody_offers_is_refused_with_it
         await plans.load()
     await knowing.load()
 
-    assert knowing.of(ME).decision == "thrifty"
+    assert knowing.of(ME)[0].decision == "thrifty"
 
 
 @pytest.mark.parametrize(

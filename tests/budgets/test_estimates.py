@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.budgets.estimates import FIRST, KEPT, Estimates, prompt_tokens
+from gateway.budgets import FIRST, KEPT, Estimates, prompt_tokens
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelRequest, ToolSpec
 from tests.fakes.store import session_key

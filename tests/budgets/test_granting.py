@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.budgets.granting import HELD_RETRY_S, LEAST_REPLY, ReserveRequest, due, fullest, grant
+from gateway.budgets import HELD_RETRY_S, LEAST_REPLY, ReserveRequest, due, fullest, grant
 from gateway.domain.budgets import (
     NANO,
     Amount,

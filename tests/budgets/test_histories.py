@@ -13,8 +13,7 @@ from anyio.lowlevel import checkpoint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.budgets.estimates import prompt_tokens
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter, prompt_tokens
 from gateway.domain.budgets import (
     Amount,
     BudgetExceeded,

@@ -9,7 +9,7 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.domain.budgets import (
     NANO,
     SCOPE_KINDS,

@@ -1,9 +1,26 @@
-"""This process: its limit of open files, and how often it looks for garbage."""
+"""This process: its streams, its limit of open files, and how often it looks for garbage."""
 
 import gc
+import logging
+import os
 import resource
+import time
 
-from gateway.host.process import YOUNG, allow_open_files, settle
+from gateway.host.logs import logging_to
+from gateway.host.process import MOST_WAITING_BYTES, YOUNG, allow_open_files, detached, settle
+
+
+def test_a_reader_that_is_stuck_costs_lines_of_the_log_and_no_time() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "w") as pipe:
+        target = detached(pipe)
+        began = time.monotonic()
+        with logging_to(target, "info", "json"):
+            for _ in range(100):
+                logging.getLogger("test").info("x" * (MOST_WAITING_BYTES // 50))
+        assert time.monotonic() - began < 5
+        os.set_blocking(reading, False)
+        assert os.read(reading, 10_000).startswith(b'{"at": "')
 
 
 def test_what_is_there_is_frozen_and_looks_are_rare() -> None:

@@ -19,11 +19,10 @@ from gateway.memory.compaction import (
     shrinks,
     span_of,
     summary_message,
-    summary_of,
     summed_up,
     told_summary,
 )
-from gateway.memory.window import Window, message_tokens
+from gateway.memory.window import Window, message_tokens, summary_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

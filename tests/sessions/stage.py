@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from gateway.agent.driver import Runner
-from gateway.budgets.metering import Meter
+from gateway.budgets import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import RuleSet, load_rules
@@ -20,8 +20,8 @@ from gateway.domain.facts import Remember
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
-from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
+from gateway.memory.window import Episodes
 from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, QueueBounds

@@ -22,8 +22,8 @@ from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
-from gateway.memory.episodes import Episode
 from gateway.memory.recall import Vault
+from gateway.memory.window import Episode
 from gateway.sessions.journal import RunInputs, packed, read_in
 from gateway.sessions.replay import Replayed
 from gateway.sessions.worker import (

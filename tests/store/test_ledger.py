@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.budgets.granting import ReserveRequest, grant
+from gateway.budgets import ReserveRequest, grant
 from gateway.domain.budgets import (
     Amount,
     BudgetExceeded,

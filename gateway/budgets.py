@@ -1,0 +1,623 @@
+"""The budgets: every model call is reserved before it is made and settled after it.
+
+The meter stands before each provider. It estimates a call, asks the ledger for room within all limits,
+waits in a queue while other calls hold the room, and records what the call came to.
+"""
+
+import logging
+from bisect import insort_right
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from itertools import dropwhile, takewhile
+from math import ceil
+
+from anyio import Event, get_cancelled_exc_class, move_on_after
+
+from gateway.domain.agents import share_of
+from gateway.domain.budgets import (
+    NANO,
+    Amount,
+    BudgetExceeded,
+    Budgets,
+    Ended,
+    Grant,
+    Outcome,
+    Prices,
+    Reservation,
+    Resync,
+    Scope,
+    ScopeKind,
+    Tally,
+    TokenRecord,
+    Unit,
+    day_of,
+    scopes_of,
+    shown,
+)
+from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.events import Deed, Recurrences
+from gateway.domain.ids import SessionKey
+from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Message, Usage
+from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, ReplyProgress
+from gateway.domain.ports import Audit, Clock, Ids, Ledger, Model
+
+log = logging.getLogger(__name__)
+
+# -- the queue of calls that wait for tokens which other calls have reserved
+
+Scopes = frozenset[Scope]
+NO_SCOPES: Scopes = frozenset()
+
+
+def without_period(scopes: Iterable[Scope]) -> Scopes:
+    """The scopes without the names of days and months, which play no part in waiting."""
+    return frozenset(
+        scope._replace(name="") if scope.kind in {"day", "month"} else scope for scope in scopes
+    )
+
+
+@dataclass(slots=True, eq=False)
+class QueuePlace:
+    """The place of one waiting call. `blocked`: the scopes without room when it last tried."""
+
+    scopes: Scopes
+    turn: int  # counted by principal; the lowest goes first
+    blocked: Scopes = NO_SCOPES
+    is_due: bool = False  # something changed since, so it may try again
+    is_trying: bool = True
+    woken: Event = field(default_factory=Event)
+
+    @property
+    def claims(self) -> Scopes:
+        """Scopes in which no call behind it may go first."""
+        return self.scopes if self.is_trying else self.blocked
+
+
+# Every call has a day and a month. If one of them is claimed, no call behind it may try.
+_COMMON = frozenset({Scope("day", ""), Scope("month", "")})
+
+
+class BudgetQueue:
+    """One queue for all budgets. The ledger decides whether a call fits; the queue knows no amounts."""
+
+    def __init__(self) -> None:
+        self.places: list[QueuePlace] = []  # in the order in which they are served
+        self._turns: dict[Hashable, int] = {}  # the last of each principal, while calls wait
+        self._claims: Counter[Scope] = Counter()
+        self.changes = 0  # how often a waiting call may have got a chance
+
+    def claimed(self, scopes: Scopes, place: QueuePlace | None) -> Scopes:
+        """Those of the scopes that an earlier call waits for."""
+        if place is None:
+            return frozenset(scope for scope in scopes if scope in self._claims)
+        earlier = takewhile(lambda other: other is not place, self.places)
+        return scopes & NO_SCOPES.union(*(other.claims for other in earlier))
+
+    def join(self, scopes: Scopes, whose: Hashable) -> QueuePlace:
+        """Adds a call that has tried: behind the other calls of its principal, and before calls with a
+        later turn."""
+        first = self.places[0].turn if self.places else 0
+        turn = max(first, self._turns.get(whose, -1) + 1)
+        place = QueuePlace(scopes, turn)
+        self._turns[whose] = turn
+        insort_right(self.places, place, key=lambda other: other.turn)
+        self._claims.update(place.claims)
+        return place
+
+    def block(self, place: QueuePlace, blocked: Scopes, seen: int) -> None:
+        """Notes that a try failed. `seen`: `changes` when the try began."""
+        is_due, released = self.changes != seen, place.claims - blocked
+        self._forget(place)
+        place.blocked, place.is_trying = blocked, False
+        place.is_due, place.woken = is_due, Event()
+        self._claims.update(blocked)
+        self._release(self._behind(place), released)
+
+    def leave(self, place: QueuePlace) -> None:
+        """Removes a call that was granted or no longer waits."""
+        behind = self._behind(place)
+        self._forget(place)
+        self.places.remove(place)
+        if not self.places:
+            self._turns.clear()
+        self._release(behind, place.claims)
+
+    def freed(self, scopes: Scopes) -> None:
+        """Lets calls try again after a reservation in these scopes was settled or released."""
+        self._release(list(self.places), scopes)
+
+    def _behind(self, place: QueuePlace) -> Sequence[QueuePlace]:
+        return list(dropwhile(lambda other: other is not place, self.places))[1:]
+
+    def _forget(self, place: QueuePlace) -> None:
+        for scope in place.claims:
+            self._claims[scope] -= 1
+            if not self._claims[scope]:
+                del self._claims[scope]
+
+    def _release(self, whom: Sequence[QueuePlace], scopes: Scopes) -> None:
+        """Wakes those of the calls that one of the scopes blocks, each once it is its turn."""
+        self.changes += 1
+        for place in whom:
+            place.is_due = place.is_due or not place.blocked.isdisjoint(scopes)
+        claimed: set[Scope] = set()
+        for place in self.places:
+            if place.is_due and not place.is_trying and claimed.isdisjoint(place.scopes):
+                self._forget(place)
+                place.is_due, place.is_trying = False, True
+                self._claims.update(place.claims)
+                place.woken.set()
+            claimed |= place.claims
+            if not claimed.isdisjoint(_COMMON):
+                return
+
+
+# -- estimates of the tokens of a prompt, corrected by what providers report
+
+KEPT = 4096  # sessions and models; about 0.3 kB each
+# The first estimate is rather too high. What is held too much is given back when the call ends.
+FIRST = 1.25
+# The weight of the old correction if a report is below it. A report above it counts at once.
+_MEMORY = 0.8
+# A reply is cut off only if it is certainly too long. So a token of a reply counts more bytes than one
+# of a prompt: at least BYTES_OF_REPLY, and more for a model whose replies had more, with a margin.
+BYTES_OF_REPLY, MOST_OF_REPLY, MARGIN = 4.0, 8.0, 1.1
+WITHOUT_LIMIT = 32  # bytes a token where no limit holds: only an endless reply is cut off
+LEAST_LEARNED = 512  # bytes; shorter replies teach nothing
+# Bounds of a correction: cheap text must not make a dense prompt look cheap.
+_BOUNDS = (0.5, 50.0)
+
+
+class Estimates:
+    """Corrections by session and model. A new session begins with the correction of its model.
+    `densities`: more bytes a token than any reply of the model had."""
+
+    def __init__(self) -> None:
+        self._corrections: OrderedDict[tuple[SessionKey | None, str], float] = OrderedDict()
+        self.densities: OrderedDict[str, float] = OrderedDict()
+
+    def of(self, raw: int, session: SessionKey, model: str) -> int:
+        """The corrected estimate. `raw` is `prompt_tokens` of the request."""
+        known = self._corrections
+        correction = known.get((session, model)) or known.get((None, model)) or FIRST
+        return ceil(raw * correction)
+
+    def learn_reply(self, size: int, model: str, reported: int) -> None:
+        """`size`: bytes of the reply. `reported`: its tokens without hidden reasoning."""
+        if reported <= 0:
+            return
+        seen = min(MOST_OF_REPLY, MARGIN * size / reported)
+        if seen > self.densities.get(model, BYTES_OF_REPLY):
+            self.densities[model] = seen
+            if len(self.densities) > KEPT:
+                self.densities.popitem(last=False)
+
+    def learn(self, raw: int, session: SessionKey, model: str, reported: int) -> None:
+        if raw <= 0 or reported <= 0:
+            return
+        lowest, highest = _BOUNDS
+        seen = min(highest, max(lowest, reported / raw))
+        for key in ((session, model), (None, model)):
+            old = self._corrections.pop(key, seen)
+            self._corrections[key] = max(seen, old * _MEMORY + seen * (1 - _MEMORY))
+        while len(self._corrections) > KEPT:
+            self._corrections.popitem(last=False)
+
+
+def prompt_tokens(request: ModelRequest) -> int:
+    """The estimate before any correction, from the bytes that are sent."""
+    size = len(request.system.encode())
+    for tool in request.tools:
+        size += len((tool.name + tool.description + tool.parameters).encode())
+    for message in request.messages:
+        size += message.kept.get("size") or _measured(message)
+    return ceil(size / BYTES_A_TOKEN) + MESSAGE_OVERHEAD * len(request.messages)
+
+
+def _measured(message: Message) -> int:
+    """Counts the bytes of a message and keeps the number with it."""
+    texts = [message.text, message.thinking]
+    for call in message.tool_calls:
+        texts += (call.id, call.name, call.arguments)
+    if message.result is not None:
+        texts += (message.result.call_id, message.result.told)
+    size: int = len("".join(texts).encode())
+    message.kept["size"] = size
+    return size
+
+
+# -- whether a call may be made, with how long a reply, and when to warn; pure
+
+# After so long a call that only reservations refused may be made again: some have ended by then.
+HELD_RETRY_S = 5.0
+LEAST_REPLY = 256  # tokens; a shorter reply is not worth its prompt
+WARNING_PERCENT = 80
+NOTHING = Amount()
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRequest:
+    """Estimates for a call: its prompt alone, and its prompt with the longest reply."""
+
+    input_tokens: int
+    max_tokens: int
+    prompt_nano_usd: int = 0
+    whole_nano_usd: int = 0
+    at: datetime = field(kw_only=True)
+
+    @property
+    def reply_nano_usd(self) -> int:
+        return self.whole_nano_usd - self.prompt_nano_usd
+
+    def amount(self, reply: int) -> Amount:
+        money = -(-self.reply_nano_usd * reply // max(1, self.max_tokens))
+        return Amount(self.input_tokens + reply, self.prompt_nano_usd + money)
+
+
+def grant(
+    budgets: Budgets, ask: ReserveRequest, tallies: Sequence[Tally], claimed: Scopes = NO_SCOPES
+) -> Grant:
+    """Grants the longest reply that fits beside what is used, in every scope.
+
+    Raises BudgetExceeded with the tightest scope if not even a short reply fits. Raises it with
+    `waits_for` if the call fits only after other calls are settled, or if an earlier call waits for
+    the same scopes (`claimed`).
+    """
+    bounds = [
+        (tally, unit, bound)
+        for tally in tallies
+        for unit, bound in budgets.limit(tally.scope).bounds()
+    ]
+    if not bounds:
+        return Grant(ask.max_tokens, ask.amount(ask.max_tokens))
+    rooms = [(_longest_reply(ask, *one), one) for one in bounds]
+    fits, (tally, unit, bound) = min(rooms, key=lambda room: room[0])
+    if fits < min(LEAST_REPLY, ask.max_tokens):
+        resets = tally.scope.resets_at
+        left_s = None if resets is None else max(0.0, (resets - ask.at).total_seconds())
+        raise BudgetExceeded(tally, unit, bound, retry_after_s=left_s)
+    reply = min(fits, ask.max_tokens)
+    held = ask.amount(reply)
+    _require_free(ask, held, bounds, claimed)
+    return Grant(reply, held, is_limited=True)
+
+
+_Bound = tuple[Tally, Unit, int]
+
+
+def _require_free(
+    ask: ReserveRequest, held: Amount, bounds: Sequence[_Bound], claimed: Scopes
+) -> None:
+    """Raises BudgetExceeded with the scopes to wait for."""
+    full = [
+        one for one in bounds if _is_full(*one, held) or without_period([one[0].scope]) & claimed
+    ]
+    if full:
+        tally, unit, bound = min(full, key=lambda one: _longest_reply(ask, *one, held=one[0].held))
+        blocked = without_period(one[0].scope for one in full)
+        raise BudgetExceeded(tally, unit, bound, retry_after_s=HELD_RETRY_S, waits_for=blocked)
+
+
+def _is_full(tally: Tally, unit: Unit, bound: int, more: Amount) -> bool:
+    """Whether a call has to wait until reservations are settled."""
+    return (tally.used + tally.held + more).of(unit) > bound and more.of(unit) > 0
+
+
+def _longest_reply(
+    ask: ReserveRequest, tally: Tally, unit: Unit, bound: int, *, held: Amount = NOTHING
+) -> int:
+    """The longest reply in tokens, beside what is used and `held`; negative if not even the prompt
+    fits. Money becomes tokens only where money is the bound."""
+    if unit == "usd" and bound and not ask.whole_nano_usd:
+        return ask.max_tokens  # a call that costs nothing fits
+    left = bound - tally.used.of(unit) - held.of(unit)
+    if left <= 0:
+        return left - ask.input_tokens - 1
+    if unit == "tokens":
+        return left - ask.input_tokens
+    if ask.whole_nano_usd <= left:
+        return ask.max_tokens
+    return (left - ask.prompt_nano_usd) * ask.max_tokens // max(1, ask.reply_nano_usd)
+
+
+def due(budgets: Budgets, tally: Tally) -> str:
+    """The limit as text if a warning is due, else an empty text."""
+    limit = budgets.limit(tally.scope)
+    for unit, bound in limit.bounds():
+        if tally.used.of(unit) * 100 >= bound * WARNING_PERCENT:
+            return f"{limit.tokens}/{limit.nano_usd}"
+    return ""
+
+
+def fullest(budgets: Budgets, tally: Tally) -> tuple[Unit, int, int]:
+    """(unit, used, limit) of the nearest bound. The scope must have one."""
+    bounds = dict(budgets.limit(tally.scope).bounds())
+    unit = max(bounds, key=lambda unit: tally.used.of(unit) / max(1, bounds[unit]))
+    return unit, tally.used.of(unit), bounds[unit]
+
+
+# -- the meter
+
+# A call stops waiting so long before its deadline, so that the refusal still reaches the client.
+LAST_S = 0.5
+MOST_UNWRITTEN = 1000  # records that wait for the store; the next start settles the rest
+
+
+@dataclass(slots=True)
+class Meter:
+    """One meter for all providers."""
+
+    ledger: Ledger
+    budgets: Budgets
+    prices: Prices
+    clock: Clock
+    ids: Ids
+    audit: Audit
+    estimates: Estimates = field(default_factory=Estimates)
+    queue: BudgetQueue = field(default_factory=BudgetQueue)
+    refusals: Counter[str] = field(default_factory=Counter)  # by scope
+    _recurrences: Recurrences = field(default_factory=Recurrences)
+    _unwritten: dict[str, Ended] = field(default_factory=dict)
+
+    def around(self, model: Model) -> Model:
+        return Metered(self, model)
+
+    async def settle_lost(self) -> None:
+        """Records as spent what the process before this one held. Called at a start."""
+        lost = await self.ledger.unsettled()
+        for one in lost:
+            sent = min(one.input_tokens, one.held.tokens)
+            usage = Usage(sent, one.held.tokens - sent, estimated=True)
+            record = self.record(one, "lost", usage)
+            await self.ledger.settle(replace(record, nano_usd=one.held.nano_usd or record.nano_usd))
+        if lost:
+            log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
+
+    async def resync(self, actor: str) -> Resync:
+        """Goes back to the day of the clock, which was ahead before. Raises StoreUnavailable."""
+        now = self.clock.now()
+        done = await self.ledger.resync(now)
+        if done.is_changed:
+            detail = {"day": done.day, "was": done.was, "records": done.records}
+            await self.audit.append(Deed(now, "budget.resynced", actor, detail))
+            self.queue.freed(frozenset({Scope("day", ""), Scope("month", "")}))
+        return done
+
+    async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
+        """Waits while other calls have reserved the room. Raises BudgetExceeded, and ModelFailed if
+        the ledger cannot be written."""
+        payer, now = request.payer, self.clock.now()
+        assert payer is not None, "a model was asked on nobody's account"
+        expected = self.estimates.of(raw, payer.session_key, request.model)
+        wanted = Reservation(
+            id=self.ids.new(),
+            payer=payer,
+            provider=request.provider,
+            model=request.model,
+            at=now,
+            day=now.isoformat()[:10],
+            input_tokens=expected,
+            held=Amount(expected + request.max_tokens),
+        )
+        kinds = self.budgets.kinds(payer.session_key.agent)
+        try:
+            if self._unwritten:
+                await self._write_what_waits()
+            if not kinds and payer.is_accepted:
+                return self.ledger.begin(wanted), Grant(request.max_tokens, wanted.held)
+            return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
+        except get_cancelled_exc_class():
+            self.settle(wanted)  # the ledger may hold it all the same
+            raise
+        except BudgetExceeded as refusal:
+            self._note(refusal, wanted)
+            raise
+        except StoreUnavailable as error:
+            told = f"not asked, for the ledger cannot be written: {error}"
+            raise NeverSent(request.provider, "unmetered", told) from error
+
+    def _ask(self, request: ModelRequest, wanted: Reservation) -> ReserveRequest:
+        """Estimates the call, in money too if a limit is in money."""
+        sent, most = wanted.input_tokens, request.max_tokens
+        if not self.budgets.in_money:
+            return ReserveRequest(sent, most, at=wanted.at)
+        names, key = (request.provider, request.model), wanted.payer.session_key
+        prompt, whole = (
+            self.prices.cost(*names, usage, wanted.at) for usage in (Usage(sent), Usage(sent, most))
+        )
+        for scope in () if whole else scopes_of(key, ""):
+            # The model was chosen after the configuration was checked.
+            if self.budgets.limit(scope).nano_usd is not None:
+                told = f"the {scope} budget is in USD, and {request.model} has no price"
+                fix = f"add prices for it to [providers.{request.provider}]"
+                raise NeverSent(request.provider, "unpriced", f"not asked: {told}; {fix}")
+        nano = (one[0] if one else 0 for one in (prompt, whole))
+        return ReserveRequest(sent, most, *nano, at=wanted.at)
+
+    async def _hold(
+        self,
+        wanted: Reservation,
+        kinds: Sequence[ScopeKind],
+        ask: ReserveRequest,
+        deadline_s: float,
+    ) -> tuple[Reservation, Grant]:
+        """Waits while reservations or earlier calls are in the way."""
+        place = until = None
+        key = wanted.payer.session_key
+        limited = frozenset(scope for scope in scopes_of(key, "") if scope.kind in kinds)
+        try:
+            while True:
+                seen, claimed = self.queue.changes, NO_SCOPES
+                if self.queue.places:
+                    claimed = self.queue.claimed(limited, place)
+                decide = partial(grant, self.budgets, ask, claimed=claimed)
+                try:
+                    return await self.ledger.reserve(wanted, decide, kinds)
+                except BudgetExceeded as refusal:
+                    last_s = min(LAST_S, deadline_s / 20)
+                    until = until or self.clock.monotonic() + deadline_s - last_s
+                    wait_s = self._wait_s(refusal, until, ask.at)
+                    place = place or self.queue.join(limited, share_of(key, None)[0])
+                    self.queue.block(place, refusal.waits_for & place.scopes, seen)
+                with move_on_after(wait_s):
+                    await place.woken.wait()
+                await self._write_what_waits()
+                now = self.clock.now()
+                wanted, ask = replace(wanted, at=now, day=day_of(now)), replace(ask, at=now)
+        finally:
+            if place is not None:
+                self.queue.leave(place)
+
+    def _wait_s(self, refusal: BudgetExceeded, until: float, now: datetime) -> float:
+        """How long to wait: until the deadline, or until the period ends. Raises the refusal if
+        waiting cannot help."""
+        left_s = until - self.clock.monotonic()
+        if not refusal.waits_for or left_s <= 0:
+            raise refusal
+        resets = refusal.resets_at
+        return left_s if resets is None else min(left_s, (resets - now).total_seconds())
+
+    def _freed(self, ended: Ended) -> None:
+        """Lets calls that wait for this one try again."""
+        payer = ended.payer if isinstance(ended, Reservation) else ended
+        self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
+
+    def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
+        self.refusals[refusal.scope.partition(":")[0]] += 1
+        scope, session = refusal.tally.scope, wanted.payer.session_key
+        times = self._recurrences.worth(f"{scope.kind} {scope.name} {session}", wanted.at)
+        if not times:
+            return
+        facts, model = refusal.facts, f"{wanted.provider}/{wanted.model}"
+        told = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
+        detail = {**told, "run_id": wanted.payer.run_id, "model": model, "times": times}
+        self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
+
+    def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
+        provider, model = reservation.provider, reservation.model
+        if usage.cost_usd is None:
+            cost = self.prices.cost(provider, model, usage, reservation.at) or (0, "unpriced")
+        else:
+            cost = (round(usage.cost_usd * NANO), "provider")
+        return TokenRecord(
+            id=reservation.id,
+            at=self.clock.now(),
+            session_key=reservation.payer.session_key,
+            run_id=reservation.payer.run_id,
+            provider=provider,
+            model=model,
+            outcome=outcome,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            nano_usd=cost[0],
+            pricing=cost[1],
+            estimated=usage.estimated,
+        )
+
+    def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
+        """The cost of a reply that is not settled yet; None if no price is known."""
+        found = self.prices.cost(provider, model, usage, self.clock.now())
+        return None if found is None else found[0] / NANO
+
+    def settle(self, ended: Ended, *, warns: bool = False) -> tuple[BudgetWarning, ...]:
+        """Settles in memory; the record is written with the next commit."""
+        due_now = self.ledger.settle_soon(
+            ended, partial(self._wait, ended), partial(due, self.budgets) if warns else None
+        )
+        if self.queue.places:
+            self._freed(ended)
+        return tuple([self._warning(tally) for tally in due_now]) if due_now else ()
+
+    def _wait(self, ended: Ended, error: Exception) -> None:
+        """Keeps what could not be written, for the next call to write. Until then it is held."""
+        log.warning("a provider call is not recorded yet", extra={"why": str(error)})
+        if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
+            self._unwritten[ended.id] = ended
+        self._freed(ended)  # the next call writes it first
+
+    async def _write_what_waits(self) -> None:
+        for ended in tuple(self._unwritten.values()):
+            await self.ledger.settle(ended)
+            self._unwritten.pop(ended.id, None)
+            self._freed(ended)
+
+    def _warning(self, tally: Tally) -> BudgetWarning:
+        unit, used, limit = fullest(self.budgets, tally)
+        log.warning("a budget is nearly spent", extra={"scope": str(tally.scope), "used": used})
+        return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
+
+
+class Metered:
+    """Implements the Model port over one that asks a provider once."""
+
+    def __init__(self, meter: Meter, model: Model) -> None:
+        self._meter, self._model = meter, model
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        meter, raw, progress = self._meter, prompt_tokens(request), ReplyProgress()
+        reservation, granted = await meter.reserve(request, raw)
+        most = granted.max_tokens
+        dense = meter.estimates.densities.get(request.model, BYTES_OF_REPLY)
+        progress.most = int(most * (dense if granted.is_limited else WITHOUT_LIMIT))
+        reply: ModelReply | None = None
+        outcome: Outcome | None = "broken"
+        try:
+            allowed = replace(request, max_tokens=most, progress=progress)
+            reply = await self._model.reply(allowed, hear)
+        except ModelFailed as failed:
+            if not failed.sent:
+                outcome = None
+            elif failed.status is not None and not progress.size:
+                outcome = "failed"  # the provider refused, and charges nothing
+            raise
+        finally:
+            if outcome is None:
+                meter.settle(reservation)
+            elif reply is None:
+                usage, size = Usage(), progress.size
+                if outcome == "broken":
+                    # A reply that is not streamed may be complete before any of it arrives.
+                    output = max(0 if request.stream else most, ceil(size / BYTES_A_TOKEN))
+                    usage = _guessed(progress.told or Usage(reservation.input_tokens), output)
+                meter.settle(meter.record(reservation, outcome, usage))
+        return self._settled(reply, reservation, raw, progress, granted)
+
+    def _settled(
+        self,
+        reply: ModelReply,
+        call: Reservation,
+        raw: int,
+        progress: ReplyProgress,
+        granted: Grant,
+    ) -> ModelReply:
+        """Records an answer and learns from it."""
+        meter, usage, estimates = self._meter, reply.usage, self._meter.estimates
+        is_overrun = reply.finish == "overrun"
+        if is_overrun:
+            dense = estimates.densities.get(call.model, BYTES_OF_REPLY)
+            output = ceil(progress.size / dense)
+            counted = Usage(call.input_tokens) if usage.estimated else usage
+            usage = counted if counted.output_tokens >= output else _guessed(counted, output)
+        elif not usage.estimated:
+            estimates.learn(raw, call.payer.session_key, call.model, usage.input_tokens)
+            if progress.size >= LEAST_LEARNED:
+                shown_tokens = usage.output_tokens - usage.reasoning_tokens
+                estimates.learn_reply(progress.size, call.model, shown_tokens)
+        is_longer = is_overrun or usage.output_tokens > granted.max_tokens
+        record = meter.record(call, "overrun" if is_longer else "answered", usage)
+        warnings = meter.settle(record, warns=granted.is_limited)
+        if usage.cost_usd is None and record.pricing != "unpriced":
+            usage = replace(usage, cost_usd=record.nano_usd / NANO)
+        if usage is reply.usage and not warnings:
+            return reply
+        return replace(reply, usage=usage, warnings=warnings)
+
+
+def _guessed(known: Usage, output: int) -> Usage:
+    """An estimate by the size of what was heard. Only its input may be certain."""
+    return replace(known, output_tokens=output, reasoning_tokens=0, estimated=True)

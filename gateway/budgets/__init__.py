@@ -1,1 +1,0 @@
-"""Budgets: no provider call without a reservation; what it came to is recorded."""
