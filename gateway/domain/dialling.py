@@ -38,6 +38,6 @@ class Line(Protocol):
 class Dialler(Protocol):
     """The guarded way out, for connections that stay open."""
 
-    def dial(self, dial: Dial, leave: FetchGrant) -> AbstractAsyncContextManager[Line]:
+    def dial(self, dial: Dial, grant: FetchGrant) -> AbstractAsyncContextManager[Line]:
         """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
         ...

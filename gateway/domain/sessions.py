@@ -62,6 +62,18 @@ IMPORTED = RunId("imported")  # of messages that no run of ours made
 _MOST_NAMES = 9
 
 
+class SettingsRefused(GatewayError):
+    """More than is kept for a user."""
+
+    code = "invalid_params"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"patch: these settings would be more than {most} bytes, nothing was changed; "
+            "set some of them to null"
+        )
+
+
 class ImportRefused(GatewayError):
     """It names the place in what was given; nothing was taken in."""
 

@@ -30,10 +30,10 @@ class Folder:
         prefix, cursor = asked.get("path") or "", asked.get("cursor") or ""
         if asked.get("op") != "next" or not isinstance(prefix, str) or not isinstance(cursor, str):
             raise Denied(_ASKED)
-        batch = partial(_batch, root, prefix, tuple(cursor.split("/")) if cursor else ())
-        files, last = await to_thread.run_sync(batch)
-        told = [{"path": path, "text": content} for path, content in files]
-        return self._encode({"files": told, "cursor": last}).decode()
+        read = partial(_batch, root, prefix, tuple(cursor.split("/")) if cursor else ())
+        files, last = await to_thread.run_sync(read)
+        batch = [{"path": path, "text": content} for path, content in files]
+        return self._encode({"files": batch, "cursor": last}).decode()
 
     def _asked(self, text: str) -> dict[str, object]:
         try:

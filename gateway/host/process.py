@@ -98,14 +98,14 @@ class _Writer(io.RawIOBase):
 
     def _run(self) -> None:
         while True:
-            told = self._queue.get()
-            if isinstance(told, threading.Event):
-                told.set()
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
                 continue
             with contextlib.suppress(OSError):
-                self._write_all(told)
+                self._write_all(item)
             with self._lock:
-                self._waiting -= len(told)
+                self._waiting -= len(item)
 
     def _write_all(self, data: bytes) -> None:
         rest = memoryview(data)

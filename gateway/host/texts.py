@@ -12,8 +12,6 @@ from gateway.domain.ports import Clock
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 256 * 1024
-
-
 LOOK_EVERY_S = 1.0
 
 Stamp = tuple[int, int, int] | None

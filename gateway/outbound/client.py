@@ -135,15 +135,15 @@ class _Request:
 
 
 def _checked(
-    url: str, headers: Headers, leave: FetchGrant, method: str = "GET", body: bytes = b""
+    url: str, headers: Headers, grant: FetchGrant, method: str = "GET", body: bytes = b""
 ) -> _Request:
     """Everything that can be refused is, before a name is looked up."""
     origin, target = read_url(url)
-    check_granted(origin, leave)
+    check_granted(origin, grant)
     method, asked = read_method(method), read_headers(headers)
     if len(body) > MAX_ASKED_BYTES:
         raise Denied(f"the body is larger than {MAX_ASKED_BYTES} bytes")
-    filling = Filling(leave.secrets, origin)
+    filling = Filling(grant.secrets, origin)
     filled_url = to_url(origin, filling.into_url(target))
     filled = tuple((name, filling.into_header(value)) for name, value in asked)
     if filling.used and any(name.lower() == "range" for name, _ in asked):
@@ -169,36 +169,36 @@ class GuardedOutbound:
         self._session = session
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_s)
 
-    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
-        scrubber, limit_s = Scrubber(leave.secrets), min(MAX_SECONDS, ask.timeout_s)
+    async def fetch(self, ask: FetchRequest, grant: FetchGrant) -> Fetched:
+        scrubber, limit_s = Scrubber(grant.secrets), min(MAX_SECONDS, ask.timeout_s)
         try:
-            request = _checked(ask.url, ask.headers, leave, ask.method, ask.body)
+            request = _checked(ask.url, ask.headers, grant, ask.method, ask.body)
             with anyio.move_on_after(limit_s):
-                return await self._follow(request, leave, scrubber)
+                return await self._follow(request, grant, scrubber)
             detail = f"{request.origin} gave no whole answer within {limit_s:g} s"
             failure = scrubber.error(HttpFailed("timeout", detail))
         except (Denied, HttpFailed) as error:
             failure = scrubber.error(error)
         raise failure  # without the errors behind it: they know the URL as it was sent
 
-    async def _follow(self, request: _Request, leave: FetchGrant, scrubber: Scrubber) -> Fetched:
+    async def _follow(self, request: _Request, grant: FetchGrant, scrubber: Scrubber) -> Fetched:
         first = request.origin
         for redirects in range(MAX_REDIRECTS + 1):
             try:
-                answer = await self._send(request, leave, scrubber)
+                answer = await self._send(request, grant, scrubber)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 kind = "timeout" if isinstance(error, TimeoutError) else "network"
-                told = f"{request.origin} {what_failed(error, _WHAT_FAILED)}"
+                detail = f"{request.origin} {what_failed(error, _WHAT_FAILED)}"
                 # Who redirected it has had the request already.
                 sent = redirects > 0 or not isinstance(error, _UNSENT)
-                raise HttpFailed(kind, told, sent=sent) from error
+                raise HttpFailed(kind, detail, sent=sent) from error
             if isinstance(answer, Fetched):
                 return answer
             request = answer
         raise HttpFailed("network", f"{first} was redirected more than {MAX_REDIRECTS} times")
 
     async def _send(
-        self, request: _Request, leave: FetchGrant, scrubber: Scrubber
+        self, request: _Request, grant: FetchGrant, scrubber: Scrubber
     ) -> Fetched | _Request:
         """The answer, or the request that it redirects to."""
         headers = (*request.headers, ("accept-encoding", "gzip, deflate"))
@@ -214,7 +214,7 @@ class GuardedOutbound:
         ) as answer:
             location = answer.headers.get("location")
             if answer.status in _REDIRECTS and location is not None:
-                return _redirected(request, answer.status, location, leave, scrubber)
+                return _redirected(request, answer.status, location, grant, scrubber)
             body = await _read_body(answer, str(request.origin))
             return Fetched(
                 answer.status,
@@ -224,7 +224,7 @@ class GuardedOutbound:
 
 
 def _redirected(
-    request: _Request, status: int, location: str, leave: FetchGrant, scrubber: Scrubber
+    request: _Request, status: int, location: str, grant: FetchGrant, scrubber: Scrubber
 ) -> _Request:
     """Where a redirect leads, authorised as if it had been asked for.
 
@@ -236,7 +236,7 @@ def _redirected(
         if scrubber.in_url(target):
             raise Denied("it would carry a secret on")
         origin, path = read_url(target)
-        check_granted(origin, leave)
+        check_granted(origin, grant)
         url = to_url(origin, path)
     except (Denied, ValueError) as error:
         raise Denied(f"{request.origin} redirects, and that is not followed: {error}") from error
@@ -350,22 +350,22 @@ class GuardedDialler:
         self._session = session
 
     @asynccontextmanager
-    async def dial(self, dial: Dial, leave: FetchGrant) -> AsyncIterator[Line]:
-        line = await self._open(dial, leave)
+    async def dial(self, dial: Dial, grant: FetchGrant) -> AsyncIterator[Line]:
+        line = await self._open(dial, grant)
         try:
             yield line
         finally:
             with anyio.CancelScope(shield=True):
                 await line.close(_LEFT)
 
-    async def _open(self, dial: Dial, leave: FetchGrant) -> "_Line":
-        scrubber = Scrubber(leave.secrets)
+    async def _open(self, dial: Dial, grant: FetchGrant) -> "_Line":
+        scrubber = Scrubber(grant.secrets)
         try:
             if not _SCHEME.match(dial.url):
                 shown = repr(dial.url[:20])
                 raise Denied(f"{shown} is not where a WebSocket is: write wss://HOST/PATH")
-            request = _checked(_SCHEME.sub(r"http\1", dial.url, count=1), dial.headers, leave)
-            return _Line(await self._connect(request, dial), request.origin, leave, scrubber)
+            request = _checked(_SCHEME.sub(r"http\1", dial.url, count=1), dial.headers, grant)
+            return _Line(await self._connect(request, dial), request.origin, grant, scrubber)
         except (Denied, HttpFailed) as error:
             failure = scrubber.error(error)
         raise failure  # without the errors behind it: they know the URL as it was sent
@@ -383,15 +383,13 @@ class GuardedDialler:
                     autoclose=False,  # it would answer 1000, with which a session may end
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
                 )
-        except TimeoutError as error:
-            told = f"{request.origin} opened no connection within {dial.timeout_s:g} s"
-            raise HttpFailed("timeout", told) from error
-        except aiohttp.WSServerHandshakeError as error:
-            told = f"{request.origin} opens no WebSocket (status {error.status})"
-            raise HttpFailed("network", told) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            told = f"{request.origin} {what_failed(error, _WHAT_FAILED)}"
-            raise HttpFailed("network", told) from error
+            kind, what = "network", what_failed(error, _WHAT_FAILED)
+            if isinstance(error, TimeoutError):
+                kind, what = "timeout", f"opened no connection within {dial.timeout_s:g} s"
+            elif isinstance(error, aiohttp.WSServerHandshakeError):
+                what = f"opens no WebSocket (status {error.status})"
+            raise HttpFailed(kind, f"{request.origin} {what}") from error
 
 
 class _Line:
@@ -401,18 +399,18 @@ class _Line:
         self,
         socket: "aiohttp.ClientWebSocketResponse[bool]",
         origin: Origin,
-        leave: FetchGrant,
+        grant: FetchGrant,
         scrubber: Scrubber,
     ) -> None:
         self._socket, self._origin = socket, origin
-        self._leave, self._scrubber = leave, scrubber
+        self._grant, self._scrubber = grant, scrubber
 
     @property
     def close_code(self) -> int | None:
         return self._socket.close_code
 
     async def send(self, text: str) -> None:
-        filled = Filling(self._leave.secrets, self._origin).into_frame(text)
+        filled = Filling(self._grant.secrets, self._origin).into_frame(text)
         if len(filled.encode()) > LARGEST_SENT:
             raise Denied(f"a frame to {self._origin} is larger than {LARGEST_SENT} bytes")
         try:
@@ -443,7 +441,7 @@ class _Line:
 
     def _broken(self, error: Exception) -> HttpFailed:
         if isinstance(error, aiohttp.WebSocketError):
-            told = f"{self._origin} sent a frame that is too large or none (code {error.code})"
+            detail = f"{self._origin} sent a frame that is too large or none (code {error.code})"
         else:
-            told = f"the connection to {self._origin} broke off ({type(error).__name__})"
-        return HttpFailed("network", told)
+            detail = f"the connection to {self._origin} broke off ({type(error).__name__})"
+        return HttpFailed("network", detail)

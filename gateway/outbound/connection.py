@@ -135,8 +135,8 @@ class HttpClient:
             with anyio.fail_after(timeout_s):
                 return await self._connect(endpoint)
         except TimeoutError as error:
-            told = f"{endpoint} could not be connected within {timeout_s:g} s"
-            raise HttpFailed("timeout", told, sent=False) from error
+            detail = f"{endpoint} could not be connected within {timeout_s:g} s"
+            raise HttpFailed("timeout", detail, sent=False) from error
         except (OSError, ValueError) as error:
             raise HttpFailed("network", f"{endpoint} {what_failed(error)}", sent=False) from error
 

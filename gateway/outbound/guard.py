@@ -65,9 +65,9 @@ def read_url(text: str) -> AskedUrl:
     return AskedUrl(Origin(scheme, host, int(parts["port"] or USUAL_PORT[scheme])), parts["target"])
 
 
-def check_granted(origin: Origin, leave: FetchGrant) -> None:
-    if origin not in leave.origins:
-        granted = ", ".join(sorted(map(str, leave.origins))) or "nothing"
+def check_granted(origin: Origin, grant: FetchGrant) -> None:
+    if origin not in grant.origins:
+        granted = ", ".join(sorted(map(str, grant.origins))) or "nothing"
         raise Denied(f"not allowed to reach {origin} (granted: {granted})")
 
 

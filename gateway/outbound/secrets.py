@@ -79,10 +79,10 @@ class Scrubber:
 
     def error(self, error: Denied | HttpFailed) -> Denied | HttpFailed:
         """The same error, scrubbed, and without the errors behind it."""
-        told = self.text(str(error))
+        detail = self.text(str(error))
         if isinstance(error, HttpFailed):
-            return HttpFailed(error.kind, told, sent=error.sent)
-        return Denied(told)
+            return HttpFailed(error.kind, detail, sent=error.sent)
+        return Denied(detail)
 
     async def body(self, body: bytes) -> bytes:
         """As `text`, and lets others run in between if it is a long one."""

@@ -120,11 +120,11 @@ def pause_s(
     """How long to wait before the next try; None: do not try again."""
     if failed.started or not failed.retryable:
         return None
-    told = failed.retry_after_s
-    if told is None:
+    asked_s = failed.retry_after_s
+    if asked_s is None:
         pause = random() * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**tried)
     else:
-        pause = told + random() * min(1.0, 0.1 + told / 10)
+        pause = asked_s + random() * min(1.0, 0.1 + asked_s / 10)
     return pause if pause < left_s else None
 
 
@@ -169,10 +169,10 @@ class _Attempt:
                 return await self._read(answer, reader)
         except HttpFailed as error:
             reader.end(error.kind, str(error))
-            told = str(error)
+            detail = str(error)
             if self._quirks.unreachable and not error.sent:
-                told += f" ({self._quirks.unreachable})"
-            raise reader.failed(_kind(error, "network"), told, sent=error.sent) from error
+                detail += f" ({self._quirks.unreachable})"
+            raise reader.failed(_kind(error, "network"), detail, sent=error.sent) from error
         finally:
             reader.leave()
 
@@ -200,8 +200,8 @@ class _Attempt:
         advice = self._quirks.unknown_model.format(model=request.model)
         if failed.kind != "not_found" or not advice:
             return failed
-        told = f"{failed.detail} ({advice})"
-        return ModelFailed(request.provider, failed.kind, told, status=failed.status)
+        detail = f"{failed.detail} ({advice})"
+        return ModelFailed(request.provider, failed.kind, detail, status=failed.status)
 
 
 async def _read_stream(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:

@@ -14,7 +14,7 @@ from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.scrubbing import scanner
 
 DETAIL_CAP = 300
-LONGEST_WAIT_S = 30 * 86_400.0  # nobody means more, and what is told is passed on
+LONGEST_WAIT_S = 30 * 86_400.0  # nobody means more, and it is passed on
 
 _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context|context (?:length|window|size)|prompt is too long"
@@ -109,20 +109,20 @@ def _words(*values: object) -> tuple[str, ...]:
 
 def kind_of(refusal: Refusal, status: int | None) -> FailureKind:
     """What kind of failure it is; `status` is None for an error inside a stream."""
-    told = " ".join((refusal.message, *refusal.names))
+    words = " ".join((refusal.message, *refusal.names))
     status = status or refusal.code
-    if status not in _TELLING and _OVERFLOW.search(told):
+    if status not in _TELLING and _OVERFLOW.search(words):
         return "context_overflow"
-    if status == 429 and _is_spent(refusal, told):
+    if status == 429 and _is_spent(refusal, words):
         return "auth"
     if status is not None and 300 <= status < 600:
         return _BY_STATUS.get(status, "server" if status >= 500 else "bad_request")
     return next((_BY_NAME[name] for name in refusal.names if name in _BY_NAME), "server")
 
 
-def _is_spent(refusal: Refusal, told: str) -> bool:
+def _is_spent(refusal: Refusal, words: str) -> bool:
     """Whether paying would help. Google speaks of billing in any case, and says when to come back."""
-    return refusal.wait_s is None and _SPENT.search(told) is not None
+    return refusal.wait_s is None and _SPENT.search(words) is not None
 
 
 def refused(
@@ -140,8 +140,8 @@ def refused(
     if 300 <= status < 400:
         said = "it redirects, and redirects are not followed; set its final address as base_url"
     detail = f"HTTP {status}: {said}" if said else f"HTTP {status} without an explanation"
-    kind, told = kind_of(refusal, status), retry_after_s(headers, now)
-    wait_s = refusal.wait_s if told is None else told
+    kind, asked_s = kind_of(refusal, status), retry_after_s(headers, now)
+    wait_s = refusal.wait_s if asked_s is None else asked_s
     return ModelFailed(provider, kind, detail, status=status, retry_after_s=wait_s)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import unescape
 from typing import Any, NamedTuple, TypeVar
 
@@ -245,9 +245,9 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[int]) -> set[str]:
     if not isinstance(schema, dict) or id(schema) in seen:
         return set()
     seen.add(id(schema))
-    told = schema.get("type")
-    if told:
-        return {told} if isinstance(told, str) else set(told)
+    type_ = schema.get("type")
+    if type_:
+        return {type_} if isinstance(type_, str) else set(type_)
     inner = [one for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, ())]
     inner.append(_target(schema.get("$ref", "#"), root))
     types = [_types(one, root, seen) for one in inner]
@@ -314,8 +314,8 @@ class CallParser(Lookahead):
         name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
         if not name:
             raise NotMarkup
-        told = _BROKEN + self.taken()[:_BROKEN_KEPT] if arguments is None else arguments
-        self.found.append(MarkupCall(name, told, arguments is not None))
+        text = _BROKEN + self.taken()[:_BROKEN_KEPT] if arguments is None else arguments
+        self.found.append(MarkupCall(name, text, arguments is not None))
         self.mark()
 
     def add_pairs(
@@ -323,8 +323,8 @@ class CallParser(Lookahead):
     ) -> None:
         """`typed` makes of a key and a value what `arguments_of` takes."""
         triples = [typed(key, value) for key, value in pairs or ()]
-        told = None if pairs is None else arguments_of(self._tools.get(name), triples)
-        self.add(name, told)
+        text = None if pairs is None else arguments_of(self._tools.get(name), triples)
+        self.add(name, text)
 
     def word(self) -> Waits[str]:
         word = yield from self.run(_WORD)
@@ -349,11 +349,11 @@ class CallParser(Lookahead):
     def named_json(self, end: str = "") -> Waits[None]:
         """`{"name": …, "arguments": …}`, or a list of such."""
         said = yield from self.json(end, _NAMED)
-        told = parsed(said or "")
+        value = parsed(said or "")
         raw = self.taken()
-        if told is None and (named := _NAMED.match(raw[raw.find("{") :])):
+        if value is None and (named := _NAMED.match(raw[raw.find("{") :])):
             self.add(named[1], None)
-        for one in told if isinstance(told, list) else [told] if told else []:
+        for one in value if isinstance(value, list) else [value] if value else []:
             if not isinstance(one, dict) or not isinstance(one.get("name"), str):
                 raise NotMarkup
             self.add(one["name"], _given(one))
@@ -434,9 +434,9 @@ _WRAPPERS.append("minimax:tool_call>")
 _INVOKE_MARKS = (tuple(_INVOKES), tuple(f"</{wrapper}" for wrapper in _WRAPPERS))
 _FUNCTION = Marks("<parameter=", ">", "</" + "parameter>", "</function>")
 _GLM = Marks("<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", "<arg_value>")
-_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_MARKS = (("<｜tool▁call▁begin｜>",), ("<｜tool▁calls▁end｜>",))
 _DEEPSEEK_END = "<｜tool▁call▁end｜>"
-_KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_calls_section_end|>")
+_KIMI_MARKS = (("<|tool_call_begin|>",), ("<|tool_calls_section_end|>",))
 
 
 def read_calls(calls: CallParser, lines: Sequence[str]) -> Waits[list[MarkupCall]]:
@@ -461,10 +461,6 @@ def _named_line(calls: CallParser, name: str) -> Waits[None]:
         calls.add(name, said)
 
 
-def _invokes(calls: CallParser, opener: str) -> Waits[None]:
-    yield from calls.section(opener, _INVOKE_MARKS, _invoke)
-
-
 def _invoke(calls: CallParser, opener: str) -> Waits[None]:
     space = _INVOKES[opener]
     head = yield from calls.short(">")
@@ -475,9 +471,9 @@ def _invoke(calls: CallParser, opener: str) -> Waits[None]:
     marks = Marks(f"<{space}parameter ", ">", value_end, end)
 
     def typed(key: str, value: str) -> tuple[str, str, bool]:
-        told = _attributes(key)
+        attributes = _attributes(key)
         plain = value if "DSML" in space else unescaped(value)
-        return told.get("name", key), plain, told.get("string") == "false"
+        return attributes.get("name", key), plain, attributes.get("string") == "false"
 
     calls.add_pairs(name, [] if head.endswith("/") else (yield from calls.pairs(marks)), typed)
 
@@ -537,10 +533,6 @@ def _mistral(calls: CallParser, _: str) -> Waits[None]:
     calls.add(name, (yield from calls.json()))
 
 
-def _deepseek(calls: CallParser, opener: str) -> Waits[None]:
-    yield from calls.section(opener, (_DEEPSEEK[1:2], _DEEPSEEK[2:]), _deepseek_call)
-
-
 def _deepseek_call(calls: CallParser, _: str) -> Waits[None]:
     """The name and its JSON; or a type, the name on the same line, and the JSON in a fence."""
     name = (yield from calls.short("<｜tool▁sep｜>")).strip()
@@ -554,20 +546,19 @@ def _deepseek_call(calls: CallParser, _: str) -> Waits[None]:
     calls.add(name, said)
 
 
-def _kimi(calls: CallParser, opener: str) -> Waits[None]:
-    yield from calls.section(opener, (_KIMI[1:2], _KIMI[2:]), _kimi_call)
-
-
 def _kimi_call(calls: CallParser, _: str) -> Waits[None]:
     name = yield from calls.short("<|tool_call_argument_begin|>")
     calls.add(name, (yield from calls.json("<|tool_call_end|>")))
 
 
+_invokes = partial(CallParser.section, marks=_INVOKE_MARKS, one=_invoke)
+_deepseek = partial(CallParser.section, marks=_DEEPSEEK_MARKS, one=_deepseek_call)
+_kimi = partial(CallParser.section, marks=_KIMI_MARKS, one=_kimi_call)
 # By the mark that opens it; none of them begins another.
 DIALECTS: dict[str, Callable[[CallParser, str], Waits[None]]] = {
     **dict.fromkeys((*_INVOKES, *(f"<{wrapper}" for wrapper in _WRAPPERS)), _invokes),
-    **dict.fromkeys(_DEEPSEEK[:2], _deepseek),
-    **dict.fromkeys(_KIMI[:2], _kimi),
+    **dict.fromkeys(("<｜tool▁calls▁begin｜>", *_DEEPSEEK_MARKS[0]), _deepseek),
+    **dict.fromkeys(("<|tool_calls_section_begin|>", *_KIMI_MARKS[0]), _kimi),
     "<tool_call>": _tool_call,
     "<function=": _function,
     "<|python_tag|>": _llama,
@@ -695,10 +686,23 @@ class _Prose:
         self._judged = ("", False)  # a line's beginning, and whether it is a quote
 
     def say(self, text: str) -> None:
-        if "`" in text or "~" in text:
-            self._say_marks(text)
-        elif text:
-            self._say_plain(text)
+        if "`" not in text and "~" not in text:
+            if text:
+                self._say_plain(text)
+            return
+        for token in _TOKENS.findall(text):
+            char = token[0]
+            if self._run[1] and char != self._run[0]:
+                self._settle()
+            if char in "`~":
+                self.steps += 1
+                self._run = (char, self._run[1] + len(token))
+            elif char == "\n":
+                self._end_line()
+            else:
+                self._may_close = self._may_close and token.isspace()
+                self._keep(token)
+            self._last = token[-1]
 
     def _say_plain(self, text: str) -> None:
         """Whole lines without a mark at once: of those that end, only blank ones matter."""
@@ -714,24 +718,6 @@ class _Prose:
             if self._span and _BLANK_LINE.search("\n" + rest[:begun]):
                 self._span = 0
             self._keep(rest[begun : begun + _LINE_KEPT])
-
-    def _say_marks(self, text: str) -> None:
-        for token in _TOKENS.findall(text):
-            char = token[0]
-            if char in "`~":
-                self.steps += 1
-                if self._run[1] and char != self._run[0]:
-                    self._settle()
-                self._run = (char, self._run[1] + len(token))
-            else:
-                if self._run[1]:
-                    self._settle()
-                if char == "\n":
-                    self._end_line()
-                else:
-                    self._may_close = self._may_close and token.isspace()
-                    self._keep(token)
-            self._last = token[-1]
 
     def is_line_start(self) -> bool:
         return not self._line and not self._run[1]

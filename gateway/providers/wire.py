@@ -251,7 +251,7 @@ class CallDraft:
         self.id, self.name = id, ""
         self.arguments: list[str] = []
         self.extra: object = None  # opaque, goes back to the same provider
-        # Found in the text. A broken one stays, so that the model is told of it.
+        # Found in the text. A broken one stays, so that the model learns of it.
         self.is_recovered = False
 
     def is_begun(self) -> bool:
@@ -459,7 +459,7 @@ class ReplyReader(ABC):
             draft.arguments.append(piece)
 
     def count(self, usage: Usage | None) -> None:
-        """What the provider told of its usage before the end, if it can be believed."""
+        """What the provider reported of its usage before the end, if it can be believed."""
         if usage is not None and 0 < usage.input_tokens <= self._sent_bytes + HIDDEN_INPUT:
             self.progress.told = usage
 
@@ -607,23 +607,24 @@ class ReplyReader(ABC):
             log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
 
     def _sane(
-        self, told: Usage | None, text: str, thinking: str, calls: tuple[ToolCall, ...]
+        self, reported: Usage | None, text: str, thinking: str, calls: tuple[ToolCall, ...]
     ) -> Usage:
         """What the provider counted where it can be believed, else an estimate that says so."""
         called = "".join([call.name + call.arguments for call in calls]) if calls else ""
-        told = told or Usage(-1, -1)
+        reported = reported or Usage(-1, -1)
         visible = len(text) + len(thinking) + len(called)
         most_output = 4 * visible + max(HIDDEN_OUTPUT, 4 * self.request.max_tokens)
-        input_is_sane = 0 < told.input_tokens <= self._sent_bytes + HIDDEN_INPUT
-        output_is_sane = min(1, visible) <= told.output_tokens <= most_output
+        input_is_sane = 0 < reported.input_tokens <= self._sent_bytes + HIDDEN_INPUT
+        output_is_sane = min(1, visible) <= reported.output_tokens <= most_output
         if input_is_sane and output_is_sane:
-            return told
+            return reported
         if not input_is_sane:
-            input_tokens = int(self._sent_bytes / BYTES_A_TOKEN) + 1
-            told = replace(told, input_tokens=input_tokens, cached_tokens=0, written_tokens=0)
+            sent = int(self._sent_bytes / BYTES_A_TOKEN) + 1
+            reported = replace(reported, input_tokens=sent, cached_tokens=0, written_tokens=0)
         if not output_is_sane:
-            told = replace(told, output_tokens=sum(map(estimate_tokens, (text, thinking, called))))
-        return replace(told, reasoning_tokens=0, estimated=True)
+            came = sum(map(estimate_tokens, (text, thinking, called)))
+            reported = replace(reported, output_tokens=came)
+        return replace(reported, reasoning_tokens=0, estimated=True)
 
     # What no reply can be made of.
 
@@ -633,8 +634,8 @@ class ReplyReader(ABC):
 
     def _misshapen(self, error: Exception) -> ModelFailed:
         """A value of another type than the wire promises is the provider's fault, never a crash."""
-        told = f"an answer has another shape than the wire promises ({error})"
-        return self.failed("protocol", told)
+        detail = f"an answer has another shape than the wire promises ({error})"
+        return self.failed("protocol", detail)
 
     def _refuse_error(self, chunk: Any, *, is_error: bool) -> None:
         """Raises ModelFailed if a good answer holds a provider's error."""
@@ -664,11 +665,11 @@ def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:
     return "call_" + blake2b(seed, digest_size=10).hexdigest()
 
 
-def counts(told: object) -> dict[str, int]:
+def counts(reported: object) -> dict[str, int]:
     """The numbers of tokens that an object tells, without those that cannot be one."""
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         return {}
-    return {name: count for name, count in told.items() if type(count) is int and count >= 0}
+    return {name: count for name, count in reported.items() if type(count) is int and count >= 0}
 
 
 def cost(value: object) -> float | None:

@@ -256,20 +256,22 @@ class AnthropicReader(ReplyReader):
                 block.pieces.setdefault(key, []).append(value)
 
     def _take_usage(self, usage: dict[str, Any] | None) -> None:
-        """Later numbers are cumulative: they replace what was told before."""
+        """Later numbers are cumulative: they replace earlier ones."""
         if usage:
-            self._usage.update({key: told for key, told in usage.items() if told is not None})
+            self._usage.update({key: count for key, count in usage.items() if count is not None})
             self.count(self.usage())
 
     def usage(self) -> Usage | None:
         if not self._usage:
             return None
-        told = counts(self._usage)
-        cached, written = (told.get(f"cache_{how}_input_tokens", 0) for how in ("read", "creation"))
-        fresh = told.get("input_tokens", -1)
+        tokens = counts(self._usage)
+        cached, written = (
+            tokens.get(f"cache_{how}_input_tokens", 0) for how in ("read", "creation")
+        )
+        fresh = tokens.get("input_tokens", -1)
         return Usage(
             input_tokens=fresh + cached + written if fresh >= 0 else -1,
-            output_tokens=told.get("output_tokens", -1),
+            output_tokens=tokens.get("output_tokens", -1),
             cached_tokens=cached,
             written_tokens=written,
         )

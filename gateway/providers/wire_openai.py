@@ -88,7 +88,7 @@ class OpenAiEncoder(WireEncoder):
                 }
                 for t in request.tools
             ]
-            fields["tools"] = [{"type": "function", "function": told} for told in functions]
+            fields["tools"] = [{"type": "function", "function": one} for one in functions]
         head = json_bytes(fields)[:-1] + b',"messages":['
         if request.system:
             head += json_bytes({"role": "system", "content": request.system})
@@ -266,10 +266,10 @@ class OpenAiReader(ReplyReader):
         usage = self._usage
         if not isinstance(usage, dict):
             return None
-        told = counts(usage)
-        input_tokens = told.get("prompt_tokens", -1)
-        output_tokens = told.get("completion_tokens", -1)
-        cached, reasoning = told.get("prompt_cache_hit_tokens", 0), 0
+        tokens = counts(usage)
+        input_tokens = tokens.get("prompt_tokens", -1)
+        output_tokens = tokens.get("completion_tokens", -1)
+        cached, reasoning = tokens.get("prompt_cache_hit_tokens", 0), 0
         if details := usage.get("prompt_tokens_details"):
             cached = counts(details).get("cached_tokens") or cached
         if details := usage.get("completion_tokens_details"):
