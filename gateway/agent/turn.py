@@ -48,7 +48,8 @@ from gateway.agent.output import (
 )
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.engine import Run, TreeOutcome
-from gateway.control.trees.nodes import BadWrite, LeafCall, PendingLeaf, TreeHost
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import BadWrite, PendingLeaf, TreeHost
 from gateway.domain.agents import peer_in
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed, TooLarge

@@ -1,8 +1,29 @@
-"""What the front door itself refuses; each text may be shown to whoever asked."""
+"""Errors as programs see them: one table for HTTP and JSON-RPC, one shape for both.
 
-from collections.abc import Sequence
+What the front door itself refuses comes first; each text may be shown to whoever asked.
+"""
 
-from gateway.domain.errors import Busy, GatewayError
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from gateway.api.chunks import Spent
+from gateway.api.declarations import Value, build
+from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.errors import (
+    BadSessionKey,
+    Busy,
+    Conflict,
+    GatewayError,
+    ModelFailed,
+    NoRoute,
+    NotFound,
+    NotOfProject,
+    StoreUnavailable,
+    UnknownAgent,
+)
+from gateway.domain.facts import ClaimRefused
+from gateway.domain.sessions import ImportRefused, SettingsRefused
 
 
 class Unauthorized(GatewayError):
@@ -184,3 +205,178 @@ class AddressInUse(CannotListen):
     """Somebody else listens there."""
 
     code = "address_in_use"
+
+
+# -- how an error looks outside
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorType:
+    """What a `type` means, and what helps."""
+
+    meaning: str
+    remedy: str
+
+
+ERROR_TYPES: Mapping[str, ErrorType] = {
+    "unauthorized": ErrorType(
+        "The request brings no token, or none that counts.",
+        "Send `Authorization: Bearer TOKEN` with a token of the configuration.",
+    ),
+    "forbidden": ErrorType(
+        "The token does not allow this, or Host or Origin is foreign.",
+        "Use a token with the scope that the message names, or add the origin to allowed_origins.",
+    ),
+    "rate_limited": ErrorType(
+        "Too many wrong tokens or connections came from this address.",
+        "Check the token; wait as long as Retry-After says.",
+    ),
+    "invalid_request": ErrorType(
+        "The request cannot be understood.", "Correct what the message names."
+    ),
+    "unknown_method": ErrorType(
+        "There is no such method.", "Take a name of /asyncapi.json; the message names a near one."
+    ),
+    "invalid_params": ErrorType(
+        "A parameter is missing, unknown or out of bounds.", "Correct what `problems` names."
+    ),
+    "too_large": ErrorType("The request or its answer is too large.", "Ask for less at once."),
+    "timeout": ErrorType(
+        "The request, or its run, took too long.", "Send it faster, or ask again."
+    ),
+    "not_found": ErrorType(
+        "It does not exist, or belongs to another.", "Check the id and whose token asks."
+    ),
+    "conflict": ErrorType(
+        "The key was used with other content, or something moved meanwhile.",
+        "Use a new key, or look again and repeat.",
+    ),
+    "budget_exceeded": ErrorType(
+        "A budget is spent.", "Wait until `resets_at`, or raise the budget of `scope`."
+    ),
+    "busy": ErrorType(
+        "A bound is reached, or the gateway starts or stops; nothing was accepted.",
+        "Ask again after Retry-After.",
+    ),
+    "unavailable": ErrorType(
+        "The store cannot commit; nothing was accepted.",
+        "Ask again; `exogate doctor` finds out why.",
+    ),
+    "provider_error": ErrorType(
+        "The model service failed.", "Ask again; the log has the provider's words."
+    ),
+    "internal_error": ErrorType("The gateway made a mistake.", "The log has the details."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The outside face of one kind of error. `text` replaces a message that is for the operator."""
+
+    status: int
+    rpc: int
+    type: str
+    text: str | None = None
+
+
+INTERNAL = Failure(500, -32603, "internal_error", "internal error; the log has the details")
+
+# A name in a request that points at nothing (an agent, a session, a route) is "not found" on every
+# surface, whether it was given in a path or as a parameter.
+FAILURES: Mapping[type[GatewayError], Failure] = {
+    Unauthorized: Failure(401, -32001, "unauthorized"),
+    Forbidden: Failure(403, -32002, "forbidden"),
+    TooManyFailures: Failure(429, -32001, "rate_limited"),
+    TooManyOfAddress: Failure(429, -32005, "rate_limited"),
+    InvalidJson: Failure(400, -32700, "invalid_request"),
+    InvalidRequest: Failure(400, -32600, "invalid_request"),
+    UnknownMethod: Failure(404, -32601, "unknown_method"),
+    VersionNotSupported: Failure(505, -32600, "invalid_request"),
+    MethodNotAllowed: Failure(405, -32600, "invalid_request"),
+    InvalidParams: Failure(422, -32602, "invalid_params"),
+    ClaimRefused: Failure(422, -32602, "invalid_params"),
+    SettingsRefused: Failure(422, -32602, "invalid_params"),
+    ImportRefused: Failure(422, -32602, "invalid_params"),
+    BodyTooLarge: Failure(413, -32600, "too_large"),
+    TargetTooLong: Failure(414, -32600, "too_large"),
+    HeadTooLarge: Failure(431, -32600, "too_large"),
+    TooSlow: Failure(408, -32600, "timeout"),
+    BadSessionKey: Failure(422, -32602, "invalid_params"),
+    NotHere: Failure(404, -32601, "not_found"),
+    NotFound: Failure(404, -32004, "not_found"),
+    NotOfProject: Failure(403, -32002, "forbidden"),
+    NoRoute: Failure(404, -32004, "not_found"),
+    UnknownAgent: Failure(404, -32004, "not_found"),
+    Conflict: Failure(409, -32006, "conflict"),
+    AnswerTooLarge: Failure(422, -32602, "too_large"),
+    BudgetExceeded: Failure(429, -32003, "budget_exceeded"),
+    Busy: Failure(503, -32005, "busy"),
+    StoreUnavailable: Failure(
+        503, -32005, "unavailable", "the store cannot commit at the moment; nothing was accepted"
+    ),
+    ModelFailed: Failure(502, -32603, "provider_error", "the model provider failed"),
+}
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The face of an error; what the table does not know is internal and shows nothing."""
+    for kind in type(error).__mro__:
+        if found := FAILURES.get(kind):
+            return found
+    return INTERNAL
+
+
+class Problem(Value):
+    """What is wrong with one parameter; `param` leads to it."""
+
+    param: str
+    message: str
+
+
+class ErrorObject(Spent):
+    """`type` is one of few, `code` says more; `message` may be shown. The fields of a spent budget
+    are there if it was one."""
+
+    type: str
+    code: str
+    message: str
+    retryable: bool
+    problems: list[Problem] | None = None
+
+
+class ErrorAnswer(Value):
+    """Every refusal, but those of OpenAI's API."""
+
+    error: ErrorObject
+
+
+def error_object(error: BaseException) -> ErrorObject:
+    """The object under `error` in HTTP, and the `data` of a JSON-RPC error."""
+    failure = failure_of(error)
+    if failure is INTERNAL or not isinstance(error, GatewayError):
+        told = failure.text or str(error)
+        return ErrorObject(type=failure.type, code=INTERNAL.type, message=told, retryable=False)
+    wait = getattr(error, "retry_after_s", None)
+    problems = error.problems if isinstance(error, InvalidParams) else ()
+    return build(
+        ErrorObject,
+        error.facts if isinstance(error, BudgetExceeded) else {},
+        type=failure.type,
+        code=error.code,
+        message=failure.text or str(error),
+        retryable=error.retryable,
+        retry_after_s=None if wait is None else round(wait, 3),
+        problems=[Problem(param=where, message=what) for where, what in problems] or None,
+    )
+
+
+def error_headers(error: BaseException) -> dict[str, str]:
+    """What a status wants said in a header."""
+    if isinstance(error, Unauthorized):
+        return {"www-authenticate": "Bearer"}
+    if isinstance(error, MethodNotAllowed):
+        return {"allow": error.allow}
+    wait = getattr(error, "retry_after_s", None)
+    if wait is None or failure_of(error) is INTERNAL:
+        return {}
+    return {"retry-after": str(max(1, ceil(wait)))}

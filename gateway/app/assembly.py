@@ -3,7 +3,7 @@
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from gateway.agent.effects import Gate
 from gateway.agent.journal import RunJournal
 from gateway.agent.leaves import Plans
 from gateway.agent.subagents import Delegating, Subagents
+from gateway.api.methods import METHODS
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
 from gateway.app.shared import Shared, opened, provider_trial, scrubbing
@@ -61,32 +62,22 @@ from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker, TurnRecall
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
-from gateway.web.asgi import WebApp
+from gateway.web.asgi import WebApp, twins
 from gateway.web.asgi import build as build_web
-from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
-from gateway.web.conversations_api import ConversationsApi
-from gateway.web.documents_api import documented
+from gateway.web.documents import asyncapi, documented
 from gateway.web.health import Health, StoreWatch
 from gateway.web.identity import Identities
 from gateway.web.mcp import McpApi
-from gateway.web.methods.audit import AuditMethods
-from gateway.web.methods.budget import BudgetMethods
-from gateway.web.methods.channels import ChannelMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
-from gateway.web.methods.insight import About, InsightMethods
-from gateway.web.methods.memory import MemoryMethods
-from gateway.web.methods.pairing import PairMethods
-from gateway.web.methods.providers import ProviderMethods
-from gateway.web.methods.replays import ReplayMethods
-from gateway.web.methods.rules import RuleMethods
+from gateway.web.methods.memory import MemoryMethods, SettingsMethods
+from gateway.web.methods.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
 from gateway.web.methods.sessions import SessionMethods
-from gateway.web.methods.settings import SettingsMethods
-from gateway.web.methods.upkeep import UpkeepMethods
+from gateway.web.methods.status import About, StatusMethods
 from gateway.web.metrics import ChannelFigures, Metrics
-from gateway.web.openai_api import OpenAiApi
-from gateway.web.rpc import Method
+from gateway.web.openai import OpenAiApi
+from gateway.web.rpc import Handler, Registry
 from gateway.web.settings import WebSettings
 
 log = logging.getLogger(__name__)
@@ -137,7 +128,7 @@ class Gateway:
         meter, gate, clock = self.opened.meter, self.opened.gate, self.shared.clock
         stores, front = self.shared.stores, self.core.front
         spending = BudgetMethods(front, stores.ledger, meter)
-        methods = self._methods(spending)
+        registry = Registry(METHODS, self._handlers(spending))
         metrics = Metrics(
             front,
             stores.ledger,
@@ -152,20 +143,18 @@ class Gateway:
         apis = (
             ChatApi(front, to_json, from_json, self.shared.ids),
             OpenAiApi(front, self.core.stateless, to_json, from_json, started),
-            ConversationsApi(front),
-            SessionMethods(front),
             spending,
             McpApi(self.mcp),
             *((metrics,) if self.made.config.observability.metrics else ()),
         )
         documents = {
             "/config.schema.json": json_schema,
-            "/asyncapi.json": lambda: asyncapi(methods, self.version),
+            "/asyncapi.json": lambda: asyncapi(METHODS, self.version),
         }
-        routes = [route for api in apis for route in api.routes()]
+        routes = [*twins(registry), *(route for api in apis for route in api.routes())]
         app = build_web(
             settings,
-            methods=methods,
+            registry,
             routes=documented(routes, self.version, documents),
             ready=self.watch.reasons,
             clock=clock,
@@ -174,7 +163,7 @@ class Gateway:
         app.open_webhooks(self.channels.door)
         return app
 
-    def _methods(self, spending: BudgetMethods) -> Sequence[Method]:
+    def _handlers(self, spending: BudgetMethods) -> Mapping[str, Handler]:
         shared, core, config = self.shared, self.core, self.made.config
         stores, clock, plugins = shared.stores, shared.clock, self.opened.plugins
         front, memory = core.front, core.memory
@@ -185,7 +174,7 @@ class Gateway:
             pid=os.getpid(),
             origin=str(config.origin or "none (built-in defaults)"),
         )
-        insight = InsightMethods(
+        status = StatusMethods(
             front,
             about,
             self.health.reasons,
@@ -199,6 +188,8 @@ class Gateway:
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
+            rules=self.opened.rules.now,
+            trial=provider_trial(config, self.opened.model, shared.ids),
             subagents=config.subagents,
         )
         channels = ChannelMethods(
@@ -216,17 +207,13 @@ class Gateway:
             PairMethods(self.pairing),
             channels,
             MemoryMethods(*remembering, self.made.sharing, front),
-            ChatMethods(front, to_json),
+            ChatMethods(front, core.replays, to_json, from_json),
             SessionMethods(front),
-            UpkeepMethods(front),
             EventMethods(shared.bus),
             SettingsMethods(shared.settings, self.made.choosable),
-            RuleMethods(self.opened.rules.now),
-            ReplayMethods(front, core.replays),
-            ProviderMethods(provider_trial(config, self.opened.model, shared.ids)),
-            insight,
+            status,
         )
-        return [method for family in families for method in family.all()]
+        return {name: one for family in families for name, one in family.handlers().items()}
 
     async def keep_lines(self) -> None:
         """Keeps the connections to platforms, until they are hung up."""

@@ -32,7 +32,7 @@ from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.store.opening import open_store
-from gateway.web.methods.providers import ProviderTest
+from gateway.web.methods.status import ProviderTrial
 
 Opened = TypeVar("Opened")
 
@@ -153,7 +153,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
 
 
 @asynccontextmanager
-async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTest]:
+async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTrial]:
     """Tests a provider without a gateway. The store is locked meanwhile. Raises DataDirInUse."""
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
     async with opened(config) as shared:
@@ -162,6 +162,6 @@ async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTest]:
         yield provider_trial(config, model, shared.ids)
 
 
-def provider_trial(config: GatewayConfig, model: Model, ids: Ids) -> ProviderTest:
+def provider_trial(config: GatewayConfig, model: Model, ids: Ids) -> ProviderTrial:
     defaults = {name: DEFAULT_MODELS.get(name) for name in config.providers}
-    return ProviderTest(model, ids, config.agents, defaults)
+    return ProviderTrial(model, ids, config.agents, defaults)

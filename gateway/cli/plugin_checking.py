@@ -12,6 +12,7 @@ import anyio
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
+from gateway.api.declarations import plain
 from gateway.channels.adapters import Description
 from gateway.channels.crossing import read_description
 from gateway.channels.room import require_openable
@@ -30,7 +31,7 @@ from gateway.sandbox.plugins import Plugins, Sandbox, info
 from gateway.schemas import SchemaChecks
 from gateway.store.opening import open_memory
 from gateway.tools.gate import ToolGate
-from gateway.web.shapes import account, plugin
+from gateway.web.methods.status import inspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,7 @@ class Examined:
 
     def as_json(self) -> dict[str, object]:
         """As a running gateway tells it, without what only that can know."""
-        shown: dict[str, object] = {
-            **plugin(self.told.info, {}, from_json),
-            **account(self.told),
-        }
+        shown: dict[str, object] = plain(inspected(self.told, {}, from_json))
         for key in ("state", "reason", "capabilities", "used", "denied"):
             shown.pop(key, None)
         file = {"file": str(self.given.file), "size": self.size}

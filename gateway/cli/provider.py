@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import anyio
 import click
 
+from gateway.api.declarations import plain
 from gateway.app.shared import provider_test
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.cli.ending import FAILED, Unreachable, failure
 from gateway.cli.link import ANSWER_S, linked
+from gateway.config import editing
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
 from gateway.providers.prices import DEFAULT_MODELS
-from gateway.web.methods.providers import WITHIN_S
+from gateway.web.methods.status import WITHIN_S
 
 if TYPE_CHECKING:
     from gateway.cli.plugin_place import Place
@@ -76,7 +78,6 @@ def add(
 ) -> None:
     """Add a provider to the configuration. A preset whose key is in the environment needs no entry."""
     from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
-    from gateway.config import editing  # noqa: PLC0415  # as above
 
     place = writing.place_of(context)
     table = {key: value for key, value in told.items() if value is not None}
@@ -102,7 +103,6 @@ def _used(
 
     An agent of the file has no tools and no budgets but its own: those in force are written down.
     """
-    from gateway.config import editing  # noqa: PLC0415  # pydantic is slow to import
 
     before = config_or_exit(context)
     model = model or DEFAULT_MODELS.get(name)
@@ -168,4 +168,5 @@ def test(context: CliContext, name: str | None, model: str | None) -> None:
 
 async def _ask(config: GatewayConfig, name: str | None, model: str | None) -> Mapping[str, Any]:
     async with provider_test(config) as trial:
-        return await trial.test(name, model)
+        told: Mapping[str, Any] = plain(await trial.test(name, model))
+        return told

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from gateway.api.declarations import plain
 from gateway.app.generation import rule_set
 from gateway.cli.context import CliContext, config_or_exit, refuse
 from gateway.cli.ending import Unreachable
@@ -17,11 +18,11 @@ from gateway.config.problems import ConfigInvalid
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
 from gateway.control.rules import CORE, ROOTS, Act, Rule, load_rules, problems_of, view
-from gateway.control.words import meant
 from gateway.domain.events import Event, kind_named
+from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
 from gateway.host.terminal import one_line
-from gateway.web.shapes import rules as told_rules
+from gateway.web.methods.status import rules as told_rules
 
 GIVEN_ROOTS = ROOTS[2:]  # without event and payload, which have options of their own
 
@@ -40,7 +41,7 @@ def list_rules(context: CliContext) -> None:
             told = link.call("rule.list")
     except Unreachable:
         config = config_or_exit(context)
-        told = told_rules(rule_set(config, config.rule_folder))
+        told = plain(told_rules(rule_set(config, config.rule_folder)))
     if context.json:
         click.echo(json.dumps(told))
         return

@@ -62,6 +62,18 @@ IMPORTED = RunId("imported")  # of messages that no run of ours made
 _MOST_NAMES = 9
 
 
+class SettingsRefused(GatewayError):
+    """More than is kept for a user."""
+
+    code = "invalid_params"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"patch: these settings would be more than {most} bytes, nothing was changed; "
+            "set some of them to null"
+        )
+
+
 class ImportRefused(GatewayError):
     """It names the place in what was given; nothing was taken in."""
 
@@ -257,7 +269,7 @@ class UserSettings:
         }
 
 
-def as_wished(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
+def with_settings(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
     """The agent for one query of this user, with the request's own limits. A user chooses among the
     models that the operator has configured for it: nothing else can be paid for."""
     if not settings.kept and not asked:

@@ -5,23 +5,10 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from gateway.domain.errors import GatewayError
 from gateway.domain.ports import Decode, Encode, SessionStore
-from gateway.domain.sessions import RECORD_BYTES, UserSettings
+from gateway.domain.sessions import RECORD_BYTES, SettingsRefused, UserSettings
 
 MOST_KNOWN = 4096  # users, of whom most have set nothing
-
-
-class SettingsRefused(GatewayError):
-    """More than is kept for a user."""
-
-    code = "invalid_params"
-
-    def __init__(self, most: int) -> None:
-        super().__init__(
-            f"patch: these settings would be more than {most} bytes, nothing was changed; "
-            "set some of them to null"
-        )
 
 
 @dataclass(slots=True)

@@ -2,33 +2,38 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.declarations import Method, Params
 from gateway.api.errors import (
+    INTERNAL,
+    Forbidden,
     InvalidParams,
     MethodNotAllowed,
     NotHere,
     TooManyFailures,
     Unauthorized,
     delay_of,
+    failure_of,
 )
+from gateway.api.http import Alive, Operation, twin
 from gateway.domain.channels import Webhooks
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import BadSessionKey, GatewayError, NotFound
 from gateway.domain.ports import Clock
-from gateway.web.health import Readiness, Ready, alive
+from gateway.web import rpc
+from gateway.web.health import Readiness, Ready
 from gateway.web.identity import Identities, Principal, may
-from gateway.web.openai_shapes import Failed
-from gateway.web.responses import INTERNAL, error_response, failure_of
-from gateway.web.rpc import Method, Registry, validate
+from gateway.web.responses import OpenAiFailure, error_response, json_response
+from gateway.web.rpc import Call, Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.webhooks import WebhookRoutes, is_webhook
@@ -38,8 +43,7 @@ from gateway.web.wire.visitors import Reception
 log = logging.getLogger(__name__)
 
 OPENAI = "/v1/"
-READ_METHODS = ("GET", "HEAD")
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T", bound=Params)
 Raised = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -95,12 +99,12 @@ class WebApp:
         visitor = self._reception.visitor(scope["headers"], scope["client"], scope["server"])
         self._doorway.check(visitor)
         path, method = scope["path"], scope["method"]
+        if path in {"/healthz", "/readyz"} and method not in {"GET", "HEAD"}:
+            raise MethodNotAllowed("GET, HEAD")
         if path == "/healthz":
-            _require(method, READ_METHODS)
-            return alive()
+            return json_response(Alive(status="ok"))
         identity = self._identities.of_visitor(visitor, sends_any=path.startswith(OPENAI))
         if path == "/readyz":
-            _require(method, READ_METHODS)
             may_know = identity is not None and may(identity.principal, "read")
             return Readiness(self._ready, tells_why=may_know)
         if identity is None:
@@ -119,27 +123,66 @@ async def _refusal_at_the_door(path: str, error: GatewayError) -> Response:
     return response
 
 
-def _require(method: str, known: Sequence[str]) -> None:
-    """Raises MethodNotAllowed."""
-    if method not in known:
-        raise MethodNotAllowed(", ".join(known))
-
-
 def principal_of(request: Request) -> Principal:
     """Whose request it is; every route has one."""
     found: Principal = request.state.principal
     return found
 
 
-def query_of(request: Request, model: type[T]) -> T:
-    """Raises InvalidParams, also for what is said twice: nobody could know which of them counts."""
+def require_scope(request: Request, what: str, *scopes: str) -> Principal:
+    """Whose request it is, if any of the scopes is theirs. Raises Forbidden."""
+    principal = principal_of(request)
+    if not any(may(principal, scope) for scope in scopes):
+        needed = " or ".join(repr(scope) for scope in scopes)
+        raise Forbidden(f"{what} needs the scope {needed}")
+    return principal
+
+
+def query_of(request: Request, kind: type[T]) -> T:
+    """Raises InvalidParams."""
+    return validate(kind, _once(request))
+
+
+def _once(request: Request) -> dict[str, object]:
+    """Raises InvalidParams for what is said twice: nobody could know which of them counts."""
     given = request.query_params.multi_items()
     once: dict[str, object] = dict(given)
     if len(once) < len(given):
         raise InvalidParams("a parameter stands twice in the address")
-    params = validate(model, once)
-    assert isinstance(params, model)
-    return params
+    return once
+
+
+class Described(Route):
+    """No route of ours is made without saying what it does."""
+
+    def __init__(self, operation: Operation, endpoint: Callable[..., Awaitable[object]]) -> None:
+        super().__init__(operation.path, endpoint, methods=[operation.method])
+        self.operation = operation
+
+
+def twins(registry: Registry) -> Sequence[Described]:
+    """The routes of methods that `GET` does as well."""
+    return [
+        Described(twin(one), partial(_do, registry, one)) for one in registry.methods if one.http
+    ]
+
+
+async def _do(registry: Registry, method: Method, request: Request) -> Response:
+    """Raises NotFound for what stands in the path and can be no name."""
+    in_path = [str(part) for part in request.path_params.values()]
+    named: dict[str, object] = dict(
+        zip((name for name, _ in method.params.defaults), in_path, strict=False)
+    )
+    call = Call(principal_of(request), method.name)
+    try:
+        asked = rpc.Request(None, method.name, named or _once(request))
+        prepared = registry.prepare(asked, call.principal)
+        result = prepared.handler(call, prepared.params)
+        return json_response(await result if prepared.waits else result)
+    except (InvalidParams, BadSessionKey) as error:
+        if not in_path:
+            raise
+        raise NotFound(f"{method.name.partition('.')[0]} {in_path[0][:200]!r}") from error
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -166,7 +209,7 @@ def _told(path: str, error: Exception) -> Response:
     """In the words that whoever asks there expects."""
     if not path.startswith(OPENAI):
         return error_response(error)
-    return Failed.by(error).response()
+    return OpenAiFailure.of_request(error).response()
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
@@ -183,8 +226,8 @@ _HANDLERS: Mapping[Any, Raised] = {
 
 def build(
     settings: WebSettings,
+    registry: Registry,
     *,
-    methods: Sequence[Method],
     ready: Ready,
     clock: Clock,
     routes: Sequence[BaseRoute] = (),
@@ -192,5 +235,5 @@ def build(
 ) -> WebApp:
     """The whole front door. `identities` is given by whoever wants to replace tokens later."""
     known = identities or Identities(settings, clock)
-    sockets = Sockets(settings, Registry(methods), Doorway(settings), known)
+    sockets = Sockets(settings, registry, Doorway(settings), known)
     return WebApp(settings, sockets, known, routes=routes, ready=ready)

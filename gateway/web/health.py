@@ -4,14 +4,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.http import NotReady, ReadyForWork
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ports import Clock
-from gateway.web.published.answers import Alive, NotReady, ReadyForWork
-from gateway.web.published.errors import ErrorAnswer
-from gateway.web.published.operations import WAIT, Answer, Operation
 from gateway.web.responses import json_response
 
 Ready = Callable[[], Awaitable[Sequence[str]]]  # the reasons against it; none: ready
@@ -23,32 +20,6 @@ SLOW_S = 0.5  # a store that takes longer cannot commit now
 SILENT = "the store does not answer: look for a program that locks it, or at the disk"
 
 
-ALIVE = Operation(
-    "GET",
-    "/healthz",
-    "Whether the process answers.",
-    (Answer(200, "It does.", Alive),),
-    refusals=(403,),
-    is_guarded=False,
-)
-READY = Operation(
-    "GET",
-    "/readyz",
-    "Whether it should be sent work.",
-    (
-        Answer(200, "It should.", ReadyForWork),
-        Answer(503, "Not now; with `read`, and why.", NotReady | ErrorAnswer, headers=(WAIT,)),
-    ),
-    refusals=(401, 403, 429),
-    is_guarded=False,
-)
-
-
-def alive() -> Response:
-    answer: Alive = {"status": "ok"}
-    return json_response(answer)
-
-
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """ASGI: answers once the store was looked at."""
@@ -57,18 +28,14 @@ class Readiness:
     tells_why: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = _readiness(await self.ready(), tells_why=self.tells_why)
+        reasons = await self.ready()
+        if reasons:
+            told = list(reasons) if self.tells_why else None
+            why = NotReady(status="not_ready", reasons=told)
+            response = json_response(why, 503, {"retry-after": RETRY_AFTER_S})
+        else:
+            response = json_response(ReadyForWork(status="ready"))
         await response(scope, receive, send)
-
-
-def _readiness(reasons: Sequence[str], *, tells_why: bool) -> Response:
-    if not reasons:
-        answer: ReadyForWork = {"status": "ready"}
-        return json_response(answer)
-    why: NotReady = {"status": "not_ready"}
-    if tells_why:
-        why["reasons"] = list(reasons)
-    return json_response(why, 503, {"retry-after": RETRY_AFTER_S})
 
 
 @dataclass(slots=True)

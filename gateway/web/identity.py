@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TypeVar
 
-from gateway.api.errors import TooManyFailures, Unauthorized
+from gateway.api.errors import Forbidden, TooManyFailures, Unauthorized
 from gateway.domain.agents import OWN_CHANNELS
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Audit, Clock
@@ -17,8 +17,6 @@ from gateway.web.settings import WebSettings
 from gateway.web.wire.visitors import IpAddress, Visitor, place_of
 
 SCOPES = frozenset({"chat", "read", "admin", "impersonate", "metrics"})
-CHAT = ("chat",)
-READS = ("chat", "read")  # with `chat` only what is one's own
 _AGENT = "agent:"
 T = TypeVar("T")
 
@@ -64,6 +62,27 @@ def sees(principal: Principal, channel: str, account: str) -> bool:
 
 def sees_session(principal: Principal, key: SessionKey) -> bool:
     return sees(principal, key.channel, key.account) and may_use(principal, key.agent)
+
+
+def visible_key(principal: Principal, text: str) -> SessionKey:
+    """A session key that the principal may see; raises BadSessionKey, NotFound."""
+    key = SessionKey.parse(text)
+    if not sees_session(principal, key):
+        raise NotFound(f"session {text[:200]!r}")
+    return key
+
+
+def require_own(principal: Principal, key: SessionKey) -> None:
+    """Only the owner may change a session. Raises Forbidden."""
+    if not speaks_as(principal, key.channel, key.account):
+        raise Forbidden("your token may read this, but not change it")
+
+
+def own_key(principal: Principal, text: str) -> SessionKey:
+    """Of a session that the principal may change; raises BadSessionKey, NotFound, Forbidden."""
+    key = visible_key(principal, text)
+    require_own(principal, key)
+    return key
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,36 +6,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.errors import Forbidden
+from gateway.api.http import MCP
 from gateway.domain.mcp import CLIENT, Client, Door
-from gateway.web.asgi import principal_of
-from gateway.web.identity import may
-from gateway.web.published.answers import McpAnswer, McpFailure, McpMessage
-from gateway.web.published.errors import ErrorAnswer
-from gateway.web.published.operations import Answer, Described, Operation
+from gateway.web.asgi import Described, require_scope
 from gateway.web.wire.guards import parse_json
 
 JSON_DEPTH = 64
-# Without GET, which would hold a stream open for nothing.
-MCP = Operation(
-    "POST",
-    "/mcp",
-    "A message of the Model Context Protocol (streamable HTTP); there are no sessions or streams.",
-    (
-        Answer(200, "The answer to a request.", McpAnswer),
-        Answer(202, "A notification was taken.", media=""),
-        *(
-            Answer(status, says, McpFailure | ErrorAnswer)
-            for status, says in (
-                (400, "Not understood."),
-                (404, "A session is named, and there are none."),
-                (406, "Accept lacks application/json."),
-                (415, "Content-Type is not application/json."),
-            )
-        ),
-    ),
-    body=McpMessage,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +32,7 @@ class McpDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        principal = principal_of(request)
-        if not may(principal, "chat"):
-            raise Forbidden("MCP needs the scope 'chat'")
+        principal = require_scope(request, "MCP", "chat")
         body = await request.body()
         parse_json(body, JSON_DEPTH)
         scope["state"][CLIENT] = Client(principal.name, principal.agents)

@@ -12,14 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.errors import Forbidden
+from gateway.api.http import METRICS
+from gateway.api.operating import BudgetRow
 from gateway.domain.budgets import NANO
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.mcp import Foreign
 from gateway.domain.ports import Ledger, Outbox
 from gateway.sessions.intake import Front
-from gateway.web.asgi import principal_of
+from gateway.web.asgi import Described, principal_of
 from gateway.web.identity import may
-from gateway.web.published.operations import Answer, Described, Operation
+from gateway.web.methods.operating import DEAD, WAITING, held
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 MOST_MODELS = 200  # users may choose models: their names must not make series without end
@@ -29,20 +31,12 @@ Sample = tuple[Labels, float]
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
-METRICS = Operation(
-    "GET",
-    "/metrics",
-    "What was spent and what is at work, for Prometheus.",
-    (Answer(200, "In Prometheus' text format.", media="text/plain"),),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Metrics:
     front: Front
     spending: Ledger
     refusals: Mapping[str, int]  # by scope
-    budgets: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]  # rows as in budget.status
+    budgets: Callable[[], Awaitable[Sequence[BudgetRow]]]  # rows as in budget.status
     ready: Callable[[], Sequence[str]]  # as it was found last
     version: str
     channels: "ChannelFigures"
@@ -117,16 +111,15 @@ class ChannelFigures:
         )
 
     async def deliveries(self) -> Sequence[str]:
-        tally = sorted((await self.letters.tally()).items())
-
-        def held(*states: str) -> Iterable[Sample]:
-            counts = Counter[str]()
-            for (channel, state), count in tally:
-                counts[channel] += count if state in states else 0
-            return [({"channel": channel}, count) for channel, count in counts.items()]
-
+        tally = await self.letters.tally()
+        waiting, dead = (
+            [
+                ({"channel": channel}, count)
+                for channel, count in sorted(held(tally, states).items())
+            ]
+            for states in (WAITING, DEAD)
+        )
         ended = _by(self.delivered, "state")
-        waiting, dead = held("pending", "sending"), held("unknown", "failed")
         return (
             _family("deliveries_total", "counter", "Attempts, by how they ended.", ended),
             _family("deliveries_waiting", "gauge", "Not sent yet.", waiting),
@@ -155,11 +148,11 @@ def _by(counts: Mapping[tuple[str, str], int], label: str, of: str = "channel") 
         yield {of: name, label: value}, count
 
 
-def _of(rows: Sequence[Mapping[str, object]], name: str) -> Iterable[Sample]:
+def _of(rows: Sequence[BudgetRow], name: str) -> Iterable[Sample]:
     for row in rows:
-        value = row[name]
-        if isinstance(value, int | float):
-            yield {"scope": row["scope"], "unit": row["unit"]}, value
+        value = getattr(row, name)
+        if value is not None:
+            yield {"scope": row.scope, "unit": row.unit}, value
 
 
 def _family(name: str, kind: str, said: str, samples: Iterable[Sample]) -> str:

@@ -3,12 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from datetime import datetime
 from uuid import NAMESPACE_URL, uuid5
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-
+from gateway.api.conversations import (
+    LEAST_BUDGET,
+    MOST_BUDGET,
+    OVERFLOW,
+    OracleCall,
+    OracleContext,
+    OracleExchange,
+    OracleStatus,
+)
+from gateway.api.declarations import build
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import NodeId
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
@@ -16,105 +23,11 @@ from gateway.domain.sessions import SessionRecord, Summary
 from gateway.memory.compaction import CLOSING, OPENING, told_summary
 from gateway.memory.window import Exchange, exchanges_of
 from gateway.memory.wording import files_and_symbols
-from gateway.web.given import WHOLE
 
-OVERFLOW = 1.1  # times the budget
-LEAST_BUDGET, MOST_BUDGET = 4_000, 128_000
 NO_ANSWER = "(no answer)"
 UNNAMED = "unnamed"  # a call that a model made without a name
 _UNREADABLE = "_unreadable"  # holds arguments that are no JSON object
 _ALL = 1 << 40
-
-
-def _utc(at: datetime) -> datetime:
-    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
-
-
-Time = Annotated[datetime, AfterValidator(_utc)]
-Name = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=0, strict=True), WHOLE]
-Status = Literal["active", "suspended", "closed"]
-
-
-class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class OracleCall(_Form):
-    id: Name
-    name: Name
-    arguments: dict[str, Any]
-    result: str | None = None
-    status: Literal["pending", "success", "error"] = "pending"
-    duration_ms: Count | None = None
-
-
-class OracleExchange(_Form):
-    """A question, or an answer with all the calls that led to it."""
-
-    id: Name
-    role: Literal["user", "assistant", "tool"]
-    content: str
-    tool_calls: tuple[OracleCall, ...] | None = None
-    tool_call_id: Name | None = Field(default=None, validate_default=True)
-    timestamp: Time
-    token_count: Annotated[int, Field(ge=1, strict=True), WHOLE]
-    key_insight: str | None = None
-    mentioned_symbols: tuple[str, ...] = ()
-    mentioned_files: tuple[str, ...] = ()
-
-    @field_validator("content")
-    @classmethod
-    def _says_something(cls, content: str, info: ValidationInfo) -> str:
-        if not content.strip() and info.data.get("role") != "tool":
-            raise ValueError("it is empty")
-        return content
-
-    @field_validator("tool_call_id")
-    @classmethod
-    def _names_its_call(cls, call_id: str | None, info: ValidationInfo) -> str | None:
-        if call_id is None and info.data.get("role") == "tool":
-            raise ValueError("a tool's message names the call that it answers")
-        return call_id
-
-
-class OracleContext(_Form):
-    id: Name
-    user_id: Name
-    project_id: Name
-    session_start: Time
-    last_activity: Time | None = None
-    last_model: str | None = None
-    token_budget: Annotated[int, Field(ge=LEAST_BUDGET, le=MOST_BUDGET, strict=True), WHOLE] = (
-        16_000
-    )
-    tokens_used: Count = 0
-    compressed_summary: str | None = None
-    recent_exchanges: tuple[OracleExchange, ...] = ()
-    key_decisions: tuple[str, ...] = ()
-    mentioned_symbols: str | None = None
-    mentioned_files: str | None = None
-    status: Status = "active"
-    compression_count: Count = 0
-
-    @field_validator("tokens_used")
-    @classmethod
-    def _is_within_its_budget(cls, used: int, info: ValidationInfo) -> int:
-        if used > OVERFLOW * info.data.get("token_budget", used):
-            raise ValueError(f"more than {OVERFLOW} times the token_budget")
-        return used
-
-    @field_validator("recent_exchanges")
-    @classmethod
-    def _has_a_call_for_each_result(
-        cls, exchanges: tuple[OracleExchange, ...]
-    ) -> tuple[OracleExchange, ...]:
-        known: set[str | None] = {None}
-        for one in exchanges:
-            known.update(call.id for call in one.tool_calls or ())
-            if one.tool_call_id not in known:
-                raise ValueError(f"{one.id[:64]!r} answers a call that is not before it")
-        return exchanges
 
 
 # -- from a conversation
@@ -157,7 +70,7 @@ def viewed(
     )
 
 
-def _status(record: SessionRecord, last_model: str | None, agent: AgentDef) -> Status:
+def _status(record: SessionRecord, last_model: str | None, agent: AgentDef) -> OracleStatus:
     if record.state == "closed":
         return "closed"
     return "active" if last_model in {None, agent.model} else "suspended"
@@ -175,7 +88,7 @@ def _recent(exchanges: Sequence[Exchange], named: Summary, room: int) -> Sequenc
             break
         if any(node.id == named.covers for node in exchange):
             insight = {"key_insight": named.key_insight or None}
-            folded[-1] = folded[-1].model_copy(update=insight)
+            folded[-1] = build(OracleExchange, folded[-1], **insight)
         recent[:0] = folded
     return recent
 
@@ -198,7 +111,7 @@ def _folded(exchange: Exchange) -> list[OracleExchange]:
     text = "\n\n".join(node.message.text for node in answers if node.message.text)
     told = _told(answers[-1], text, answers)
     made = tuple(_call(call, results) for call in calls) or None
-    return [*folded, told.model_copy(update={"tool_calls": made})]
+    return [*folded, build(OracleExchange, told, tool_calls=made)]
 
 
 def _asks(node: Node) -> bool:

@@ -3,20 +3,32 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from gateway.api.errors import Forbidden, InvalidParams, InvalidRequest, UnknownMethod
+from gateway.api.declarations import Method, Params
+from gateway.api.errors import (
+    INTERNAL,
+    Forbidden,
+    InvalidParams,
+    InvalidRequest,
+    UnknownMethod,
+    error_object,
+    failure_of,
+)
 from gateway.domain.errors import GatewayError
+from gateway.domain.inbox import RunRecord
 from gateway.domain.supervision import survives
+from gateway.sessions.runs import LiveRun
 from gateway.web.identity import Principal
-from gateway.web.responses import INTERNAL, error_object, failure_of
+from gateway.web.responses import encode
 from gateway.web.wire.guards import parse_json
 
 log = logging.getLogger(__name__)
@@ -25,6 +37,7 @@ JsonId = str | int | float | None
 MAX_ID = 256  # characters; an answer repeats it
 MAX_PARAMS = 256
 MAX_PROBLEMS = 20
+P = TypeVar("P", bound=Params)
 _REQUEST_MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
 NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # %: a name of ours, and JSON
 
@@ -51,25 +64,24 @@ Item = Request | Malformed
 Frame = Item | tuple[Item, ...]
 
 
+Run = LiveRun | RunRecord
+FindRun = Callable[[str], Awaitable[Run]]  # raises NotFound
+
+
 class Peer(Protocol):
-    """The connection a call came by. Nothing here waits but `room`."""
+    """The connection a call came by. Nothing here waits but `replay`."""
 
     @property
     def is_open(self) -> bool: ...
 
     def notify(self, method: str, params_json: bytes) -> None: ...
 
-    def offer(self, method: str, params_json: bytes) -> bool:
-        """Sends a notification that can be had later. False: the reader is behind, nothing was sent."""
+    def follow(self, run: LiveRun, find: FindRun) -> None:
+        """Sends the events of a run until either of them ends."""
         ...
 
-    async def room(self) -> None:
-        """Returns once the reader has caught up, or the connection has ended."""
-        ...
-
-    def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None:
-        """Runs the work once there is room, one after another. It replaces work of the same name; None
-        removes that."""
+    async def replay(self, run: Run, find: FindRun, after_seq: int) -> bool:
+        """Sends the missed events as fast as they are read, then follows the run. True if it is still live."""
         ...
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
@@ -79,12 +91,17 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class Call:
-    """On whose behalf a method runs, and by which connection its answer goes."""
+    """On whose behalf a method runs, and by which connection its answer goes, if by one."""
 
     principal: Principal
-    peer: Peer
     method: str
+    connection: Peer | None = None
     after_answer: list[Callable[[], None]] = field(default_factory=list)  # runs when it is sent
+
+    @property
+    def peer(self) -> Peer:
+        assert self.connection is not None, "no such call comes by HTTP"
+        return self.connection
 
 
 def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
@@ -96,46 +113,8 @@ def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
             log.exception("a callback of a connection failed")
 
 
+# A handler that is a plain function is run without any task: it must be quick.
 Handler = Callable[[Call, Any], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """`params` forbids extras. A handler that is a plain function is run without any task: it must
-    be quick. It says what it results in by its annotation, and what it is for by the first line of its
-    docstring. Any of the scopes will do; None: any principal may."""
-
-    name: str
-    params: type[BaseModel]
-    scope: tuple[str, ...] | None
-    handler: Handler
-
-    def __post_init__(self) -> None:
-        if self.params.model_config.get("extra") != "forbid":
-            raise ValueError(f"the parameters of {self.name} must forbid extras")
-        if self.result is object:
-            raise ValueError(f"the handler of {self.name} must say what it results in")
-        if __debug__ and not self.summary:  # else nobody has any docstring
-            raise ValueError(f"the handler of {self.name} must say what it is for")
-
-    @property
-    def result(self) -> Any:
-        """The type that the handler gives, for the documents."""
-        return getattr(self.handler, "__annotations__", {}).get("return", object)
-
-    @property
-    def summary(self) -> str:
-        """A sentence for users."""
-        return (self.handler.__doc__ or "").partition("\n")[0]
-
-    @property
-    def waits(self) -> bool:
-        """Whether the handler is a coroutine function."""
-        return inspect.iscoroutinefunction(self.handler)
-
-
-class NoParams(BaseModel, extra="forbid"):
-    """For methods that take none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,36 +123,36 @@ class Prepared:
 
     request: Request
     handler: Handler
-    params: BaseModel
+    params: Params
     waits: bool
 
 
 class Registry:
-    """All methods by name."""
+    """Methods by name, each with its handler."""
 
-    def __init__(self, methods: Iterable[Method]) -> None:
-        self._methods: dict[str, tuple[Method, frozenset[str], bool]] = {}
-        for method in methods:
-            if method.name in self._methods:
-                raise ValueError(f"two methods are called {method.name}")
-            allowed = frozenset({*(method.scope or ()), "admin"})
-            self._methods[method.name] = (method, allowed, method.waits)
+    def __init__(self, methods: Iterable[Method], handlers: Mapping[str, Handler]) -> None:
+        self._methods = {one.name: (one, handlers[one.name]) for one in methods}
+        if unknown := handlers.keys() - self._methods.keys():
+            raise ValueError(f"no declaration of {', '.join(sorted(unknown))}")
+        self._waits = {name: inspect.iscoroutinefunction(one) for name, one in handlers.items()}
 
     @property
-    def names(self) -> Sequence[str]:
-        return tuple(self._methods)
+    def methods(self) -> Sequence[Method]:
+        return [method for method, _ in self._methods.values()]
 
     def prepare(self, request: Request, principal: Principal) -> Prepared:
         """Raises UnknownMethod, Forbidden, InvalidParams."""
-        found = self._methods.get(request.method)
-        if found is None:
-            raise UnknownMethod(
-                f"no method {request.method[:100]!r}" + did_you_mean(request.method, self._methods)
-            )
-        method, allowed, waits = found
-        if method.scope is not None and allowed.isdisjoint(principal.scopes):
-            raise Forbidden(f"{method.name} needs the scope {' or '.join(method.scope)}")
-        return Prepared(request, method.handler, validate(method.params, request.params), waits)
+        name = request.method
+        if name not in self._methods:
+            raise UnknownMethod(f"no method {name[:100]!r}" + did_you_mean(name, self._methods))
+        method, handler = self._methods[name]
+        scopes = principal.scopes
+        if method.scope is not None and scopes.isdisjoint(method.scope) and "admin" not in scopes:
+            raise Forbidden(f"{name} needs the scope {' or '.join(method.scope)}")
+        if method.all_agents and principal.agents is not None:
+            raise Forbidden(f"{name} concerns all agents, and your token reaches some only")
+        params = validate(method.params, request.params)
+        return Prepared(request, handler, params, self._waits[name])
 
 
 def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
@@ -221,20 +200,34 @@ def _is_id(value: object) -> bool:
     return type(value) is float and isfinite(value)
 
 
-def validate(model: type[BaseModel], params: dict[str, object]) -> BaseModel:
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def validate(kind: type[P], params: Mapping[str, object]) -> P:
     """Raises InvalidParams naming every parameter that is wrong, with what may have been meant."""
     if len(params) > MAX_PARAMS:
         raise InvalidParams(f"more than {MAX_PARAMS} parameters")
+    of: Any = kind
     try:
-        return model.model_validate(params)
+        found: P = _adapter(of).validate_python(params)
     except ValidationError as error:
-        raise invalid_params(error, model) from None
+        raise invalid_params(error, kind) from None
+    return found
+
+
+def read_body(kind: type[P], raw: bytes, what: str) -> P:
+    """Of an HTTP request. Raises InvalidRequest, InvalidParams."""
+    value = parse_json(raw)
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body has to be a JSON object with {what}")
+    return validate(kind, value)
 
 
 # Where pydantic's own words speak of Python, or of our classes.
 _WORDS = {
-    "model_type": "has to be an object",
-    "model_attributes_type": "has to be an object",
+    "dataclass_type": "has to be an object",
     "dict_type": "has to be an object",
     "list_type": "has to be a list",
     "tuple_type": "has to be a list",
@@ -244,19 +237,18 @@ _WORDS = {
 }
 
 
-def invalid_params(error: ValidationError, model: type[BaseModel]) -> InvalidParams:
+def invalid_params(error: ValidationError, kind: type[Params]) -> InvalidParams:
     """Only names and rules: the values are the caller's own and may be secret or huge."""
     if error.error_count() > MAX_PROBLEMS:
         return InvalidParams(f"{error.error_count()} parameters are wrong")
     problems = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(part)[:100] for part in problem["loc"])
+        place = problem["loc"]
         what = _WORDS.get(problem["type"], problem["msg"])
-        if problem["type"] == "extra_forbidden":
-            last = str(problem["loc"][-1])
-            known = model.model_fields if len(problem["loc"]) == 1 else ()
-            what = "unknown parameter" + did_you_mean(last, known)
-        problems.append((where, what))
+        if problem["type"] == "unexpected_keyword_argument":
+            known = [name.rstrip("_") for name, _ in kind.defaults] if len(place) == 1 else ()
+            what = "unknown parameter" + did_you_mean(str(place[-1]), known)
+        problems.append((".".join(str(part)[:100] for part in place), what))
     return InvalidParams("; ".join(f"{where}: {what}" for where, what in problems), problems)
 
 
@@ -267,14 +259,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def encode_result(id_: JsonId, result: object) -> bytes:
     """Raises ValueError for what JSON cannot hold."""
-    body = to_json(result, inf_nan_mode="null")
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (to_json(id_), body)
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (to_json(id_), encode(result))
 
 
 def encode_error(id_: JsonId, error: BaseException) -> bytes:
     data = error_object(error)
-    answer = {"code": failure_of(error).rpc, "message": data["message"], "data": data}
-    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), to_json(answer))
+    answer = {"code": failure_of(error).rpc, "message": data.message, "data": data}
+    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), encode(answer))
 
 
 def answer_at_once(prepared: Prepared, call: Call) -> bytes:

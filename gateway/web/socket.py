@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 from anyio.abc import TaskGroup
-from pydantic import BaseModel
+from anyio.lowlevel import checkpoint
 
 from gateway.api.errors import (
     AnswerTooLarge,
@@ -18,11 +18,13 @@ from gateway.api.errors import (
     Unauthorized,
     delay_of,
 )
+from gateway.api.operating import Auth, Introduced
 from gateway.domain.errors import Busy, GatewayError
+from gateway.domain.inbox import RunRecord
 from gateway.domain.supervision import contained, survives
+from gateway.sessions.runs import LiveRun
 from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
-from gateway.web.published.about import Introduced
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.wire.guards import Doorway
@@ -37,6 +39,8 @@ NOT_UTF8 = 1007
 BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
 KEPT_IDLE = 256  # workers
+REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
+CHAT_EVENT = rpc.NOTIFICATION.replace(b"%b", b"chat.event", 1)
 What = TypeVar("What")
 Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
 Args = TypeVarTuple("Args")
@@ -108,10 +112,6 @@ class Workers:
                 if waiting.cancelled():
                     return  # another begins when it is needed
                 job = waiting.result()
-
-
-class Auth(BaseModel, extra="forbid", strict=True):
-    token: str
 
 
 class Sockets:
@@ -246,8 +246,7 @@ class Connection:
         self._wire.allow(self._sockets.settings.max_frame_bytes)
         seat = self._sit_down(identity)
         if not frame.is_notification:
-            call = rpc.Call(seat.principal, seat, frame.method)
-            self._wire.out.send(rpc.encode_result(id_, introduce(call, None)))
+            self._wire.out.send(rpc.encode_result(id_, introduce(seat.principal)))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
         """Delays the refusal of a guessed token."""
@@ -275,7 +274,6 @@ class Connection:
     def _identify(self, request: rpc.Request) -> Identity:
         """Raises InvalidParams, Unauthorized, TooManyFailures."""
         params = rpc.validate(Auth, request.params)
-        assert isinstance(params, Auth)
         return self._sockets.identities.of_token(params.token, self._visitor)
 
     def _stop_deadline(self) -> None:
@@ -284,20 +282,15 @@ class Connection:
             self._deadline = None
 
 
-def introduce(call: rpc.Call, _params: object) -> Introduced:
+def introduce(principal: Principal) -> Introduced:
     """Says who one is."""
-    principal = call.principal
     agents = None if principal.agents is None else sorted(principal.agents)
-    return {"principal": principal.name, "scopes": sorted(principal.scopes), "agents": agents}
-
-
-# The one method that belongs to the socket itself: it may be asked for by nobody yet.
-AUTH = rpc.Method("auth", Auth, None, introduce)
+    return Introduced(principal=principal.name, scopes=sorted(principal.scopes), agents=agents)
 
 
 class Seat:
     """One principal on one socket. Nothing is sent to it once the socket has closed or belongs to another
-    principal. Methods and listeners never wait for it, but by `room`."""
+    principal. Methods and listeners never wait for it, but by `replay`."""
 
     __slots__ = (
         "_behind",
@@ -312,7 +305,7 @@ class Seat:
     def __init__(self, wire: Wire, principal: Principal, workers: Workers) -> None:
         self._wire, self.principal, self._workers = wire, principal, workers
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._behind: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._behind: dict[str, tuple[rpc.FindRun, int]] = {}  # by run, after which event
         self._is_catching_up = False
         self.is_open = True
 
@@ -320,19 +313,35 @@ class Seat:
         if self.is_open:
             self._wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
 
-    def offer(self, method: str, params_json: bytes) -> bool:
-        if not self.is_open:
-            return True
-        frame = rpc.NOTIFICATION % (method.encode(), params_json)
-        return self._wire.out.send(frame, if_room=True)
+    def follow(self, run: LiveRun, find: rpc.FindRun, *, after_seq: int = 0) -> None:
+        Follower(self, self._wire, run, find).start(after_seq)
 
-    async def room(self) -> None:
-        await self._wire.room()
+    async def replay(self, run: rpc.Run, find: rpc.FindRun, after_seq: int) -> bool:
+        if isinstance(run, RunRecord):
+            self._behind.pop(run.entry.new.run_id, None)
+            events = run.log.split(b"\n") if run.log else []
+            await self._tell(events[max(0, after_seq + 1 - run.first_seq) :])
+            return False
+        self._behind.pop(run.run_id, None)
+        seq = after_seq
+        while missed := run.events_after(seq, REPLAYED_AT_ONCE):
+            seq = max(seq, run.first_seq - 1) + len(missed)
+            await self._tell(missed)
+            await checkpoint()
+        self.follow(run, find, after_seq=seq)
+        return not run.ended
 
-    def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None:
-        self._behind.pop(name, None)
-        if work is not None and self.is_open:
-            self._behind[name] = work
+    async def _tell(self, events: Sequence[bytes]) -> None:
+        for place, event in enumerate(events, 1):
+            while self.is_open and not self._wire.out.send(CHAT_EVENT % event, if_room=True):
+                await self._wire.room()
+            if place % REPLAYED_AT_ONCE == 0:
+                await checkpoint()
+
+    def catch_up(self, run_id: str, find: rpc.FindRun, after_seq: int) -> None:
+        """Sends the events after that one as soon as the peer has read."""
+        if self.is_open:
+            self._behind[run_id] = (find, after_seq)
 
     def roomy(self) -> None:
         """Starts one worker for all catching up of this socket, so that it starves no other socket."""
@@ -346,7 +355,9 @@ class Seat:
         try:
             while self._behind and self.is_open:
                 await self._wire.room()
-                await self._behind.pop(next(iter(self._behind)))()
+                run_id = next(iter(self._behind))
+                find, after_seq = self._behind.pop(run_id)
+                await self.replay(await find(run_id), find, after_seq)
         except GatewayError as error:
             log.warning("a reader that lagged cannot be caught up", extra={"why": str(error)})
             self._wire.close(LAGGING, "you read too slowly; resume from the last seq")
@@ -368,6 +379,47 @@ class Seat:
         callbacks = tuple(self._callbacks.values())
         self._callbacks.clear()
         rpc.run_all(callbacks)
+
+
+class Follower:
+    """Sends the events of a run to a seat until either of them ends. Nothing is queued for a reader that is
+    behind: it catches up from the run's own events."""
+
+    __slots__ = ("_find", "_forget", "_run", "_seat", "_stop", "_wire")
+
+    def __init__(self, seat: Seat, wire: Wire, run: LiveRun, find: rpc.FindRun) -> None:
+        self._seat, self._wire, self._run, self._find = seat, wire, run, find
+        self._stop: Callable[[], None] = _nothing
+        self._forget: Callable[[], object] = _nothing
+
+    def start(self, seq: int) -> None:
+        """Sends what there is after that event first."""
+        run, seat = self._run, self._seat
+        seq = max(seq, run.first_seq - 1)
+        for event in run.events_after(seq, len(run.events)) if run.events else ():
+            if seat.is_open and not self._wire.out.send(CHAT_EVENT % event, if_room=True):
+                seat.catch_up(run.run_id, self._find, seq)
+                return
+            seq += 1
+        if not run.ended:
+            self._stop = run.listen(self, after_seq=seq, owner=seat, replaced=self._replaced)
+            self._forget = seat.on_close(self._stop)
+
+    def __call__(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+        if (
+            event
+            and self._seat.is_open
+            and not self._wire.out.send(CHAT_EVENT % event, if_room=True)
+        ):
+            self._stop()
+            self._forget()
+            run = self._run
+            self._seat.catch_up(run.run_id, self._find, run.first_seq + len(run.events) - 2)
+        elif last:
+            self._forget()
+
+    def _replaced(self) -> None:
+        self._forget()
 
 
 def _nothing() -> None:
@@ -395,7 +447,7 @@ class Calls:
             if not self._hand_over(self._answer, prepared, seat):
                 self._wire.out.send(rpc.encode_error(prepared.request.id, _BUSY))
         else:
-            call = rpc.Call(seat.principal, seat, prepared.request.method)
+            call = rpc.Call(seat.principal, prepared.request.method, seat)
             self._send(prepared.request, rpc.answer_at_once(prepared, call))
             rpc.run_all(call.after_answer)
 
@@ -427,7 +479,7 @@ class Calls:
     async def _answer(self, prepared: rpc.Prepared, seat: Seat) -> None:
         self._unstarted -= 1
         try:
-            call = rpc.Call(seat.principal, seat, prepared.request.method)
+            call = rpc.Call(seat.principal, prepared.request.method, seat)
             self._send(prepared.request, await rpc.answer(prepared, call))
             if call.after_answer:
                 rpc.run_all(call.after_answer)
@@ -457,7 +509,7 @@ class Calls:
         prepared = self._prepare(item, seat.principal)
         if isinstance(prepared, bytes):
             return prepared
-        calls.append(rpc.Call(seat.principal, seat, prepared.request.method))
+        calls.append(rpc.Call(seat.principal, prepared.request.method, seat))
         payload = await rpc.answer(prepared, calls[-1])
         if prepared.request.is_notification:
             return b""

@@ -1,40 +1,19 @@
 """/webhooks/NAME: calls of platforms, which present no credential of ours but prove who they are."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.errors import BodyTooLarge, Forbidden, MethodNotAllowed, NotHere, Unauthorized
+from gateway.api.http import WEBHOOK_METHODS as METHODS
 from gateway.domain.channels import WebhookAnswer, WebhookCall, Webhooks
 from gateway.domain.errors import Busy, GatewayError
-from gateway.web.published.operations import ANYTHING, Answer, Operation
 from gateway.web.responses import error_response
 from gateway.web.wire.guards import check_length
 
 PREFIX = b"/webhooks/"
-METHODS = ("GET", "POST", "PUT")
-_CALL = (
-    Answer(200, "As the platform of the channel wants it.", media=ANYTHING),
-    Answer(0, "What else the adapter of the channel answers.", media=ANYTHING),
-)
-# Each call has to prove that it is genuine, in the way of its platform.
-OPERATIONS = tuple(
-    Operation(
-        method,
-        path,
-        "A call of the platform of a channel.",
-        _CALL,
-        body=None if method == "GET" else Any,
-        body_media=ANYTHING,
-        refusals=(401, 403, 404, 500),
-        is_guarded=False,
-    )
-    for path in ("/webhooks/{channel}", "/webhooks/{channel}/{rest:path}")
-    for method in METHODS
-)
 MOST_BYTES_AT_ONCE = 128 * 1024 * 1024  # of bodies that nobody has vouched for yet
 SMALL = 16 * 1024  # such a one always gets in: strangers with large ones must not keep it out
 

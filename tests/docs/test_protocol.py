@@ -9,15 +9,14 @@ import pytest
 from pydantic_core import from_json
 
 from gateway.agent.output import STOPS, WARNINGS, Reading, StopText, stop_text
+from gateway.api.methods import METHODS
 from gateway.domain import messages as chunks
 from gateway.domain.agents import Limits
 from gateway.domain.events import KINDS, Event
 from gateway.domain.ids import RunId
 from gateway.domain.messages import DoneReason
-from gateway.web.asyncapi import asyncapi
-from gateway.web.published.openapi import openapi
+from gateway.web.documents import asyncapi, openapi
 from tests.fakes.described import OPERATIONS
-from tests.fakes.methods import METHODS
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
@@ -40,11 +39,8 @@ def test_every_method_is_documented_with_every_parameter_and_no_other() -> None:
 
     assert set(documented) == {*real, "auth"}
     for name, method in real.items():
-        missing = [
-            name_of
-            for field, how in method.params.model_fields.items()
-            if f"`{(name_of := how.alias or field)}" not in documented[name]
-        ]
+        names = [name.rstrip("_") for name, _ in method.params.defaults]
+        missing = [one for one in names if f"`{one}" not in documented[name]]
         assert not missing, f"{name} does not document {missing}"
 
 

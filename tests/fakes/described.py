@@ -9,27 +9,18 @@ from urllib.parse import urlsplit
 
 import jsonschema_rs
 
+from gateway.api import http, openai
+from gateway.api.methods import METHODS
 from gateway.domain.version import VERSION
-from gateway.web import (
-    chat_api,
-    conversations_api,
-    documents_api,
-    health,
-    mcp,
-    metrics,
-    openai_api,
-    webhooks,
-)
-from gateway.web.methods import budget, sessions
-from gateway.web.published.openapi import openapi
+from gateway.web.documents import openapi
 
 Document = dict[str, Any]
 
 OPERATIONS = (
-    *(health.ALIVE, health.READY, *webhooks.OPERATIONS, metrics.METRICS, mcp.MCP, chat_api.CHAT),
-    *(conversations_api.MESSAGES, conversations_api.ERASE, sessions.SESSIONS, sessions.SESSION),
-    *(openai_api.MODELS, openai_api.MODEL, openai_api.COMPLETIONS, budget.TABLE),
-    *map(documents_api.operation, documents_api.SUBJECTS),
+    *(http.ALIVE, http.READY, *http.WEBHOOKS, http.METRICS, http.MCP, http.CHAT),
+    *(http.MESSAGES, http.ERASE, *(http.twin(method) for method in METHODS if method.http)),
+    *(openai.MODELS, openai.MODEL, openai.COMPLETIONS, http.RECORDS),
+    *map(http.document, http.DOCUMENTS),
 )
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from jsonschema_rs import Validator, validator_for
 
-from gateway.web.asyncapi import asyncapi
-from tests.fakes.methods import METHODS
+from gateway.api.methods import METHODS
+from gateway.web.documents import asyncapi
 
 
 def require_promised(message: str, frame: Mapping[str, Any]) -> None:

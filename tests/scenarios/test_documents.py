@@ -4,11 +4,10 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from gateway.api.http import ALIVE, READY, WEBHOOKS
 from gateway.app.generation import web_settings
 from gateway.config.schema import json_schema
-from gateway.web.health import ALIVE, READY
-from gateway.web.published.operations import Described
-from gateway.web.webhooks import OPERATIONS as WEBHOOKS
+from gateway.web.asgi import Described
 from tests.fakes import described
 from tests.fakes.client import http
 from tests.fakes.gateway import Setup, running

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from gateway.api.methods import METHODS
 from tests.fakes.client import Client, RpcError, connected, http
 from tests.fakes.fitting import Fitting
 from tests.fakes.gateway import Setup, running
-from tests.fakes.methods import METHODS
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
 CALLS = 30  # of each method

@@ -1,24 +1,25 @@
 """A real server on a free port for the length of a test, and plain ways to speak with it."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 from anyio.abc import SocketStream
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from websockets.asyncio.client import ClientConnection, connect
 
+from gateway.api.declarations import CHAT, Method, NoParams, Params, Scope
+from gateway.api.methods import METHODS
 from gateway.domain.errors import GatewayError
-from gateway.web.asgi import WebApp, build, principal_of
-from gateway.web.identity import CHAT, Identities
+from gateway.web.asgi import WebApp, build, principal_of, twins
+from gateway.web.identity import Identities
 from gateway.web.responses import json_response
-from gateway.web.rpc import Call, Handler, Method, NoParams
+from gateway.web.rpc import Call, Handler, Registry
 from gateway.web.settings import TokenDef, WebSettings
 from gateway.web.wire.server import ListenAddress, WebServer
 from tests.fakes.clock import FakeClock
@@ -29,7 +30,7 @@ OPEN = WebSettings(port=0)
 BEARER = {"Authorization": f"Bearer {ALICE.secret}"}
 
 
-class Text(BaseModel, extra="forbid"):
+class Text(Params):
     content: str = ""
 
 
@@ -62,15 +63,23 @@ async def echo(_call: Call, params: Text) -> str:
     return params.content
 
 
-def described(handler: Handler) -> Handler:
-    """With what every handler has to say of itself."""
-    handler.__doc__ = "For a test."
-    handler.__annotations__ = {"return": str}
-    return handler
+@dataclass(frozen=True)
+class Bound:
+    """A method of a test."""
+
+    name: str
+    params: type[Params]
+    scope: Scope
+    handler: Handler
 
 
-PING = Method("ping", NoParams, None, ping)
-ECHO = Method("echo", Text, CHAT, echo)
+PING = Bound("ping", NoParams, None, ping)
+ECHO = Bound("echo", Text, CHAT, echo)
+
+
+def registry_of(methods: Sequence[Bound]) -> Registry:
+    declared = [Method(one.name, one.params, one.scope, str) for one in methods]
+    return Registry(declared, {one.name: one.handler for one in methods})
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,7 @@ async def always_ready() -> Sequence[str]:
 async def running(
     settings: WebSettings = OPEN,
     *,
-    methods: Sequence[Method] = (PING, ECHO),
+    methods: Sequence[Bound] | Mapping[str, Handler] = (PING, ECHO),
     routes: Sequence[BaseRoute] = ROUTES,
     reasons: Sequence[str] = (),
 ) -> AsyncIterator[Site]:
@@ -165,10 +174,15 @@ async def running(
     async def ready() -> Sequence[str]:
         return reasons
 
+    if isinstance(methods, Mapping):  # those of the gateway
+        declared = [one for one in METHODS if one.name in methods]
+        registry = Registry(declared, methods)
+    else:
+        registry = registry_of(methods)
     app = build(
         settings,
-        methods=methods,
-        routes=routes,
+        registry,
+        routes=[*twins(registry), *routes],
         ready=ready,
         clock=clock,
         identities=identities,

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any, get_args
 
+from gateway.api.errors import FAILURES
+from gateway.api.methods import METHODS
 from gateway.domain.messages import ChunkType
-from gateway.web.asyncapi import asyncapi
-from gateway.web.responses import FAILURES
+from gateway.web.documents import asyncapi
 from tests.fakes.client import connected, http
 from tests.fakes.gateway import Setup, running
-from tests.fakes.methods import METHODS
 from tests.fakes.model_server import Reply, scripted_server
 
 NAMES = {"auth", *(method.name for method in METHODS)}

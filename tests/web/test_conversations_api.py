@@ -10,7 +10,6 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.model import TextDelta
 from gateway.web.chat_api import ChatApi
-from gateway.web.conversations_api import ConversationsApi
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
@@ -39,7 +38,7 @@ async def erase(url: str, token: str) -> HttpAnswer:
 async def api(model: ScriptedModel | GatedModel) -> AsyncIterator[tuple[str, Stage]]:
     async with open_memory() as stores, staged(model, stores) as stage:
         chat = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
-        routes = (*chat, *ConversationsApi(stage.front).routes())
+        routes = chat
         async with running(SETTINGS, routes=routes) as site:
             yield f"http://{site.address}", stage
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from gateway.web.documents_api import DocumentsApi
+from gateway.web.documents import DocumentsApi
 from tests.web.running import BEARER, GUARDED, running
 
 

@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import pytest
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from gateway.web.given import WHOLE, Moment, Place
+from gateway.api.declarations import Moment, Place, whole
 
 TIME: TypeAdapter[datetime] = TypeAdapter(Moment)
 PLACE: TypeAdapter[int] = TypeAdapter(Place)
-COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1, strict=True), WHOLE])
+COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, whole(ge=1)])
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from gateway.domain.model import FinishReason, TextDelta
 from gateway.domain.ports import Model
 from gateway.sessions.lanes import QueuePolicy
 from gateway.web.chat_api import ChatApi
-from gateway.web.conversations_api import ConversationsApi
-from gateway.web.openai_api import OpenAiApi
+from gateway.web.openai import OpenAiApi
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
@@ -73,7 +72,6 @@ async def site(model: Model | None = None, **more: Any) -> AsyncIterator[Site]:
         routes = (
             *OpenAiApi(it.front, it.stateless, to_json, from_json, 1_700_000_000).routes(),
             *ChatApi(it.front, to_json, from_json, CountingIds(500)).routes(),
-            *ConversationsApi(it.front).routes(),
         )
         async with running(WebSettings(port=0, tokens=TOKENS), routes=routes) as server:
             yield Site(f"http://{server.address}", it)

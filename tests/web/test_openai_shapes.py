@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api.declarations import plain
 from gateway.api.errors import Forbidden, InvalidParams, TooManyFailures, Unauthorized
+from gateway.api.openai import Completion
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.web.openai_shapes import (
+from gateway.web.openai import (
     BadParam,
-    Completion,
-    Failed,
     Telling,
     earlier_of,
     instructions_of,
     question_of,
     refuse_what_would_be_ignored,
 )
+from gateway.web.responses import OpenAiFailure
 from gateway.web.rpc import validate
 
 HI = {"role": "user", "content": "hi"}
@@ -28,18 +29,16 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "there"}
 
 
 def asked(*messages: object, **more: object) -> Completion:
-    body = validate(Completion, {"model": "a", "messages": [*messages, HI], **more})
-    assert isinstance(body, Completion)
-    return body
+    return validate(Completion, {"model": "a", "messages": [*messages, HI], **more})
 
 
-def refused(*messages: object, **more: object) -> Failed:
+def refused(*messages: object, **more: object) -> OpenAiFailure:
     try:
         body = asked(*messages, **more)
         refuse_what_would_be_ignored(body)
         earlier_of(body)
     except (BadParam, InvalidParams) as error:
-        return Failed.by(error)
+        return OpenAiFailure.of_request(error)
     raise AssertionError("it was taken")
 
 
@@ -84,8 +83,8 @@ def test_what_nobody_can_go_on_from_is_refused_where_it_is(
 ) -> None:
     failed = refused(*messages)
 
-    assert (failed.status, failed.error["param"]) == (400, param)
-    assert failed.error["type"] == "invalid_request_error"
+    assert (failed.status, failed.error.param) == (400, param)
+    assert failed.error.type == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_what_nobody_can_go_on_from_is_refused_where_it_is(
 def test_what_would_be_ignored_is_refused_by_its_name(param: str, value: object) -> None:
     failed = refused(**{param: value})
 
-    assert (failed.status, failed.error["param"]) == (400, param)
+    assert (failed.status, failed.error.param) == (400, param)
 
 
 def test_what_asks_for_nothing_special_is_taken() -> None:
@@ -156,7 +155,7 @@ def test_instructions_without_an_end_are_refused() -> None:
     ],
 )
 def test_the_last_message_has_to_be_a_question(last: dict[str, Any], param: str) -> None:
-    body = Completion.model_validate({"model": "a", "messages": [HI, last]})
+    body = validate(Completion, {"model": "a", "messages": [HI, last]})
 
     with pytest.raises(BadParam) as caught:
         question_of(body)
@@ -179,16 +178,16 @@ def told(*events: dict[str, Any]) -> tuple[Telling, str]:
     """And what was told in pieces."""
     telling = Telling()
     deltas = [delta for event in events for delta in telling.take(event)]
-    return telling, "".join(delta.get("content", "") for delta in deltas)
+    return telling, "".join(delta.content or "" for delta in deltas)
 
 
 def test_thinking_is_told_apart_and_the_usage_of_all_calls_is_one() -> None:
     thinking = {"type": "thinking", "content": "hm"}
     telling, pieces = told(thinking, content("a"), USED, USED, done("a"))
 
-    assert telling.take(thinking) == [{"reasoning_content": "hm"}]
+    assert plain(telling.take(thinking)) == [{"reasoning_content": "hm"}]
     assert pieces == telling.text == "a"
-    assert telling.usage == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
+    assert plain(telling.usage) == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
 
 
 def test_what_was_said_around_tools_stands_apart() -> None:
@@ -246,9 +245,9 @@ def test_the_pieces_put_together_are_the_whole(events: list[dict[str, Any]]) -> 
 def test_an_error_is_told_in_the_shape_that_sdks_know(
     error: Exception, status: int, kind: str, code: str
 ) -> None:
-    failed = Failed.by(error)
+    failed = OpenAiFailure.of_request(error)
 
-    assert (failed.status, failed.error["type"], failed.error["code"]) == (status, kind, code)
+    assert (failed.status, failed.error.type, failed.error.code) == (status, kind, code)
     assert "secret" not in str(failed.error)
     assert ("retry-after" in failed.headers) == (status in {429, 503})
     assert ("x-should-retry" in failed.headers) == (status == 409)
@@ -264,7 +263,12 @@ def test_an_error_is_told_in_the_shape_that_sdks_know(
 def test_what_would_only_cost_more_is_not_to_be_tried_again(
     end: dict[str, Any], status: int, kind: str
 ) -> None:
-    failed = Failed.of({**end, "message": "m"}, status)
+    failed = OpenAiFailure.of_run({**end, "message": "m"}, status)
 
     assert failed.headers == {"retry-after": "2", "x-should-retry": "false"}
-    assert failed.error == {"message": "m", "type": kind, "param": None, "code": end["error_type"]}
+    assert plain(failed.error) == {
+        "message": "m",
+        "type": kind,
+        "param": None,
+        "code": end["error_type"],
+    }

@@ -9,15 +9,18 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from gateway.api.conversations import OracleContext
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.sessions import SessionRecord, Summary
 from gateway.memory.window import message_tokens
-from gateway.web.oracle import OracleContext, said_in, summary_in, viewed
+from gateway.web.oracle import said_in, summary_in, viewed
+from gateway.web.responses import encode
 
+CONTEXT: TypeAdapter[OracleContext] = TypeAdapter(OracleContext)
 NOW = datetime(2025, 1, 15, 10, 30, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m")
 RECORD = SessionRecord(
@@ -59,7 +62,7 @@ def view(*said: Message, agent: AgentDef = AGENT, model: str = "m") -> OracleCon
 
 @pytest.mark.requirement("S-000-Json-01", "S-000-Context-02", "S-000-Model-01")
 def test_a_conversation_is_exported_in_the_documented_form() -> None:
-    plain: dict[str, Any] = json.loads(json.dumps(view(*SAID).model_dump(mode="json")))
+    plain: dict[str, Any] = json.loads(encode(view(*SAID)))
 
     exchanges = plain.pop("recent_exchanges")
     assert UUID(plain.pop("id"))
@@ -129,7 +132,7 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
     summary = SUMMARY if with_summary else None
     context = viewed(RECORD, nodes_of(*said), summary, AGENT, user="ann")
 
-    read = OracleContext.model_validate(json.loads(json.dumps(context.model_dump(mode="json"))))
+    read = CONTEXT.validate_python(json.loads(encode(context)))
 
     assert read == context
     again = [message for _, _, message in said_in(read)]
@@ -154,7 +157,7 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
 
 
 def plain_context(**changes: object) -> dict[str, object]:
-    plain: dict[str, object] = view(*SAID).model_dump(mode="json")
+    plain: dict[str, object] = json.loads(encode(view(*SAID)))
     return {**plain, **changes}
 
 
@@ -201,7 +204,7 @@ def plain_exchange(**changes: object) -> list[object]:
 )
 def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, object], field: str) -> None:
     with pytest.raises(ValidationError) as refusal:
-        OracleContext.model_validate(plain_context(**changes))
+        CONTEXT.validate_python(plain_context(**changes))
 
     assert ".".join(map(str, refusal.value.errors()[0]["loc"])) == field
 
@@ -211,7 +214,7 @@ def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, object], fie
 def test_the_bounds_themselves_are_allowed(budget: int) -> None:
     changes = {"token_budget": budget, "tokens_used": budget * 11 // 10}
 
-    assert OracleContext.model_validate(plain_context(**changes)).token_budget == budget
+    assert CONTEXT.validate_python(plain_context(**changes)).token_budget == budget
 
 
 @given(
@@ -225,7 +228,7 @@ def test_the_bounds_themselves_are_allowed(budget: int) -> None:
 )
 def test_nothing_else_is_ever_raised(plain: object) -> None:
     with pytest.raises(ValidationError):
-        OracleContext.model_validate(plain)
+        CONTEXT.validate_python(plain)
 
 
 def test_the_newest_exchanges_stay_within_the_budget() -> None:
@@ -256,7 +259,7 @@ def test_a_conversation_with_another_model_is_suspended_until_its_next_turn() ->
 def test_what_is_absent_takes_its_default() -> None:
     least = {"id": "x", "user_id": "u", "project_id": "p", "session_start": "2025-01-15T10:30:00"}
 
-    assert OracleContext.model_validate(least).model_dump(mode="json") == {
+    assert json.loads(encode(CONTEXT.validate_python(least))) == {
         **least,
         "session_start": "2025-01-15T10:30:00Z",
         "last_activity": None,
@@ -287,7 +290,7 @@ def test_results_that_stand_by_themselves_find_their_calls() -> None:
         *plain_exchange(role="tool", content="found", tool_call_id="c"),
     ]
 
-    read = OracleContext.model_validate(plain_context(recent_exchanges=exchanges))
+    read = CONTEXT.validate_python(plain_context(recent_exchanges=exchanges))
 
     (result,) = [message.result for _, _, message in said_in(read) if message.result]
     assert (result.name, result.content, result.is_error) == ("t", "found", False)

@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from gateway.api.errors import InvalidParams, TooManyFailures, Unauthorized
+from gateway.api.errors import (
+    InvalidParams,
+    TooManyFailures,
+    Unauthorized,
+    error_headers,
+    error_object,
+    failure_of,
+)
 from gateway.domain.errors import (
     Busy,
     Conflict,
@@ -14,13 +21,7 @@ from gateway.domain.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
-from gateway.web.responses import (
-    error_body,
-    error_headers,
-    error_object,
-    error_response,
-    failure_of,
-)
+from gateway.web.responses import error_body, error_response
 from tests.web.running import Refused
 
 
@@ -44,13 +45,13 @@ def test_an_error_has_one_face_on_every_surface(
 ) -> None:
     assert (failure_of(error).status, failure_of(error).rpc) == (status, rpc)
     assert error_response(error).status_code == status
-    assert error_object(error)["type"] == kind
+    assert error_object(error).type == kind
 
 
 @pytest.mark.parametrize("error", [Refused("inside"), RuntimeError("inside"), KeyError("inside")])
 def test_an_error_that_the_table_does_not_know_shows_nothing(error: Exception) -> None:
     assert b"inside" not in error_body(error)
-    assert error_object(error)["retryable"] is False
+    assert error_object(error).retryable is False
 
 
 def test_a_store_s_trouble_is_not_told_by_its_path() -> None:
@@ -60,8 +61,8 @@ def test_a_store_s_trouble_is_not_told_by_its_path() -> None:
 def test_what_may_be_tried_again_says_when() -> None:
     assert error_headers(Busy("full", 2.2)) == {"retry-after": "3"}
     assert error_headers(TooManyFailures(0.01)) == {"retry-after": "1"}
-    assert error_object(Busy("full", 2.2))["retry_after_s"] == 2.2
-    assert error_object(Busy("full"))["retryable"] is True
+    assert error_object(Busy("full", 2.2)).retry_after_s == 2.2
+    assert error_object(Busy("full")).retryable is True
 
 
 def test_unauthorized_is_always_the_same_bytes() -> None:
@@ -72,7 +73,7 @@ def test_unauthorized_is_always_the_same_bytes() -> None:
 
 def test_the_code_tells_kinds_of_one_type_apart() -> None:
     codes = {
-        error_object(error)["code"]
+        error_object(error).code
         for error in (NotFound("x"), NoRoute("a", "b", "c"), UnknownAgent("x", ()))
     }
 

@@ -2,41 +2,25 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.declarations import Check, Method, NoParams, Params
 from gateway.api.errors import Forbidden, InvalidParams, UnknownMethod
+from gateway.api.methods import METHODS
 from gateway.domain.errors import Busy, GatewayError, NotFound
 from gateway.web import rpc
 from gateway.web.identity import LOCAL, Principal
-from gateway.web.rpc import Call, Malformed, Method, NoParams, Registry, Request
-from tests.web.running import described, ping
+from gateway.web.rpc import Call, Malformed, Registry, Request
+from tests.web.running import Bound, ping, registry_of
 
 
-class Send(BaseModel, extra="forbid"):
+class Send(Params):
     content: str
-    limit: int = Field(default=50, ge=1)
-
-
-class Nobody:
-    """A connection that nothing is sent by."""
-
-    is_open = True
-
-    def notify(self, method: str, params_json: bytes) -> None: ...
-
-    def offer(self, method: str, params_json: bytes) -> bool:
-        return True
-
-    async def room(self) -> None: ...
-
-    def catch_up(self, name: str, work: Any) -> None: ...
-
-    def on_close(self, callback: Any) -> Any: ...
+    limit: Annotated[int, Check(ge=1)] = 50
 
 
 def read(value: object) -> rpc.Frame:
@@ -123,7 +107,7 @@ def test_any_json_is_a_request_or_has_an_answer(value: object) -> None:
 
 
 def registry(handler: Any = lambda _call, _params: 1) -> Registry:
-    return Registry([Method("chat.send", Send, ("chat", "impersonate"), described(handler))])
+    return registry_of([Bound("chat.send", Send, ("chat", "impersonate"), handler)])
 
 
 def prepare(params: dict[str, object], who: Principal = LOCAL, name: str = "chat.send") -> Any:
@@ -169,43 +153,35 @@ def test_any_of_the_scopes_of_a_method_will_do(scope: str) -> None:
 
 
 def test_a_method_without_scopes_is_for_everybody() -> None:
-    free = Registry([Method("x", NoParams, None, ping)])
+    free = registry_of([Bound("x", NoParams, None, ping)])
 
     assert free.prepare(Request(1, "x", {}), Principal("nobody", frozenset()))
 
 
-def test_parameters_that_allow_extras_are_a_mistake_of_ours() -> None:
-    class Loose(BaseModel):
-        pass
+def test_a_method_of_all_agents_is_not_for_a_token_that_reaches_some() -> None:
+    declared = [Method("x", NoParams, None, str, all_agents=True)]
+    some = Principal("someone", frozenset({"admin"}), frozenset({"a"}))
 
-    with pytest.raises(ValueError, match="forbid"):
-        Method("x", Loose, None, ping)
-
-
-def test_a_handler_has_to_say_what_it_is_for_and_what_comes_of_it() -> None:
-    def silent(_call: Call, _params: NoParams) -> str:
-        return ""
-
-    def vague(_call: Call, _params: NoParams) -> object:
-        """Does something."""
-        return ""
-
-    with pytest.raises(ValueError, match="what it is for"):
-        Method("x", NoParams, None, silent)
-    with pytest.raises(ValueError, match="what it results in"):
-        Method("x", NoParams, None, vague)
+    with pytest.raises(Forbidden, match="concerns all agents"):
+        Registry(declared, {"x": ping}).prepare(Request(1, "x", {}), some)
 
 
-def test_two_methods_of_one_name_are_a_mistake_of_ours() -> None:
-    method = Method("x", NoParams, None, ping)
+def test_every_method_has_one_handler_and_every_handler_is_a_method() -> None:
+    declared = [Method("x", NoParams, None, str)]
 
-    with pytest.raises(ValueError, match="x"):
-        Registry([method, method])
+    with pytest.raises(KeyError, match="x"):
+        Registry(declared, {})
+    with pytest.raises(ValueError, match="y"):
+        Registry(declared, {"x": ping, "y": ping})
+
+
+def test_every_method_says_what_it_is_for() -> None:
+    assert [one.name for one in METHODS if not one.help.endswith(".")] == []
 
 
 def answered(handler: Any) -> Any:
     prepared = registry(handler).prepare(Request(1, "chat.send", {"content": "x"}), LOCAL)
-    return json.loads(rpc.answer_at_once(prepared, Call(LOCAL, Nobody(), "chat.send")))
+    return json.loads(rpc.answer_at_once(prepared, Call(LOCAL, "chat.send")))
 
 
 def test_a_result_is_encoded_with_utc_times_and_without_nan() -> None:
@@ -244,7 +220,7 @@ def test_what_a_handler_raises_is_an_answer(error: Exception, expected: int, kin
 
 def test_one_bad_callback_does_not_keep_the_others_from_running() -> None:
     ran: list[str] = []
-    call = Call(LOCAL, Nobody(), "x")
+    call = Call(LOCAL, "x")
 
     def bad() -> None:
         raise RuntimeError("bad")
@@ -261,15 +237,13 @@ def test_a_notification_frame_is_json() -> None:
     assert frame == {"jsonrpc": "2.0", "method": "chat.event", "params": {"seq": 1}}
 
 
-class _Inner(BaseModel):
+class _Inner(Params):
     on: bool = False
 
 
-class _Outer(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _Outer(Params):
     inner: _Inner | None = None
-    several: list[_Inner] = []
+    several: list[_Inner] | None = None
     name: str = ""
 
 

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from gateway.api.errors import AddressInUse, CannotListen
 from gateway.web.asgi import build
 from gateway.web.responses import json_response
+from gateway.web.rpc import Registry
 from gateway.web.wire.server import ListenAddress, WebServer, serve
 from tests.fakes.clock import FakeClock
 from tests.web.running import OPEN, always_ready, ask, parse_answer, read_all, running
@@ -35,7 +36,7 @@ async def test_a_free_port_is_found_and_told() -> None:
 async def test_a_busy_port_is_named() -> None:
     async with running() as site:
         settings = replace(OPEN, port=site.address.port)
-        app = build(settings, methods=(), ready=always_ready, clock=FakeClock())
+        app = build(settings, Registry((), {}), ready=always_ready, clock=FakeClock())
 
         with pytest.raises(AddressInUse, match=str(site.address.port)):
             await serve(app, settings)
@@ -45,7 +46,7 @@ async def test_a_busy_port_is_named() -> None:
 @pytest.mark.parametrize("bind", ["192.0.2.1", "no.such.name.invalid"])
 async def test_an_address_that_is_not_ours_is_named(bind: str) -> None:
     settings = replace(OPEN, bind=bind)
-    app = build(settings, methods=(), ready=always_ready, clock=FakeClock())
+    app = build(settings, Registry((), {}), ready=always_ready, clock=FakeClock())
 
     with pytest.raises(CannotListen, match=bind), anyio.fail_after(5):
         await serve(app, settings)
@@ -97,7 +98,11 @@ async def test_who_does_not_finish_in_time_is_cut_off() -> None:
 
     settings = replace(OPEN, port=0)
     app = build(
-        settings, methods=(), ready=always_ready, clock=FakeClock(), routes=(Route("/x", stuck),)
+        settings,
+        Registry((), {}),
+        ready=always_ready,
+        clock=FakeClock(),
+        routes=(Route("/x", stuck),),
     )
     server = WebServer(app, settings)
     with anyio.fail_after(5):

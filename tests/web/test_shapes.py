@@ -5,12 +5,16 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gateway.api.declarations import plain
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.sessions import SessionRecord
-from gateway.web.shapes import message, plugin, session, stamp
+from gateway.web.methods.chat import message
+from gateway.web.methods.sessions import session
+from gateway.web.methods.status import plugin
+from gateway.web.responses import encode
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 CALL = ToolCall("c1", "clock", '{"x":1}')
@@ -45,19 +49,19 @@ def node(said: Message) -> Node:
     "S-000-Exchange-04",
 )
 def test_a_message_has_its_role_content_time_and_tokens() -> None:
-    shown = message(node(Message("user", "hi")), 100)
+    shown = plain(message(node(Message("user", "hi")), 100))
 
     assert set(shown) == FIELDS
     assert (shown["role"], shown["content"], shown["token_count"]) == ("user", "hi", 7)
-    assert shown["created_at"] == "2026-01-02T03:04:05.678000Z"
+    assert json.loads(encode(shown))["created_at"] == "2026-01-02T03:04:05.678000Z"
     assert shown["tool_calls"] is None
     assert shown["metadata"] == {"token_count": 7}
 
 
 @pytest.mark.requirement("S-004-Msg-03", "S-000-Exchange-03")
 def test_calls_have_the_usual_shape_and_a_result_names_its_call() -> None:
-    asked = message(node(Message("assistant", "look", (CALL,))), 100)
-    result = message(node(Message("tool", result=ToolResult("c1", "clock", "noon"))), 100)
+    asked = plain(message(node(Message("assistant", "look", (CALL,))), 100))
+    result = plain(message(node(Message("tool", result=ToolResult("c1", "clock", "noon"))), 100))
 
     assert asked["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"x":1}'}}
@@ -68,8 +72,8 @@ def test_calls_have_the_usual_shape_and_a_result_names_its_call() -> None:
 
 
 def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
-    asked = message(node(Message("user", "x" * 101)), 100)
-    result = message(node(Message("tool", result=ToolResult("1", "t", "y" * 101))), 100)
+    asked = plain(message(node(Message("user", "x" * 101)), 100))
+    result = plain(message(node(Message("tool", result=ToolResult("1", "t", "y" * 101))), 100))
 
     assert (asked["content"], asked["truncated"]) == ("x" * 100, True)
     assert (result["content"], result["truncated"]) == ("y" * 100, True)
@@ -78,7 +82,7 @@ def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
 def test_arguments_count_and_are_cut_as_well() -> None:
     calls = (ToolCall("1", "t", "a" * 60), ToolCall("2", "t", "b" * 60))
 
-    asked = message(node(Message("assistant", "x" * 10, calls)), 100)
+    asked = plain(message(node(Message("assistant", "x" * 10, calls)), 100))
 
     assert asked["truncated"] is True
     assert len(json.dumps(asked["tool_calls"])) < 300
@@ -86,15 +90,11 @@ def test_arguments_count_and_are_cut_as_well() -> None:
 
 def test_a_session_is_shown_with_its_key_and_parts() -> None:
     key = SessionKey(AgentId("a"), "c", "p:q", "x")
-    shown = session(SessionRecord(key, AT, AT, 2, 3, 4, None, "active", NodeId("n")))
+    shown = plain(session(SessionRecord(key, AT, AT, 2, 3, 4, None, "active", NodeId("n"))))
 
     assert shown["session_key"] == "a:c:p%3Aq:x"
     assert (shown["account"], shown["message_count"]) == ("p:q", 2)
     assert shown["token_usage"] == {"input_tokens": 3, "output_tokens": 4, "cost_usd": None}
-
-
-def test_times_are_utc_with_z() -> None:
-    assert stamp(AT).endswith("Z")
 
 
 @pytest.mark.requirement("S-000-Tool-05")
@@ -102,7 +102,7 @@ def test_a_tool_is_told_in_whatever_category_it_says_it_is() -> None:
     categories = ["vault", "thread", "code", "web", "meta", "astronomy", None]
     tools = tuple(ToolSpec(f"t{c}", "", family="p", category=c) for c in categories)
 
-    shown = plugin(PluginInfo("p", "loaded", tools=tools), {}, json.loads)
+    shown = plain(plugin(PluginInfo("p", "loaded", tools=tools), {}, json.loads))
 
     assert isinstance(shown["tools"], list)
     assert [tool["category"] for tool in shown["tools"]] == categories
@@ -111,4 +111,4 @@ def test_a_tool_is_told_in_whatever_category_it_says_it_is() -> None:
 def test_the_tools_of_a_plugin_that_is_not_loaded_are_not_told() -> None:
     info = PluginInfo("p", "refused", tools=(ToolSpec("t", "", "not JSON"),), why="too big")
 
-    assert plugin(info, {}, json.loads)["tools"] == []
+    assert plugin(info, {}, json.loads).tools == []

@@ -12,9 +12,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.api.declarations import NoParams
 from gateway.domain.errors import NotFound
 from gateway.web.identity import LOCAL
-from gateway.web.rpc import Call, Method, NoParams, Peer
+from gateway.web.rpc import Call, Peer
 from gateway.web.settings import TokenDef, WebSettings
 from tests.web.running import (
     ALICE,
@@ -23,18 +24,18 @@ from tests.web.running import (
     GUARDED,
     OPEN,
     PING,
+    Bound,
     Text,
     ask,
     closed_with,
-    described,
     hear,
     request,
     running,
 )
 
 
-def method(name: str, handler: Callable[..., Any], params: Any = NoParams) -> Method:
-    return Method(name, params, ("chat",), described(handler))
+def method(name: str, handler: Callable[..., Any], params: Any = NoParams) -> Bound:
+    return Bound(name, params, ("chat",), handler)
 
 
 class Gate:
@@ -49,7 +50,7 @@ class Gate:
         await self.open.wait()
         return "opened"
 
-    def method(self, name: str = "slow") -> Method:
+    def method(self, name: str = "slow") -> Bound:
         async def handler(_call: Call, _params: NoParams) -> str:
             return await self()
 

@@ -1,104 +1,58 @@
-"""chat.send, chat.abort, chat.history, chat.resume."""
+"""chat.*, run.*, context.explain: saying something, following a run, and looking at it later."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal
 
-from anyio.lowlevel import checkpoint
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-
+from gateway.api import conversations as api
+from gateway.api.declarations import build, differing
 from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.agents import address_in
-from gateway.domain.errors import BadSessionKey, NotFound
+from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbox import Inbound, RunRecord
 from gateway.domain.messages import Node
-from gateway.domain.ports import Encode
+from gateway.domain.ports import Decode, Encode
 from gateway.domain.sessions import Path
+from gateway.memory.context import told_in_full
 from gateway.routing import Route
 from gateway.sessions.intake import Front
-from gateway.sessions.runs import LiveRun
-from gateway.web.given import WHOLE, Whole
-from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
-from gateway.web.published.conversations import HistoryPage
-from gateway.web.published.runs import Aborted, Resumed, Sent
-from gateway.web.rpc import Call, Method, Peer
-from gateway.web.shapes import TOLD, message
+from gateway.sessions.replay import Replayer
+from gateway.sessions.runs import AT_REST, LiveRun
+from gateway.web.identity import (
+    Principal,
+    may,
+    may_use,
+    require_own,
+    sees_session,
+    speaks_as,
+    visible_key,
+)
+from gateway.web.rpc import Call, Handler, Run
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-# More than what str.strip takes away, which is looked for by hand: with errors of its own.
-_BLANKS = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-SPOKEN = Field(json_schema_extra={"pattern": f"[^{_BLANKS}]"})
-Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000), SPOKEN]
 PAGE_CHARACTERS = 150_000  # of a history page: at six bytes each, still one frame
-REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
-
-
-class _Params(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-Tighter = Annotated[int, Field(ge=1), WHOLE] | None
-
-
-class OwnLimits(_Params):
-    """A request's own limits: they only tighten what holds anyway."""
-
-    max_iterations: Tighter = None
-    soft_warning_percent: Tighter = None
-    token_budget: Tighter = None
-    token_warning_percent: Tighter = None
-    timeout_seconds: Tighter = None
-    max_tool_calls_per_turn: Tighter = None
-    max_parallel_tools: Tighter = None
-
-
-class Send(_Params):
-    content: Content
-    channel: Text = "websocket"
-    account: Text | None = None
-    peer: Text = "main"
-    guild: Text | None = None
-    team: Text | None = None
-    thread: Text | None = None
-    idempotency_key: Text | None = None
-    context_id: Text | None = None
-    agent: Text | None = None
-    limits: OwnLimits | None = None
-
-
-class Abort(_Params):
-    run_id: Text
-    mode: Literal["immediate", "after_turn"] = "immediate"
-
-
-class History(_Params):
-    session_key: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-    before: Text | None = None
-    limit: Whole = Field(default=50, ge=1, le=500)
-
-
-class Resume(_Params):
-    run_id: Text
-    after_seq: Whole = Field(default=0, ge=0)
+TOLD = 2  # times that a message's calls are shown: as they are, and in its metadata
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMethods:
     front: Front
+    replays: Replayer
     encode: Encode
+    decode: Decode
 
-    def all(self) -> Sequence[Method]:
-        return (
-            Method("chat.send", Send, CHAT, self.send),
-            Method("chat.abort", Abort, CHAT, self.abort),
-            Method("chat.history", History, READS, self.history),
-            Method("chat.resume", Resume, READS, self.resume),
-        )
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "chat.send": self.send,
+            "chat.abort": self.abort,
+            "chat.history": self.history,
+            "chat.resume": self.resume,
+            "run.inspect": self.inspect,
+            "run.replay": self.replay,
+            "context.explain": self.explain_context,
+        }
 
-    async def send(self, call: Call, params: Send) -> Sent:
-        """Says something; the run's events follow."""
+    async def send(self, call: Call, params: api.ChatSend) -> api.Sent:
         principal = call.principal
         account = params.account or principal.name
         if not speaks_as(principal, params.channel, account):
@@ -113,24 +67,25 @@ class ChatMethods:
             inbound = replace(inbound, context_id=node.id)
         accepted = await self.front.intake.accept(inbound)
         if not accepted.duplicate:
-            run, peer = self.front.live.get(accepted.run_id), call.peer
+            run = self.front.live.get(accepted.run_id)
             if run is not None:
-                call.after_answer.append(partial(follow, self.front, run, peer))
-        return {
-            "message_id": accepted.message_id,
-            "run_id": accepted.run_id,
-            "session_key": str(accepted.session_key),
-            "agent_id": accepted.session_key.agent,
-            "matched_by": accepted.matched_by,
-            "duplicate": accepted.duplicate,
-        }
+                call.after_answer.append(partial(call.peer.follow, run, self.front.run))
+        return api.Sent(
+            message_id=accepted.message_id,
+            run_id=accepted.run_id,
+            session_key=accepted.session_key,
+            agent_id=accepted.session_key.agent,
+            matched_by=accepted.matched_by,
+            duplicate=accepted.duplicate,
+        )
 
-    def _inbound(self, params: Send, account: str) -> Inbound:
+    def _inbound(self, params: api.ChatSend, account: str) -> Inbound:
         if not params.content.strip():
             raise InvalidParams("content: is empty", [("content", "is empty")])
         fingerprint = ""
         if params.idempotency_key is not None:
-            same = params.model_dump(exclude={"idempotency_key"}, exclude_defaults=True)
+            same = differing(params)
+            del same["idempotency_key"]
             fingerprint = self.encode({**same, "account": account}).decode()
         return Inbound(
             address=replace(
@@ -144,35 +99,80 @@ class ChatMethods:
             fingerprint=fingerprint,
             requested_agent=params.agent,
             context_id=None if params.context_id is None else NodeId(params.context_id),
-            limits=given(params.limits),
+            limits=differing(params.limits) if params.limits else {},
         )
 
-    async def abort(self, call: Call, params: Abort) -> Aborted:
-        """Stops a run."""
+    async def abort(self, call: Call, params: api.ChatAbort) -> api.Aborted:
         run = await find_run(self.front, call.principal, params.run_id)
         require_own(call.principal, key_of(run))
         if isinstance(run, LiveRun):
             self.front.abort(run, at_once=params.mode == "immediate")
-        return {"run_id": params.run_id, "aborted": isinstance(run, LiveRun)}
+        return api.Aborted(run_id=params.run_id, aborted=isinstance(run, LiveRun))
 
-    async def history(self, call: Call, params: History) -> HistoryPage:
-        """A page of a conversation, up to its HEAD."""
+    async def history(self, call: Call, params: api.ChatHistory) -> api.HistoryPage:
         key = visible_key(call.principal, params.session_key)
         return await history_page(self.front, key, params.before, params.limit)
 
-    async def resume(self, call: Call, params: Resume) -> Resumed:
-        """The events of a run that were missed, then those to come.
-
-        Missed events come first, then the answer, then what is still to come."""
+    async def resume(self, call: Call, params: api.ChatResume) -> api.Resumed:
+        """Missed events come first, then the answer, then what is still to come."""
         run = await find_run(self.front, call.principal, params.run_id)
-        call.peer.catch_up(params.run_id, None)
-        live = await _replay(self.front, run, call.peer, params.after_seq)
-        return {"run_id": params.run_id, "live": live}
+        live = await call.peer.replay(run, self.front.run, params.after_seq)
+        return api.Resumed(run_id=params.run_id, live=live)
+
+    async def inspect(self, call: Call, params: api.RunInspect) -> Mapping[str, object]:
+        shown = await self._summary(call, params.run_id)
+        return {name: shown[name] for name in shown if name != "context"}
+
+    async def explain_context(self, call: Call, params: api.ContextExplain) -> Mapping[str, object]:
+        kept = (await self._summary(call, params.run_id)).get("context")
+        return told_in_full(params.run_id, kept if isinstance(kept, dict) else None)
+
+    async def _summary(self, call: Call, run_id: str) -> Mapping[str, object]:
+        """Plain data, as a run tells it or has left it."""
+        run = await find_run(self.front, call.principal, run_id)
+        if isinstance(run, LiveRun):
+            return run.summary(self.front.clock)
+        if run.summary:
+            kept = self.decode(run.summary)
+            assert isinstance(kept, dict)
+            return kept
+        new = run.entry.new
+        return {
+            **AT_REST,
+            "run_id": new.run_id,
+            "session_key": new.session_key,
+            "agent_id": new.session_key.agent,
+            "state": run.entry.state,
+            "elapsed_s": 0.0,
+            "timings": {"accepted_at": new.accepted_at},
+            "termination_reason": run.outcome,
+        }
+
+    async def replay(self, call: Call, params: api.Replay) -> api.RunReplay:
+        run = await find_run(self.front, call.principal, params.run_id)
+        if isinstance(run, LiveRun):
+            raise Conflict("the run has not ended yet")
+        if params.model is None:
+            told, other = await self.replays.replay(run), {}
+        elif may(call.principal, "admin"):
+            told = await self.replays.compare(run, params.model)
+            other = {"response": told.response, "tokens_used": told.tokens_used}
+        else:  # whoever may talk has only the models of their agents
+            raise Forbidden("to ask another model takes the scope 'admin'")
+        parted = told.divergence
+        return api.RunReplay(
+            run_id=params.run_id,
+            identical=parted is None,
+            divergence=None if parted is None else build(api.Divergence, parted),
+            chunks=told.chunks,
+            calls=told.calls,
+            **other,  # type: ignore[arg-type]  # those two
+        )
 
 
 async def history_page(
     front: Front, key: SessionKey, before: str | None, limit: int
-) -> HistoryPage:
+) -> api.HistoryPage:
     """Raises NotFound for a `before` that is not there."""
     start = None if before is None else NodeId(before)
     if start is not None:
@@ -181,115 +181,16 @@ async def history_page(
     while not (said := _said(page)) and page.more:
         page = await front.sessions.path(key, before=page.nodes[0].id, limit=limit)
     shown = newest_within(said, PAGE_CHARACTERS)
-    return {
-        "messages": [message(node, PAGE_CHARACTERS) for node in shown],
-        "head": path.head,
-        "more": page.more or len(shown) < len(said),
-    }
+    return api.HistoryPage(
+        messages=[message(node, PAGE_CHARACTERS) for node in shown],
+        head=path.head,
+        more=page.more or len(shown) < len(said),
+    )
 
 
 def _said(page: Path) -> tuple[Node, ...]:
     """Without summaries: nobody said them."""
     return tuple(node for node in page.nodes if node.message.role != "summary")
-
-
-def given(limits: OwnLimits | None) -> Mapping[str, int]:
-    return {} if limits is None else limits.model_dump(exclude_none=True)
-
-
-def follow(front: Front, run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:
-    """Sends the events of a run to a peer until either of them ends. Nothing is queued for a peer that reads
-    too slowly: it catches up from the run's own events."""
-    seq = max(after_seq, run.first_seq - 1)
-    for event in run.events_after(seq, len(run.events)) if run.events else ():
-        if not peer.offer("chat.event", event):
-            _follow_later(front, run, peer, seq)
-            return
-        seq += 1
-    if run.ended:
-        return
-
-    def hear(event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        if event and not peer.offer("chat.event", event):
-            stop()
-            forget()
-            _follow_later(front, run, peer, run.first_seq + len(run.events) - 2)
-        elif last:
-            forget()
-
-    def replaced() -> None:
-        forget()
-
-    forget: Callable[[], object] = _nothing
-    stop = run.listen(hear, after_seq=seq, owner=peer, replaced=replaced)
-    forget = peer.on_close(stop)
-
-
-def _nothing() -> None:
-    """Nothing is registered yet."""
-
-
-def _follow_later(front: Front, run: LiveRun, peer: Peer, seq: int) -> None:
-    """Sends the events after `seq` once the peer has read."""
-    run_id = run.run_id
-
-    async def go_on() -> None:
-        await _replay(front, await front.run(run_id), peer, seq)
-
-    peer.catch_up(run_id, go_on)
-
-
-async def _replay(front: Front, run: LiveRun | RunRecord, peer: Peer, after_seq: int) -> bool:
-    """Sends the missed events as fast as they are read, then follows the run. True if it is still live."""
-    if isinstance(run, RunRecord):
-        events = run.log.split(b"\n") if run.log else []
-        await _tell(events[max(0, after_seq + 1 - run.first_seq) :], peer)
-        return False
-    seq = after_seq
-    while missed := run.events_after(seq, REPLAYED_AT_ONCE):
-        seq = max(seq, run.first_seq - 1) + len(missed)
-        await _tell(missed, peer)
-        await checkpoint()
-    follow(front, run, peer, after_seq=seq)
-    return not run.ended
-
-
-async def _tell(events: Sequence[bytes], peer: Peer) -> None:
-    for place, event in enumerate(events, 1):
-        while not peer.offer("chat.event", event):
-            await peer.room()
-        if place % REPLAYED_AT_ONCE == 0:
-            await checkpoint()
-
-
-async def find_run(front: Front, principal: Principal, run_id: str) -> LiveRun | RunRecord:
-    """A run that the principal may see; raises NotFound, alike for absent and for forbidden."""
-    run = await front.run(run_id)
-    if not sees_session(principal, key_of(run)):
-        raise NotFound(f"run {run_id[:64]!r}")
-    return run
-
-
-def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
-    """An agent that the principal does not reach raises NotFound, like one that does not exist. Raises
-    NotOfProject, Forbidden, and what `resolve` raises."""
-    asked = inbound.requested_agent
-    if asked is not None and not may_use(principal, asked):
-        raise NotFound(f"agent {asked[:64]!r}")
-    route = front.router.resolve(inbound.address, requested=asked)
-    if not may_use(principal, route.agent_id):
-        raise Forbidden("your token does not reach the agent that answers there")
-    return route
-
-
-def key_of(run: LiveRun | RunRecord) -> SessionKey:
-    return run.session_key if isinstance(run, LiveRun) else run.entry.new.session_key
-
-
-def require_own(principal: Principal, key: SessionKey) -> None:
-    """Only the owner may change a session. Raises Forbidden."""
-    if not speaks_as(principal, key.channel, key.account):
-        raise Forbidden("your token may read this, but not change it")
 
 
 def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
@@ -304,17 +205,53 @@ def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
     return nodes
 
 
-def key_in_path(principal: Principal, text: str) -> SessionKey:
-    """As `visible_key`, but raises NotFound also for a text that is no key."""
-    try:
-        return visible_key(principal, text)
-    except BadSessionKey as error:
-        raise NotFound(f"session {text[:200]!r}") from error
+def message(node: Node, most: int) -> api.HistoryMessage:
+    """A message of more than `most` characters is cut, and says so. A summary is none."""
+    said, result = node.message, node.message.result
+    text = result.content if result else said.text
+    room = most - len(text)
+    calls = []
+    for call in said.tool_calls:
+        arguments = call.arguments[: max(0, room // TOLD)]
+        function = api.CalledFunction(name=call.name, arguments=arguments)
+        calls.append(api.MessageCall(id=call.id, type="function", function=function))
+        room -= TOLD * len(call.arguments)
+    notices = [
+        api.MessageNotice(system_type=kind, system_message=told) for kind, told in said.notices
+    ]
+    return build(
+        api.HistoryMessage,
+        node,
+        result,
+        role=said.role,
+        content=text[:most],
+        tool_calls=calls or None,
+        metadata=build(api.MessageMetadata, node, tool_calls=calls or None),
+        tool_call_id=result.call_id if result else None,
+        notices=notices or None,
+        truncated=room < 0 or None,
+    )
 
 
-def visible_key(principal: Principal, text: str) -> SessionKey:
-    """A session key that the principal may see; raises BadSessionKey, NotFound."""
-    key = SessionKey.parse(text)
-    if not sees_session(principal, key):
-        raise NotFound(f"session {text[:200]!r}")
-    return key
+async def find_run(front: Front, principal: Principal, run_id: str) -> Run:
+    """A run that the principal may see; raises NotFound, alike for absent and for forbidden."""
+    run = await front.run(run_id)
+    if not sees_session(principal, key_of(run)):
+        raise NotFound(f"run {run_id[:64]!r}")
+    return run
+
+
+def key_of(run: LiveRun | RunRecord) -> SessionKey:
+    return run.session_key if isinstance(run, LiveRun) else run.entry.new.session_key
+
+
+def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
+    """An agent that the principal does not reach raises NotFound, like one that does not exist. Raises
+    NotOfProject, Forbidden, and what `resolve` raises."""
+    asked = inbound.requested_agent
+    if asked is not None and not may_use(principal, asked):
+        raise NotFound(f"agent {asked[:64]!r}")
+    route = front.router.resolve(inbound.address, requested=asked)
+    if not may_use(principal, route.agent_id):
+        raise Forbidden("your token does not reach the agent that answers there")
+    return route

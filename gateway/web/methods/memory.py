@@ -1,27 +1,23 @@
-"""memory.*: what is known about people, since when, from whom, and how it is forgotten."""
+"""memory.*, settings.*: what is known about people and how it is forgotten; what they set for themselves."""
 
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import zip_longest
-from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
-
+from gateway.api import memory as api
+from gateway.api.declarations import build
 from gateway.api.errors import InvalidParams
 from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import (
-    LONGEST_OBJECT,
-    SUBJECT,
+    YOU,
     Claim,
-    EntityType,
     Erasure,
     Fact,
     FactQuery,
     Provenance,
     Recalled,
-    RecallKind,
     SourceReader,
     Whose,
     in_order,
@@ -29,114 +25,23 @@ from gateway.domain.facts import (
     tombstone_of,
     whose,
 )
-from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.ports import Clock, FactStore, Ids
-from gateway.domain.sessions import Erased
-from gateway.memory import wording as dates
-from gateway.memory.recall import MOST_HOPS, neighbours
+from gateway.domain.sessions import Choosable, Erased, UserSettings, problem_with
+from gateway.memory.recall import neighbours
 from gateway.memory.tool import Find, select
-from gateway.memory.wording import is_functional, kept_under
+from gateway.memory.wording import as_asked, is_functional, kept_under
 from gateway.sessions.intake import Front
-from gateway.web.identity import CHAT, READS, Principal, may, may_use, sees_session
-from gateway.web.methods.chat import Text, require_own, visible_key
-from gateway.web.methods.sessions import Key
-from gateway.web.published.memory import (
-    FactOrigin,
-    Forgotten,
-    FoundFact,
-    FoundTurn,
-    KnownFact,
-    KnownFacts,
-    MemoryFound,
+from gateway.sessions.settings import SettingsBook
+from gateway.web.identity import (
+    Principal,
+    may,
+    may_use,
+    require_own,
+    sees_session,
+    visible_key,
 )
-from gateway.web.rpc import Call, Method
-from gateway.web.shapes import fact, recalled, source
-
-MOST_FACTS = 1_000
-MOST_ADDED = 100
-LONGEST_QUERY = 10_000
-
-
-def _aware(at: datetime) -> datetime:
-    try:
-        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
-    except OverflowError:
-        raise ValueError("is before or after all years") from None
-
-
-def _whole_day(at: object) -> object:
-    return (dates.end_of(at) if isinstance(at, str) else None) or at
-
-
-When = Annotated[datetime, AfterValidator(_aware)]  # without an offset: UTC
-Moment = Annotated[datetime, BeforeValidator(_whole_day), AfterValidator(_aware)]  # a day: its end
-Limit = Annotated[int, Field(ge=1, le=MOST_FACTS)]
-
-
-class _Params(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Person(_Params):
-    agent: Text
-    channel: Text = "websocket"
-    account: Text | None = None
-    peer: Text = "main"
-
-
-class _OfSomebody(_Params):
-    session_key: Key | None = None
-    person: Person | None = None
-
-
-class Search(_OfSomebody):
-    query: Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY)]
-    kinds: list[RecallKind] = Field(default=["fact", "turn"], min_length=1, max_length=2)
-    limit: int = Field(default=10, ge=1, le=100)
-
-
-class Why(_Params):
-    fact_id: Text
-
-
-class History(_OfSomebody):
-    subject: Text | None = None
-    predicate: Text | None = None
-    skip: int = Field(default=0, ge=0, le=100_000)  # of the oldest
-    limit: Limit = 500
-
-
-class AsOf(_OfSomebody):
-    at: Moment | Literal["today", "now"]
-    known_at: Moment | Literal["today", "now"] | None = None
-    subject: Text | None = None
-    limit: Limit = 500
-
-
-class Neighbours(_OfSomebody):
-    subject: Text
-    hops: int = Field(default=2, ge=1, le=MOST_HOPS)
-    limit: Limit = 100
-
-
-class Forget(_OfSomebody):
-    fact_id: Text | None = None
-    dry_run: StrictBool = True
-
-
-class NewFact(_Params):
-    subject: Text = SUBJECT
-    predicate: Text
-    object: Annotated[str, Field(min_length=1, max_length=LONGEST_OBJECT)]
-    entity_type: EntityType = "fact"
-    functional: StrictBool = False
-    confidence: float = Field(default=1.0, json_schema_extra={"minimum": 0, "maximum": 1})
-    valid_from: When | None = None
-    valid_to: When | None = None
-
-
-class Add(_OfSomebody):
-    facts: list[NewFact] = Field(min_length=1, max_length=MOST_ADDED)
+from gateway.web.rpc import Call, Handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,41 +57,39 @@ class MemoryMethods:
     shared: Set[AgentId] = frozenset()
     front: Front | None = None  # erases whole conversations
 
-    def all(self) -> Sequence[Method]:
-        return (
-            Method("memory.search", Search, READS, self.search),
-            Method("memory.why", Why, READS, self.why),
-            Method("memory.history", History, READS, self.history),
-            Method("memory.as_of", AsOf, READS, self.as_of),
-            Method("memory.neighbours", Neighbours, READS, self.neighbours),
-            Method("memory.forget", Forget, CHAT, self.forget),
-            Method("memory.add", Add, ("admin",), self.add),
-        )
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "memory.search": self.search,
+            "memory.why": self.why,
+            "memory.history": self.history,
+            "memory.as_of": self.as_of,
+            "memory.neighbours": self.neighbours,
+            "memory.forget": self.forget,
+            "memory.add": self.add,
+        }
 
-    async def search(self, call: Call, params: Search) -> MemoryFound:
-        """Facts and messages that fit a question."""
+    async def search(self, call: Call, params: api.MemorySearch) -> api.MemoryFound:
         key, seen = await self._asked(call, params)
         kinds = params.kinds
         found = await self.find.of(params.query, key, seen, kinds=kinds, limit=params.limit)
         facts = [one for one in found if one.kind == "fact"]
         turns = [one for one in found if one.kind == "turn"]
         in_turn = [one for both in zip_longest(facts, turns) for one in both if one]
-        return {"results": [await self._found(call, one) for one in in_turn[: params.limit]]}
+        results = [await self._found(call, one) for one in in_turn[: params.limit]]
+        return api.MemoryFound(results=results)
 
-    async def why(self, call: Call, params: Why) -> FactOrigin:
-        """Where a fact was said."""
+    async def why(self, call: Call, params: api.MemoryWhy) -> api.FactOrigin:
         origin = await self._origin(call.principal, params.fact_id)
         sources = origin.sources_for(_reader(call.principal))
-        return {
-            "fact": await self._told(call, origin.fact),
-            "sources": [source(one) for one in sources],
-            "hidden": len(origin.sources) - len(sources),
-            "supersedes": list(origin.supersedes),
-            "superseded_by": origin.fact.superseded_by,
-        }
+        return api.FactOrigin(
+            fact=await self._told(call, origin.fact),
+            sources=tuple(sources),
+            hidden=len(origin.sources) - len(sources),
+            supersedes=origin.supersedes,
+            superseded_by=origin.fact.superseded_by,
+        )
 
-    async def history(self, call: Call, params: History) -> KnownFacts:
-        """Facts in the order in which they became true."""
+    async def history(self, call: Call, params: api.MemoryHistory) -> api.KnownFacts:
         _, seen = await self._asked(call, params)
         query = FactQuery(
             seen,
@@ -198,50 +101,41 @@ class MemoryMethods:
         found = await select(self.facts, query)
         return await self._told_all(call, found[params.skip :])
 
-    async def as_of(self, call: Call, params: AsOf) -> KnownFacts:
-        """What was true at a time, as it was known at another."""
+    async def as_of(self, call: Call, params: api.MemoryAsOf) -> api.KnownFacts:
         _, seen = await self._asked(call, params)
         now = self.clock.now()
         query = FactQuery(
             seen,
             subject=params.subject,
-            at=dates.as_asked(params.at, now),
-            known_at=None if params.known_at is None else dates.as_asked(params.known_at, now),
+            at=as_asked(params.at, now),
+            known_at=None if params.known_at is None else as_asked(params.known_at, now),
             limit=params.limit,
         )
         return await self._told_all(call, await select(self.facts, query))
 
-    async def neighbours(self, call: Call, params: Neighbours) -> KnownFacts:
-        """Facts that hang together with a name."""
+    async def neighbours(self, call: Call, params: api.MemoryNeighbours) -> api.KnownFacts:
         _, seen = await self._asked(call, params)
         name, hops, limit = params.subject, params.hops, params.limit
         near = await neighbours(self.facts, seen, name, hops=hops, limit=limit)
         return await self._told_all(call, near)
 
-    async def forget(self, call: Call, params: Forget) -> Forgotten:
-        """Erases facts, or all that was said in a session."""
+    async def forget(self, call: Call, params: api.MemoryForget) -> api.Forgotten:
         what = await self._doomed(call.principal, params)
         if params.session_key is not None and (gone := await self._erased(what, params)):
-            return {
-                "count": gone.facts,
-                "messages": gone.messages,
-                "dry_run": params.dry_run,
-                "tombstone": gone.tombstone,
-            }
+            return build(api.Forgotten, gone, count=gone.facts, dry_run=params.dry_run)
         now = self.clock.now()
         count = await self.facts.erase_facts(what, dry_run=params.dry_run, now=now)
         tombstone = None if params.dry_run else tombstone_of(what, now)
-        return {"count": count, "dry_run": params.dry_run, "tombstone": tombstone}
+        return api.Forgotten(count=count, dry_run=params.dry_run, tombstone=tombstone)
 
-    async def _erased(self, what: Erasure, params: Forget) -> Erased | None:
+    async def _erased(self, what: Erasure, params: api.MemoryForget) -> Erased | None:
         """With all that was said there; None if nothing was ever said."""
         key = what.session_key
         if self.front is None or key is None or await self.front.sessions.find_session(key) is None:
             return None
         return await self.front.erase(key, by=what.by, dry_run=params.dry_run)
 
-    async def add(self, call: Call, params: Add) -> KnownFacts:
-        """Adds facts."""
+    async def add(self, call: Call, params: api.MemoryAdd) -> api.KnownFacts:
         key, now = _key(call.principal, params), self.clock.now()
         if any(one.valid_from and one.valid_from > now + timedelta(days=1) for one in params.facts):
             raise InvalidParams("valid_from is still to come: what is not true yet is no fact")
@@ -251,12 +145,12 @@ class MemoryMethods:
         kept = await self.facts.add_facts(scope, claims, ids=ids, now=now)
         return await self._told_all(call, kept)
 
-    async def _asked(self, call: Call, params: _OfSomebody) -> tuple[SessionKey, Whose]:
+    async def _asked(self, call: Call, params: api.OfSomebody) -> tuple[SessionKey, Whose]:
         key = _key(call.principal, params)
         await self.settled(key)
         return key, self._whose(key, params)
 
-    def _whose(self, key: SessionKey, params: _OfSomebody) -> Whose:
+    def _whose(self, key: SessionKey, params: api.OfSomebody) -> Whose:
         """Of a person all that they ever said; of a session on another's platform, which may be a
         room, what was said there."""
         is_shared = key.agent in self.shared
@@ -278,32 +172,40 @@ class MemoryMethods:
         agent = known.session_key.agent
         return agent in self.shared and known.scope == str(agent)
 
-    async def _told_all(self, call: Call, found: Sequence[Fact]) -> KnownFacts:
-        return {"facts": [await self._told(call, one) for one in found]}
+    async def _told_all(self, call: Call, found: Sequence[Fact]) -> api.KnownFacts:
+        return api.KnownFacts(facts=[await self._told(call, one) for one in found])
 
-    async def _told(self, call: Call, known: Fact) -> KnownFact:
+    async def _told(self, call: Call, known: Fact) -> api.KnownFact:
         """Without the names of messages and sessions that are another's."""
-        told, principal = fact(known), call.principal
+        principal = call.principal
         if may(principal, "read") or not self._is_shared(known):
-            return told
+            return build(api.KnownFact, known)
         origin = await self.facts.origin_of(known.id)
         sources = origin.sources_for(_reader(principal)) if origin else ()
         own = {one.message_id for one in sources}
-        told["source_message_ids"] = [one for one in told["source_message_ids"] if one in own]
-        if not sees_session(principal, known.session_key):
-            told["session_key"] = None
-        return told
+        is_seen = sees_session(principal, known.session_key)
+        return build(
+            api.KnownFact,
+            known,
+            session_key=known.session_key if is_seen else None,
+            source_message_ids=tuple(one for one in known.source_message_ids if one in own),
+        )
 
-    async def _found(self, call: Call, one: Recalled) -> FoundFact | FoundTurn:
-        found = recalled(one)
-        if found["kind"] == "fact" and one.fact is not None:
-            told = found["fact"] = await self._told(call, one.fact)
-            found["session_key"] = told["session_key"]
-            if found["message_id"] not in told["source_message_ids"]:
-                found["message_id"] = None
-        return found
+    async def _found(self, call: Call, one: Recalled) -> api.Found:
+        if one.fact is None:
+            said_by = "assistant" if one.said_by == YOU else one.said_by
+            return build(api.Found, one, said_by=said_by)
+        told, message = await self._told(call, one.fact), one.message_id
+        return build(
+            api.Found,
+            one,
+            fact=told,
+            said_by=None,
+            session_key=told.session_key,
+            message_id=message if message in told.source_message_ids else None,
+        )
 
-    async def _doomed(self, principal: Principal, params: Forget) -> Erasure:
+    async def _doomed(self, principal: Principal, params: api.MemoryForget) -> Erasure:
         if params.fact_id is not None:
             if params.session_key is not None or params.person is not None:
                 raise InvalidParams("give fact_id, session_key or person")
@@ -324,7 +226,7 @@ def _reader(principal: Principal) -> SourceReader:
     return SourceReader(principal.name, reads_all=may(principal, "read"))
 
 
-def _key(principal: Principal, params: _OfSomebody) -> SessionKey:
+def _key(principal: Principal, params: api.OfSomebody) -> SessionKey:
     """Who is meant, if the principal may see them; raises InvalidParams, NotFound."""
     person = params.person
     if (person is None) == (params.session_key is None):
@@ -338,7 +240,7 @@ def _key(principal: Principal, params: _OfSomebody) -> SessionKey:
     return key
 
 
-def _claim(new: NewFact, key: SessionKey, now: datetime) -> Claim:
+def _claim(new: api.NewFact, key: SessionKey, now: datetime) -> Claim:
     return Claim(
         subject=new.subject,
         predicate=(predicate := kept_under(new.predicate)),
@@ -350,3 +252,40 @@ def _claim(new: NewFact, key: SessionKey, now: datetime) -> Claim:
         confidence=new.confidence,
         valid_to=new.valid_to,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsMethods:
+    book: SettingsBook
+    choosable: Choosable  # what nobody has set is as its usual agent has it
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"settings.get": self.get, "settings.set": self.set}
+
+    async def get(self, call: Call, params: api.SettingsGet) -> Mapping[str, object]:
+        return self._shown(await self.book.of(_user(call.principal, params.user)))
+
+    async def set(self, call: Call, params: api.SettingsSet) -> Mapping[str, object]:
+        user, choosable = _user(call.principal, params.user), self.choosable
+        told = (
+            (f"patch.{name}", problem_with(name, one) or choosable.problem_with(name, one))
+            for name, one in params.patch.items()
+            if one is not None
+        )
+        # Everything that is wrong, or would change nothing.
+        if problems := [(name, why) for name, why in told if why is not None]:
+            raise InvalidParams("; ".join(f"{name}: {why}" for name, why in problems), problems)
+        return self._shown(await self.book.change(user, params.patch))
+
+    def _shown(self, settings: UserSettings) -> Mapping[str, object]:
+        return settings.shown(self.choosable.usual)
+
+
+def _user(principal: Principal, asked: str | None) -> str:
+    """Raises NotFound for somebody else, whether there or not."""
+    own = encode_part(principal.name)
+    if asked in {None, own}:
+        return own
+    if not may(principal, "admin"):
+        raise NotFound(f"user {asked[:64]!r}")
+    return asked

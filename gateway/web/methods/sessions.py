@@ -1,126 +1,49 @@
-"""session.list, session.get, session.tree, session.branch, session.checkout; GET /api/sessions."""
+"""session.*: conversations, their trees, and conversations from elsewhere."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from starlette.requests import Request
-from starlette.responses import Response
-
-from gateway.api.errors import Forbidden, InvalidParams
+from gateway.api import conversations as api
+from gateway.api.declarations import build
+from gateway.api.errors import InvalidParams
 from gateway.domain.agents import OWN_CHANNELS
-from gateway.domain.errors import NotFound
-from gateway.domain.ids import SessionKey
-from gateway.domain.sessions import SessionQuery, SessionRecord
+from gateway.domain.errors import NotFound, UnknownAgent
+from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.sessions import IMPORTED, ImportRefused, SessionQuery, SessionRecord
+from gateway.memory.compaction import summary_message
+from gateway.memory.window import message_tokens, summary_of
 from gateway.sessions.intake import Front
-from gateway.web.asgi import principal_of, query_of
-from gateway.web.given import Moment
-from gateway.web.identity import CHAT, READS, Principal, may
-from gateway.web.methods.chat import Text, key_in_path, require_own, visible_key
-from gateway.web.published.conversations import (
-    Branched,
-    HeadMoved,
-    Session,
-    SessionPage,
-    SessionTree,
-)
-from gateway.web.published.operations import Answer, Described, Operation
-from gateway.web.responses import json_response
-from gateway.web.rpc import Call, Method
-from gateway.web.shapes import session, tree_node
+from gateway.web.identity import Principal, may, own_key, require_own, visible_key
+from gateway.web.oracle import said_in, summary_in, viewed
+from gateway.web.rpc import Call, Handler
 
-# What SessionKey.parse takes: escapes stand for what they have to, and for nothing else.
-_PART = r"([^%:\x00-\x1f\x7f-\x9f]|%(25|3A|[01][0-9A-F]|7F|C2%[89][0-9A-F]))*"
-Key = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=4096),
-    Field(json_schema_extra={"pattern": f"^{_PART}:{_PART}:{_PART}:{_PART}$"}),
-]
 MOST_TREE_NODES = 3_000  # the newest ones: they fit into one frame
-
-
-class _Params(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class List(_Params):
-    agent: Text | None = None
-    channel: Text | None = None
-    query: Text | None = None
-    before: Moment | None = None
-    limit: int = Field(default=50, ge=1, le=500)
-
-
-class Get(_Params):
-    session_key: Key
-
-
-class Tree(_Params):
-    session_key: Key
-    archived: bool = False
-
-
-class Branch(_Params):
-    session_key: Key
-    node_id: Text
-    label: Text | None = None
-
-
-class Checkout(_Params):
-    session_key: Key
-    node_id: Text | None = None
-    label: Text | None = None
-
-
-SESSIONS = Operation(
-    "GET",
-    "/api/sessions",
-    "The sessions that you may see, the one used last first.",
-    (Answer(200, "A page of them.", SessionPage),),
-    query=List,
-    refusals=(422,),
-)
-SESSION = Operation(
-    "GET",
-    "/api/sessions/{key:path}",
-    "One session, by its key.",
-    (Answer(200, "It.", Session),),
-    refusals=(404,),
-)
+MOST_READ = 2_000  # messages of which an OracleContext is made
+Names = tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionMethods:
     front: Front
 
-    def all(self) -> Sequence[Method]:
-        return (
-            Method("session.list", List, READS, self.list),
-            Method("session.get", Get, READS, self.get),
-            Method("session.tree", Tree, READS, self.tree),
-            Method("session.branch", Branch, CHAT, self.branch),
-            Method("session.checkout", Checkout, CHAT, self.checkout),
-        )
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "session.list": self.list,
+            "session.get": self.get,
+            "session.tree": self.tree,
+            "session.branch": self.branch,
+            "session.checkout": self.checkout,
+            "session.create": self.create,
+            "session.label": self.label,
+            "session.checkpoint": self.checkpoint,
+            "session.close": self.close,
+            "session.import": self.take_in,
+            "session.export": self.export,
+        }
 
-    def routes(self) -> Sequence[Described]:
-        return Described(SESSIONS, self.listed), Described(SESSION, self.one)
-
-    async def listed(self, request: Request) -> Response:
-        principal = _reader(request)
-        return json_response(await self._page(principal, query_of(request, List)))
-
-    async def one(self, request: Request) -> Response:
-        principal, text = _reader(request), str(request.path_params["key"])
-        key_in_path(principal, text)
-        return json_response(session(await self._record(principal, text)))
-
-    async def list(self, call: Call, params: List) -> SessionPage:
-        """Sessions, those that were used last first."""
-        return await self._page(call.principal, params)
-
-    async def _page(self, principal: Principal, params: List) -> SessionPage:
-        agents, channels, account = _reach(principal)
+    async def list(self, call: Call, params: api.SessionList) -> api.SessionPage:
+        agents, channels, account = _reach(call.principal)
         query = SessionQuery(
             agents=_both(agents, params.agent),
             channels=_both(channels, params.channel),
@@ -130,55 +53,98 @@ class SessionMethods:
             limit=params.limit,
         )
         page = await self.front.sessions.list_sessions(query)
-        return {"sessions": [session(record) for record in page.sessions], "more": page.more}
+        return api.SessionPage(sessions=[session(one) for one in page.sessions], more=page.more)
 
-    async def get(self, call: Call, params: Get) -> Session:
-        """One session."""
-        return session(await self._record(call.principal, params.session_key))
+    async def get(self, call: Call, params: api.OfSession) -> api.Session:
+        return session(await self._record(call, params))
 
-    async def tree(self, call: Call, params: Tree) -> SessionTree:
-        """The messages of a session with their branches."""
-        record = await self._record(call.principal, params.session_key)
+    async def tree(self, call: Call, params: api.GetTree) -> api.SessionTree:
+        record = await self._record(call, params)
         nodes = await self.front.sessions.tree(
             record.key, limit=MOST_TREE_NODES, archived=params.archived
         )
-        return {"nodes": [tree_node(node) for node in nodes], "head": record.head}
+        return api.SessionTree(nodes=[_tree_node(node) for node in nodes], head=record.head)
 
-    async def branch(self, call: Call, params: Branch) -> Branched:
-        """Lets the next message grow from another one."""
-        key = await self._own(call.principal, params.session_key)
+    async def branch(self, call: Call, params: api.SessionBranch) -> api.Branched:
+        key = await self._own(call, params)
         head = await self.front.move_head(key, params.node_id, label=params.label)
-        return {"head": head, "label": params.label}
+        return api.Branched(head=head, label=params.label)
 
-    async def checkout(self, call: Call, params: Checkout) -> HeadMoved:
-        """Goes to a message, or to a label."""
+    async def checkout(self, call: Call, params: api.SessionCheckout) -> api.HeadMoved:
         to = params.node_id or params.label
         if to is None or (params.node_id is not None and params.label is not None):
             raise InvalidParams("give either node_id or label")
-        key = await self._own(call.principal, params.session_key)
-        return {"head": await self.front.move_head(key, to)}
+        key = await self._own(call, params)
+        return api.HeadMoved(head=await self.front.move_head(key, to))
 
-    async def _own(self, principal: Principal, text: str) -> SessionKey:
-        key = (await self._record(principal, text)).key
-        require_own(principal, key)
-        return key
+    async def create(self, call: Call, params: api.OfSession) -> api.Created:
+        key = self._own_place(call, params)
+        await self.front.start_over(key)
+        return api.Created(session_key=key, head=None)
 
-    async def _record(self, principal: Principal, text: str) -> SessionRecord:
-        key = visible_key(principal, text)
+    async def label(self, call: Call, params: api.SessionLabel) -> api.Labelled:
+        key = own_key(call.principal, params.session_key)
+        node = await self.front.node(key, params.node_id)
+        await self.front.sessions.label_node(key, node.id, params.label)
+        return api.Labelled(node_id=node.id, label=params.label)
+
+    async def checkpoint(self, call: Call, params: api.SessionCheckpoint) -> api.Checkpointed:
+        key = own_key(call.principal, params.session_key)
         record = await self.front.sessions.find_session(key)
+        head = None if record is None else record.head
+        node = await self.front.node(key, params.node_id or head or "")
+        await self.front.sessions.checkpoint(key, node.id, is_kept=params.checkpoint)
+        return api.Checkpointed(node_id=node.id, label=node.label, checkpoint=params.checkpoint)
+
+    async def close(self, call: Call, params: api.OfSession) -> api.Closed:
+        key = own_key(call.principal, params.session_key)
+        await self.front.sessions.close_session(key)
+        return api.Closed(session_key=key, state="closed")
+
+    async def take_in(self, call: Call, params: api.SessionImport) -> api.Imported:
+        key = self._own_place(call, params)
+        if (params.messages is None) == (params.context is None):
+            raise InvalidParams("give either messages or context")
+        if params.messages is not None:
+            taken = await self.front.import_nodes(key, _nodes(params.messages))
+        else:
+            assert params.context is not None
+            taken = await self.front.import_nodes(key, _nodes_of(params.context))
+            if params.context.status == "closed":
+                await self.front.sessions.close_session(key)
+        return api.Imported(session_key=key, imported=taken.added, head=taken.head)
+
+    async def export(self, call: Call, params: api.OfSession) -> api.OracleExport:
+        record = await self._record(call, params)
+        key, agents = record.key, self.front.agents
+        if key.agent not in agents:
+            raise UnknownAgent(key.agent, tuple(agents))
+        agent = agents[key.agent]
+        path = await self.front.sessions.path(key, limit=MOST_READ)
+        summary = summary_of(path.summary)
+        context = viewed(
+            record, path.nodes, summary, agent, user=key.account, project=agent.project
+        )
+        return api.OracleExport(context=context)
+
+    async def _record(self, call: Call, params: api.OfSession) -> SessionRecord:
+        text = params.session_key
+        record = await self.front.sessions.find_session(visible_key(call.principal, text))
         if record is None:
             raise NotFound(f"session {text[:200]!r}")
         return record
 
+    async def _own(self, call: Call, params: api.OfSession) -> SessionKey:
+        key = (await self._record(call, params)).key
+        require_own(call.principal, key)
+        return key
 
-def _reader(request: Request) -> Principal:
-    principal = principal_of(request)
-    if not any(may(principal, scope) for scope in READS):
-        raise Forbidden("looking at sessions needs the scope 'chat' or 'read'")
-    return principal
-
-
-Names = tuple[str, ...] | None
+    def _own_place(self, call: Call, params: api.OfSession) -> SessionKey:
+        """Where the principal may talk, also for the first time."""
+        key = own_key(call.principal, params.session_key)
+        if key.agent not in self.front.agents:
+            raise UnknownAgent(key.agent, tuple(self.front.agents))
+        return key
 
 
 def _reach(principal: Principal) -> tuple[Names, Names, str | None]:
@@ -193,3 +159,74 @@ def _both(reach: Names, asked: str | None) -> Names:
     if asked is None:
         return reach
     return (asked,) if reach is None or asked in reach else ()
+
+
+def session(record: SessionRecord) -> api.Session:
+    key, usage = record.key, build(api.TokenUsage, record)
+    return build(api.Session, record, key, session_key=key, agent_id=key.agent, token_usage=usage)
+
+
+def _tree_node(node: Node) -> api.TreeNode:
+    is_archived = node.standing == "archived"
+    return build(
+        api.TreeNode,
+        node,
+        role=node.message.role,
+        checkpoint=node.is_checkpoint,
+        archived=is_archived,
+    )
+
+
+def _nodes(messages: Sequence[api.ImportedMessage]) -> list[Node]:
+    """Raises ImportRefused."""
+    nodes: list[Node] = []
+    for place, one in enumerate(messages):
+        _require_whole(one, f"messages[{place}]")
+        message = _message(one)
+        parent = one.parent_id
+        if parent == "":
+            parent = nodes[-1].id if nodes else None
+        tokens = one.token_count or message_tokens(message)
+        above = None if parent is None else NodeId(parent)
+        node = Node(NodeId(one.id), above, IMPORTED, message, one.created_at, tokens)
+        nodes.append(replace(node, status=one.status, model=one.model))
+    return nodes
+
+
+def _require_whole(one: api.ImportedMessage, where: str) -> None:
+    if one.role == "tool" and one.tool_call_id is None:
+        raise ImportRefused(f"{where}.tool_call_id: a tool's message needs it")
+    if one.role != "tool" and not (one.content.strip() or one.tool_calls):
+        raise ImportRefused(f"{where}.content: it is empty")
+
+
+def _message(one: api.ImportedMessage) -> Message:
+    if one.tool_call_id is not None and one.role == "tool":
+        told = (one.tool_call_id, one.name, one.content, one.is_error, one.duration_ms)
+        return Message("tool", result=ToolResult(*told))
+    calls = [
+        ToolCall(call.id, call.function.name, call.function.arguments)
+        for call in one.tool_calls or ()
+    ]
+    return Message(one.role, one.content, tuple(calls))
+
+
+def _nodes_of(context: api.OracleContext) -> Sequence[Node]:
+    """A summary of its older part, if it has one, and its messages under each other. An exchange may
+    be several messages: the last has its id."""
+    nodes: list[Node] = []
+    first = NodeId(f"{context.id}-summary")
+    summary = summary_in(context, first)
+    if summary is not None:
+        message = summary_message(summary)
+        tokens = message_tokens(message)
+        nodes.append(Node(first, None, IMPORTED, message, context.session_start, tokens))
+    told = said_in(context)
+    for place, (id_, at, message) in enumerate(told):
+        later = sum(other == id_ for other, _, _ in told[place + 1 :])
+        name = NodeId(f"{id_}.{later}" if later else id_)
+        parent = nodes[-1].id if nodes else None
+        node = Node(name, parent, IMPORTED, message, at, message_tokens(message))
+        is_answer = message.role == "assistant"
+        nodes.append(replace(node, model=context.last_model if is_answer else None))
+    return nodes

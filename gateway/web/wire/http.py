@@ -27,9 +27,11 @@ from gateway.api.errors import (
     TooSlow,
     VersionNotSupported,
     delay_of,
+    error_headers,
+    failure_of,
 )
 from gateway.domain.errors import GatewayError
-from gateway.web.responses import error_body, error_headers, failure_of
+from gateway.web.responses import error_body
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import StallTimer, Timer, Wire
 from gateway.web.wire.guards import SECURITY_HEADERS

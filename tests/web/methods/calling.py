@@ -1,54 +1,70 @@
 """Calls a method on behalf of a principal and keeps what its connection was sent."""
 
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
+from pydantic_core import from_json, to_json
+
+from gateway.api.methods import METHODS
+from gateway.sessions.intake import Front
+from gateway.sessions.replay import Replayer
 from gateway.web.identity import Principal
-from gateway.web.rpc import NOTIFICATION, Call, Method, encode_result, run_all, validate
+from gateway.web.methods.chat import ChatMethods
+from gateway.web.rpc import Call, Handler, Registry, Request, encode_result, run_all
+from gateway.web.socket import Seat, Workers
+from gateway.web.wire.frames import Wire
 from tests.fakes.promises import require_promised, require_promised_answer
 
 LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))
 
 
-@dataclass
-class FakePeer:
-    """The far end of a connection."""
+def chat_methods(front: Front) -> ChatMethods:
+    """Without what replays runs."""
+    return ChatMethods(front, cast(Replayer, None), to_json, from_json)
 
-    events: list[dict[str, Any]] = field(default_factory=list)  # of runs
-    told: list[dict[str, Any]] = field(default_factory=list)  # what `events.subscribe` asked for
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-    is_open: bool = True
 
-    def notify(self, method: str, params_json: bytes) -> None:
-        frame = json.loads(NOTIFICATION % (method.encode(), params_json))
-        require_promised(method, frame)
-        heard = {"chat.event": self.events, "event": self.told}[method]
+class FakeWire:
+    """The far end of a connection, which reads everything at once."""
+
+    def __init__(self) -> None:
+        self.out = self
+        self.events: list[dict[str, Any]] = []  # of runs
+        self.told: list[dict[str, Any]] = []  # what `events.subscribe` asked for
+
+    def send(self, data: bytes, *, if_room: bool = False) -> bool:
+        frame = json.loads(data)
+        require_promised(frame["method"], frame)
+        heard = {"chat.event": self.events, "event": self.told}[frame["method"]]
         heard.append(frame["params"])
-
-    def offer(self, method: str, params_json: bytes) -> bool:
-        self.notify(method, params_json)
         return True
 
-    async def room(self) -> None: ...
+    def push(self, data: bytes) -> None:
+        self.send(data)
 
-    def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None: ...
 
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        self.callbacks.append(callback)
-        return lambda: self.callbacks.remove(callback)
+class FakePeer(Seat):
+    """A seat on such a connection."""
 
-    def leave(self) -> None:
-        """The connection ends."""
-        self.is_open = False
-        callbacks, self.callbacks = self.callbacks, []
-        for callback in callbacks:
-            callback()
+    def __init__(self) -> None:
+        self.wire = FakeWire()
+        super().__init__(cast(Wire, self.wire), LOCAL, Workers(1))
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return self.wire.events
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        return self.wire.told
+
+    @property
+    def callbacks(self) -> Sequence[Callable[[], None]]:
+        return list(self._callbacks.values())
 
 
 async def call(
-    methods: dict[str, Method],
+    methods: Mapping[str, Handler],
     name: str,
     /,
     *,
@@ -58,10 +74,11 @@ async def call(
 ) -> Any:
     """The result of a method as its caller reads it, the callbacks run as after the answer. Raises
     what it raises."""
-    method = methods[name]
-    made = Call(by, on or FakePeer(), name)
-    answer = method.handler(made, validate(method.params, params))
-    result = await answer if method.waits else answer
+    declared = [one for one in METHODS if one.name == name]
+    prepared = Registry(declared, {name: methods[name]}).prepare(Request(1, name, params), by)
+    made = Call(by, name, on or FakePeer())
+    answer = prepared.handler(made, prepared.params)
+    result = await answer if prepared.waits else answer
     run_all(made.after_answer)
     frame = json.loads(encode_result(1, result))
     require_promised_answer(name, frame)

@@ -9,13 +9,13 @@ from gateway.api.errors import Forbidden
 from gateway.domain.events import AuditEntry, Deed
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
-from gateway.web.methods.audit import AuditMethods
+from gateway.web.methods.operating import AuditMethods
 from tests.fakes.store import NOON, open_memory
 from tests.web.methods.calling import call
 
 
 async def told(stores: Stores, name: str, /, **params: Any) -> Any:
-    methods = {method.name: method for method in AuditMethods(stores.audit, at_once=2).all()}
+    methods = AuditMethods(stores.audit, at_once=2).handlers()
     return await call(methods, name, **params)
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.web.methods.budget import COLUMNS, as_csv
-from gateway.web.shapes import token_record
+from gateway.api.operating import SpendingRecord
+from gateway.web.methods.operating import as_csv, spending_record
 from tests.fakes.ledger import a_record, a_reservation
 
 RECORD = a_record(a_reservation())
@@ -17,11 +17,11 @@ RECORD = a_record(a_reservation())
     "name", ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", 'a",=1', "m,=1"]
 )
 def test_a_name_that_would_be_a_formula_is_text(name: str) -> None:
-    (row,) = csv.DictReader(io.StringIO(as_csv([token_record(replace(RECORD, model=name))])))
+    (row,) = csv.DictReader(io.StringIO(as_csv([spending_record(replace(RECORD, model=name))])))
 
     assert row["model"] in {f"'{name}", name}
     assert row["model"][0] not in "=+-@\t\r\n"
 
 
 def test_a_table_without_rows_has_its_head() -> None:
-    assert as_csv([]) == ",".join(COLUMNS) + "\r\n"
+    assert as_csv([]) == ",".join(name for name, _ in SpendingRecord.defaults) + "\r\n"

@@ -1,6 +1,6 @@
 """channel.*: how channels fare, and what becomes of answers that did not arrive."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +14,8 @@ from gateway.domain.inbox import HeardMessage, NewDelivery
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
-from gateway.web.methods.channels import LONGEST_TEXT, ChannelMethods
-from gateway.web.rpc import Method
+from gateway.web.methods.operating import LONGEST_TEXT, ChannelMethods
+from gateway.web.rpc import Handler
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, open_memory
 from tests.web.methods.calling import call
@@ -30,7 +30,7 @@ STATUSES = (
 class Desk:
     stores: Stores
     nudges: list[None]
-    methods: dict[str, Method]
+    methods: Mapping[str, Handler]
 
     async def told(self, name: str, /, **params: Any) -> Any:
         return await call(self.methods, name, **params)
@@ -54,8 +54,8 @@ async def desk() -> AsyncIterator[Desk]:
         kept = (stores.outbox, stores.channels)
         methods = ChannelMethods(
             lambda: STATUSES, *kept, lambda: nudges.append(None), FakeClock(), _nobody_takes
-        ).all()
-        yield Desk(stores, nudges, {method.name: method for method in methods})
+        ).handlers()
+        yield Desk(stores, nudges, methods)
 
 
 async def test_channels_are_listed_with_what_waits_and_what_is_lost() -> None:

@@ -1,32 +1,32 @@
 """chat.*: whoever follows a run hears all of it, and nobody else hears any of it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import anyio
 import pytest
-from pydantic_core import to_json
 
-from gateway.api.errors import Forbidden, InvalidParams
+from gateway.api.errors import Forbidden, InvalidParams, failure_of
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound, NotOfProject
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
-from gateway.web.methods.chat import PAGE_CHARACTERS, REPLAYED_AT_ONCE, ChatMethods
-from gateway.web.responses import failure_of
-from gateway.web.rpc import Method
+from gateway.web.methods.chat import PAGE_CHARACTERS
+from gateway.web.rpc import Handler
+from gateway.web.socket import REPLAYED_AT_ONCE
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged
-from tests.web.methods.calling import FakePeer, call
+from tests.web.methods.calling import FakePeer, call, chat_methods
 
 BOB = Principal("bob", frozenset({"chat"}))
 ONLY_Z = Principal("p", frozenset({"chat"}), agents=frozenset({"z"}))
 
 
-def chat(stage: Stage) -> dict[str, Method]:
-    return {method.name: method for method in ChatMethods(stage.front, to_json).all()}
+def chat(stage: Stage) -> Mapping[str, Handler]:
+    return chat_methods(stage.front).handlers()
 
 
 async def talkative(request: ModelRequest, hear: Hear) -> ModelReply:

@@ -1,5 +1,6 @@
 """events.subscribe: everybody hears what they may see, under the names they asked for, and no more."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -10,13 +11,14 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from gateway.api.errors import InvalidParams
+from gateway.api.operating import EventsSubscribe
 from gateway.control.notices import Bus
 from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.events import Event
 from gateway.domain.ids import RunId, SessionKey
 from gateway.web.identity import Principal
 from gateway.web.methods.events import EventMethods
-from gateway.web.rpc import Call, Method, run_all, validate
+from gateway.web.rpc import Call, Handler, run_all
 from tests.web.methods.calling import FakePeer, call
 from tests.web.running import ALICE, BEARER, GUARDED, ask, hear, running
 
@@ -28,8 +30,8 @@ PUBLISHED = 400
 KEYS = ("a:websocket:bob:main", "a:api:bob:7", "z:telegram:bot:room", "a:websocket:alice:main")
 
 
-def methods(bus: Bus) -> dict[str, Method]:
-    return {method.name: method for method in EventMethods(bus).all()}
+def methods(bus: Bus) -> Mapping[str, Handler]:
+    return EventMethods(bus).handlers()
 
 
 def event(type_: str = "query.start", key: str | None = KEYS[0], **payload: object) -> Event:
@@ -172,10 +174,9 @@ async def test_a_refused_subscription_leaves_the_first_as_it_is() -> None:
 async def test_nothing_is_told_before_the_answer_nor_to_who_left_before_it() -> None:
     bus = Bus()
     peer = FakePeer()
-    method = methods(bus)["events.subscribe"]
-    made = Call(BOB, peer, method.name)
+    made = Call(BOB, "events.subscribe", peer)
 
-    method.handler(made, validate(method.params, {}))
+    methods(bus)["events.subscribe"](made, EventsSubscribe())
     bus.publish(event())
     peer.leave()
     run_all(made.after_answer)
@@ -190,7 +191,7 @@ async def test_a_client_hears_events_after_the_answer_over_a_real_socket() -> No
     mine = event(key=f"a:websocket:{ALICE.name}:main")
 
     async with (
-        running(GUARDED, methods=EventMethods(bus).all()) as site,
+        running(GUARDED, methods=EventMethods(bus).handlers()) as site,
         site.socket(BEARER) as socket,
     ):
         answer = await ask(socket, "events.subscribe", types=["QUERY_START"])
@@ -207,7 +208,7 @@ async def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
     large = event(key="a:websocket:alice:main", text="x" * 50_000)
 
     async with (
-        running(GUARDED, methods=EventMethods(bus).all()) as site,
+        running(GUARDED, methods=EventMethods(bus).handlers()) as site,
         site.socket(BEARER, max_queue=1) as slow,
         site.socket(BEARER) as quick,
     ):

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from gateway.api.errors import Forbidden, InvalidParams
+from gateway.api.errors import Forbidden, InvalidParams, failure_of
 from gateway.channels.adapters import Sender
 from gateway.channels.pairing import PairingBook
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
-from gateway.web.methods.pairing import PairMethods
-from gateway.web.responses import failure_of
+from gateway.web.methods.operating import PairMethods
 from tests.channels.people import a_book, ask
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
@@ -19,7 +18,7 @@ from tests.web.methods.calling import call
 
 
 async def told(book: PairingBook, name: str, /, **params: Any) -> Any:
-    methods = {method.name: method for method in PairMethods(book).all()}
+    methods = PairMethods(book).handlers()
     return await call(methods, name, **params)
 
 

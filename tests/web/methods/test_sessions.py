@@ -1,5 +1,6 @@
 """session.*: found, listed, and their HEAD moved, each by its owner."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
 from gateway.web.identity import Principal
 from gateway.web.methods.sessions import SessionMethods
-from gateway.web.rpc import Method
+from gateway.web.rpc import Handler
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import http
 from tests.fakes.model import ScriptedModel, says
@@ -23,8 +24,8 @@ KEY = "a:websocket:p:main"
 BOB = Principal("bob", frozenset({"chat"}))
 
 
-def sessions(stage: Stage) -> dict[str, Method]:
-    return {method.name: method for method in SessionMethods(stage.front).all()}
+def sessions(stage: Stage) -> Mapping[str, Handler]:
+    return SessionMethods(stage.front).handlers()
 
 
 @pytest.mark.requirement("S-003-Session-04", "S-003-Session-05", "S-003-Session-06")
@@ -147,8 +148,8 @@ async def test_sessions_are_told_over_http_to_whoever_may_see_them() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("hi")
         await stage.lanes.rest()
-        routes = SessionMethods(stage.front).routes()
-        async with running(WebSettings(port=0, tokens=tuple(tokens)), routes=routes) as site:
+        handlers = SessionMethods(stage.front).handlers()
+        async with running(WebSettings(port=0, tokens=tuple(tokens)), methods=handlers) as site:
             url = f"http://{site.address}/api/sessions"
             mine, bobs, nobodys = [await http(url, token=token.secret) for token in tokens]
             one = await http(f"{url}/{KEY}", token=tokens[0].secret)

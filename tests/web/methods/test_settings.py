@@ -1,20 +1,21 @@
 """settings.get and settings.set: whose, what is refused, and what comes back."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.api.conversations import OwnLimits
 from gateway.api.errors import InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import USER_LIMITS, Choosable
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import Principal
-from gateway.web.methods.chat import OwnLimits
-from gateway.web.methods.settings import SettingsMethods
-from gateway.web.rpc import Method
+from gateway.web.methods.memory import SettingsMethods
+from gateway.web.rpc import Handler
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, encode
 from tests.web.methods.calling import call
@@ -30,9 +31,9 @@ USUAL = replace(
 )
 
 
-def settings(stores: Stores) -> dict[str, Method]:
+def settings(stores: Stores) -> Mapping[str, Handler]:
     book = SettingsBook(stores.sessions, encode, json.loads)
-    return {method.name: method for method in SettingsMethods(book, Choosable(USUAL)).all()}
+    return SettingsMethods(book, Choosable(USUAL)).handlers()
 
 
 @pytest.mark.requirement("S-001-Config-09", "S-001-Settings-01")
@@ -116,4 +117,4 @@ async def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_request_may_tighten_what_a_user_may_set() -> None:
-    assert tuple(OwnLimits.model_fields) == USER_LIMITS
+    assert tuple(name for name, _ in OwnLimits.defaults) == USER_LIMITS

@@ -1,5 +1,6 @@
 """session.create, .label, .checkpoint, .close, .import and .export, each by its owner."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -8,17 +9,15 @@ from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.sessions import ImportRefused
 from gateway.web.identity import Principal
-from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.memory import MemoryMethods
 from gateway.web.methods.sessions import SessionMethods
-from gateway.web.methods.upkeep import UpkeepMethods
-from gateway.web.rpc import Method
+from gateway.web.rpc import Handler
 from tests.fakes.clock import CountingIds
 from tests.fakes.find import FakeFind
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
-from tests.sessions.stage import Stage, encode, staged
-from tests.web.methods.calling import call
+from tests.sessions.stage import Stage, staged
+from tests.web.methods.calling import call, chat_methods
 from tests.web.methods.test_memory import ready
 
 KEY, OTHER = "a:websocket:p:main", "a:websocket:p:other"
@@ -26,12 +25,8 @@ BOB = Principal("bob", frozenset({"chat"}))
 READER = Principal("r", frozenset({"chat", "read"}))
 
 
-def methods(stage: Stage) -> dict[str, Method]:
-    every = (SessionMethods(stage.front), UpkeepMethods(stage.front))
-    chat = ChatMethods(stage.front, encode).all()
-    return {method.name: method for one in every for method in one.all()} | {
-        method.name: method for method in chat
-    }
+def methods(stage: Stage) -> Mapping[str, Handler]:
+    return {**SessionMethods(stage.front).handlers(), **chat_methods(stage.front).handlers()}
 
 
 async def told(stage: Stage, *texts: str, peer: str = "main") -> None:
@@ -220,8 +215,7 @@ async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await told(stage, "one")
         asked = (stores.facts, FakeFind(), stage.clock, CountingIds(), ready)
-        made = MemoryMethods(*asked, front=stage.front).all()
-        memory = {method.name: method for method in made}
+        memory = MemoryMethods(*asked, front=stage.front).handlers()
 
         would = await call(memory, "memory.forget", session_key=KEY)
         still = await history(stage, KEY)

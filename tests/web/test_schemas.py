@@ -1,26 +1,22 @@
 """Types become schemas: what may be absent, where a type stands, and two of one name."""
 
-from typing import NotRequired
-
-from pydantic import BaseModel
-from typing_extensions import TypedDict
-
-from gateway.web.published.schemas import schemas_of
+from gateway.api.declarations import Params, Value
+from gateway.web.documents import schemas_of
 
 
-class Asked(BaseModel, extra="forbid"):
+class Asked(Params):
     limit: int = 50
 
 
-class Told(TypedDict):
+class Told(Value):
     """A word for it."""
 
     name: str
-    more: NotRequired[bool]
+    more: bool | None = None
 
 
 class Elsewhere:
-    class Told(TypedDict):
+    class Told(Value):
         other: int
 
 

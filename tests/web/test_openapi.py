@@ -2,25 +2,22 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
-from typing_extensions import TypedDict
-
-from gateway.web.given import Place
-from gateway.web.published.errors import OpenAiErrorAnswer
-from gateway.web.published.openapi import openapi
-from gateway.web.published.operations import RUN, STREAM, Answer, Header, Operation
+from gateway.api.declarations import Params, Place, Value
+from gateway.api.http import RUN, STREAM, Answer, Header, Operation
+from gateway.api.openai import OpenAiErrorAnswer
+from gateway.web.documents import openapi
 
 
-class Asked(BaseModel, extra="forbid"):
+class Asked(Params):
     message: str
 
 
-class Query(BaseModel, extra="forbid"):
+class Query(Params):
     before: Place | None = None
     form: Literal["json", "csv"] = "json"
 
 
-class Told(TypedDict):
+class Told(Value):
     name: str
 
 

@@ -1,12 +1,16 @@
 """What the gateway tells about itself, and to whom."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import pytest
 from pydantic_core import from_json
 
+from gateway.api.operating import BudgetRow
+from gateway.control.rules import load_rules
 from gateway.domain.agents import SubagentDef
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
@@ -15,14 +19,13 @@ from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.memory.context import ASKED
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
-from gateway.web.methods.insight import About, InsightMethods
-from gateway.web.published.money import BudgetRow
-from gateway.web.rpc import Method
+from gateway.web.methods.status import About, ProviderTrial, StatusMethods
+from gateway.web.rpc import Handler
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool, NoSchemas
 from tests.sessions.stage import AGENT, Stage, staged
-from tests.web.methods.calling import call
+from tests.web.methods.calling import call, chat_methods
 
 BOB = Principal("bob", frozenset({"chat"}))
 
@@ -63,11 +66,11 @@ SUBAGENTS = (
 )
 
 
-def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
+def insight(stage: Stage, *reasons: str) -> Mapping[str, Handler]:
     about = About("1.2.3", 0.0, "memory", 42, "none")
     tools = (FakeTool(), TALLY, CLASH)
     gate = ToolGate(tools, schemas=NoSchemas(), decode=from_json, clock=stage.clock)
-    methods = InsightMethods(
+    told = StatusMethods(
         stage.front,
         about,
         lambda: reasons,
@@ -78,9 +81,11 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
         budget=no_budget,
         backlog=lambda: {"backlog": 3, "unindexed": 1},
         channels=lambda: CHANNELS,
+        rules=lambda: load_rules(()),
+        trial=cast(ProviderTrial, None),
         subagents=SUBAGENTS,
-    ).all()
-    return {method.name: method for method in methods}
+    )
+    return {**told.handlers(), **chat_methods(stage.front).handlers()}
 
 
 async def test_status_tells_others_business_only_to_those_who_may_read_it() -> None:

@@ -1,65 +1,63 @@
-"""The events of a run: the same on the WebSocket, in streams of HTTP, and in the run's stored log."""
+"""The chunks of a run: the same on the WebSocket, in streams of HTTP, and in the run's stored log."""
 
-from typing import Annotated, Literal, NotRequired
+from datetime import datetime
+from typing import Annotated, Literal
 
-from pydantic import Field
-from typing_extensions import TypedDict
-
+from gateway.api.declarations import Check, Value, nullable, tagged
 from gateway.domain.budgets import Unit
 from gateway.domain.events import Priority
 from gateway.domain.messages import DoneReason, ErrorType, SystemType
-from gateway.web.published.values import Time
 
 
-class _OfRun(TypedDict):
+class OfRun(Value):
     run_id: str
     session_key: str
-    seq: Annotated[int, Field(ge=1)]
+    seq: Annotated[int, Check(ge=1)]
 
 
-class Thinking(_OfRun):
+class Thinking(OfRun):
     """What a model thinks aloud."""
 
     type: Literal["thinking"]
     content: str
 
 
-class Content(_OfRun):
+class Content(OfRun):
     """A piece of the answer."""
 
     type: Literal["content"]
     content: str
 
 
-class CitedSource(TypedDict):
+class CitedSource(Value):
     id: str
     title: str
     url: str | None
     tool_call_id: str
 
 
-class SourceCited(_OfRun):
+class SourceCited(OfRun):
     """What a tool's result drew on."""
 
     type: Literal["source"]
     source: CitedSource
 
 
-class PendingCall(TypedDict):
+class PendingCall(Value):
     id: str
     name: str
     arguments: str
     status: Literal["pending"]
 
 
-class ToolCalled(_OfRun):
+class ToolCalled(OfRun):
     """A call that the model wants; every call of a reply is told before the first result."""
 
     type: Literal["tool_call"]
     tool_call: PendingCall
 
 
-class EndedCall(TypedDict):
+class EndedCall(Value):
     id: str
     name: str
     status: Literal["success", "error"]
@@ -67,14 +65,14 @@ class EndedCall(TypedDict):
     duration_ms: float
 
 
-class ToolReturned(_OfRun):
+class ToolReturned(OfRun):
     """What came of a call, also if it was not executed."""
 
     type: Literal["tool_result"]
     tool_call: EndedCall
 
 
-class ContextUpdate(_OfRun):
+class ContextUpdate(OfRun):
     """How full the model's window is."""
 
     type: Literal["context_update"]
@@ -82,38 +80,43 @@ class ContextUpdate(_OfRun):
     max_context_tokens: int
 
 
-class SystemMetadata(TypedDict, total=False):
+class Spent(Value):
+    """Facts of a budget that refused a call. `retry_after_s` is not there if it never resets."""
+
+    scope: str | None = None
+    used: float | None = None
+    reserved: float | None = None
+    limit: float | None = None
+    unit: Unit | None = None
+    resets_at: datetime | None = nullable()
+    retry_after_s: float | None = None
+
+
+class SystemMetadata(Spent):
     """A limit and how near it is, who gives notice, or from where on to throw away."""
 
-    current_value: float
-    limit_value: float
-    percent: float
-    limit_type: str
-    scope: str
-    used: float
-    reserved: float
-    limit: float
-    unit: Unit
-    resets_at: Time | None
-    retry_after_s: float
-    source: str
-    priority: Priority
-    error_type: Literal["mcp_connection_error"]
-    server: str
-    discard_from_seq: int
+    current_value: float | None = None
+    limit_value: float | None = None
+    percent: float | None = None
+    limit_type: str | None = None
+    source: str | None = None
+    priority: Priority | None = None
+    error_type: Literal["mcp_connection_error"] | None = None
+    server: str | None = None
+    discard_from_seq: int | None = None
 
 
-class System(_OfRun):
+class System(OfRun):
     """What the gateway says beside the answer; no model is shown it."""
 
     type: Literal["system"]
     system_type: SystemType
     system_message: str
     metadata: SystemMetadata
-    timestamp: Time
+    timestamp: datetime
 
 
-class UsageTold(_OfRun):
+class UsageTold(OfRun):
     """What one reply of a model took."""
 
     type: Literal["usage"]
@@ -126,7 +129,7 @@ class UsageTold(_OfRun):
     estimated: bool
 
 
-class Done(_OfRun):
+class Done(OfRun):
     """The end of a run that has an answer, be it a part."""
 
     type: Literal["done"]
@@ -138,28 +141,21 @@ class Done(_OfRun):
     model: str | None
     execution_time_ms: int
     partial: bool
-    timestamp: Time
-    truncated: NotRequired[Literal[True]]  # `response` is
-    cut: NotRequired[Literal[True]]  # the model had more to say than `max_tokens` allows
-    filtered: NotRequired[Literal[True]]  # the model's service held the rest back
-    merged_into: NotRequired[str]
+    timestamp: datetime
+    truncated: Literal[True] | None = None  # `response` is
+    cut: Literal[True] | None = None  # the model had more to say than `max_tokens` allows
+    filtered: Literal[True] | None = None  # the model's service held the rest back
+    merged_into: str | None = None
 
 
-class WhyFailed(TypedDict, total=False):
+class WhyFailed(Spent):
     """Of a model service that failed, or of a budget that is spent."""
 
-    provider: str
-    provider_status: int
-    retry_after_s: float
-    scope: str
-    used: float
-    reserved: float
-    limit: float
-    unit: Unit
-    resets_at: Time | None
+    provider: str | None = None
+    provider_status: int | None = None
 
 
-class Failed(_OfRun, WhyFailed):
+class Failed(WhyFailed, OfRun):
     """The end of a run that has no answer."""
 
     type: Literal["error"]
@@ -167,10 +163,10 @@ class Failed(_OfRun, WhyFailed):
     message: str
     retryable: bool
     context_id: str
-    timestamp: Time
+    timestamp: datetime
 
 
-RunEvent = Annotated[
+RunEvent = tagged(
     Thinking
     | Content
     | SourceCited
@@ -180,6 +176,5 @@ RunEvent = Annotated[
     | System
     | UsageTold
     | Done
-    | Failed,
-    Field(discriminator="type"),
-]
+    | Failed
+)

@@ -1,0 +1,569 @@
+"""Talking, sessions and runs: `chat.*`, `session.*`, `run.*`, `context.explain`."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from gateway.api.declarations import (
+    CHAT,
+    NOT_BLANK,
+    READS,
+    Check,
+    Key,
+    Method,
+    Moment,
+    Page,
+    Params,
+    Text,
+    Value,
+    nullable,
+    whole,
+)
+from gateway.domain.agents import MatchedBy
+from gateway.domain.ids import SessionKey
+from gateway.domain.inbox import EntryState
+from gateway.domain.messages import NodeStatus, Role, SystemType
+from gateway.domain.sessions import SessionState
+
+LONGEST_TEXT = 400_000  # characters of a message
+Tighter = Annotated[int, whole(ge=1)] | None
+
+
+class OwnLimits(Params):
+    """A request's own limits: they only tighten what holds anyway."""
+
+    max_iterations: Tighter = None
+    soft_warning_percent: Tighter = None
+    token_budget: Tighter = None
+    token_warning_percent: Tighter = None
+    timeout_seconds: Tighter = None
+    max_tool_calls_per_turn: Tighter = None
+    max_parallel_tools: Tighter = None
+
+
+class ChatSend(Params):
+    """Says something; the run's events follow."""
+
+    content: Annotated[str, Check(min_length=1, max_length=LONGEST_TEXT, says=NOT_BLANK)]
+    channel: Text = "websocket"
+    account: Text | None = None
+    peer: Text = "main"
+    guild: Text | None = None
+    team: Text | None = None
+    thread: Text | None = None
+    idempotency_key: Text | None = None
+    context_id: Text | None = None
+    agent: Text | None = None
+    limits: OwnLimits | None = None
+
+
+class Sent(Value):
+    """A message that is durable; `duplicate`: it was before."""
+
+    message_id: str
+    run_id: str
+    session_key: SessionKey
+    agent_id: str
+    matched_by: MatchedBy
+    duplicate: bool
+
+
+class ChatAbort(Params):
+    """Stops a run."""
+
+    run_id: Text
+    mode: Literal["immediate", "after_turn"] = "immediate"
+
+
+class Aborted(Value):
+    """`aborted`: it was still at work."""
+
+    run_id: str
+    aborted: bool
+
+
+class ChatHistory(Params):
+    """A page of a conversation, up to its HEAD."""
+
+    session_key: Annotated[str, Check(min_length=1, max_length=4096)]
+    before: Text | None = None
+    limit: Page = 50
+
+
+class CalledFunction(Value):
+    name: str
+    arguments: str
+
+
+class MessageCall(Value):
+    """A call of a tool that a model asked for."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"]
+
+
+class MessageMetadata(Value):
+    token_count: int
+    tool_calls: list[MessageCall] | None = None
+    model: str | None = None
+
+
+class MessageNotice(Value):
+    """What the user was told beside an answer, and no model is shown."""
+
+    system_type: SystemType
+    system_message: str
+
+
+class HistoryMessage(Value):
+    id: str
+    seq: int
+    role: Literal["user", "assistant", "tool"]
+    content: str
+    tool_calls: list[MessageCall] | None
+    run_id: str
+    parent_id: str | None
+    status: NodeStatus
+    created_at: datetime
+    token_count: int
+    model: str | None
+    metadata: MessageMetadata
+    tool_call_id: str | None = None  # this and the next three: of a tool's message
+    name: str | None = None
+    is_error: bool | None = None
+    duration_ms: float | None = None
+    notices: list[MessageNotice] | None = None
+    truncated: Literal[True] | None = None
+
+
+class HistoryPage(Value):
+    """Oldest first, along the path to `head`; `more`: older ones exist."""
+
+    messages: list[HistoryMessage]
+    head: str | None
+    more: bool
+
+
+class ChatResume(Params):
+    """The events of a run that were missed, then those to come."""
+
+    run_id: Text
+    after_seq: Annotated[int, whole(ge=0)] = 0
+
+
+class Resumed(Value):
+    """`live`: more events will come."""
+
+    run_id: str
+    live: bool
+
+
+# -- sessions
+
+
+class SessionList(Params):
+    """Sessions, those that were used last first."""
+
+    agent: Text | None = None
+    channel: Text | None = None
+    query: Text | None = None
+    before: Moment | None = None
+    limit: Annotated[int, Check(ge=1, le=500)] = 50
+
+
+class TokenUsage(Value):
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None
+
+
+class Session(Value):
+    session_key: SessionKey
+    agent_id: str
+    channel: str
+    account: str
+    peer: str
+    created_at: datetime
+    updated_at: datetime
+    message_count: int
+    token_usage: TokenUsage
+    state: SessionState
+    head: str | None
+
+
+class SessionPage(Value):
+    sessions: list[Session]
+    more: bool
+
+
+class OfSession(Params):
+    session_key: Key
+
+
+class SessionGet(OfSession):
+    """One session."""
+
+
+class GetTree(OfSession):
+    """The messages of a session with their branches."""
+
+    archived: bool = False
+
+
+class TreeNode(Value):
+    id: str
+    parent_id: str | None
+    role: Role
+    run_id: str
+    label: str | None
+    checkpoint: bool
+    archived: bool
+    created_at: datetime
+
+
+class SessionTree(Value):
+    nodes: list[TreeNode]
+    head: str | None
+
+
+class SessionBranch(OfSession):
+    """Lets the next message grow from another one."""
+
+    node_id: Text
+    label: Text | None = None
+
+
+class HeadMoved(Value):
+    head: str
+
+
+class Branched(HeadMoved):
+    label: str | None
+
+
+class SessionCheckout(OfSession):
+    """Goes to a message, or to a label."""
+
+    node_id: Text | None = None
+    label: Text | None = None
+
+
+class SessionCreate(OfSession):
+    """Begins a new tree; what was said before stays."""
+
+
+class Created(Value):
+    session_key: SessionKey
+    head: None
+
+
+class SessionLabel(OfSession):
+    """Gives a message a name, or takes it away."""
+
+    node_id: Text
+    label: Text | None
+
+
+class Labelled(Value):
+    node_id: str
+    label: str | None
+
+
+class SessionCheckpoint(OfSession):
+    """Keeps a message and the path to it from the archive."""
+
+    node_id: Text | None = None
+    checkpoint: bool = True
+
+
+class Checkpointed(Labelled):
+    checkpoint: bool
+
+
+class SessionClose(OfSession):
+    """Closes a session until its next message."""
+
+
+class Closed(Value):
+    session_key: SessionKey
+    state: Literal["closed"]
+
+
+# -- a conversation from elsewhere, and as an OracleContext
+
+OVERFLOW = 1.1  # times the budget
+LEAST_BUDGET, MOST_BUDGET = 4_000, 128_000
+Id = Annotated[str, Check(min_length=1, max_length=128)]
+Said = Annotated[str, Check(max_length=LONGEST_TEXT)]
+
+
+class Lenient(Params):
+    """What it does not know it does not look at."""
+
+    __pydantic_config__ = {**Params.__pydantic_config__, "extra": "ignore"}
+
+
+class ImportedFunction(Lenient):
+    name: Text
+    arguments: Said = "{}"
+
+
+class ImportedCall(Lenient):
+    id: Id
+    function: ImportedFunction
+
+
+class ImportedMessage(Lenient):
+    """A message as `chat.history` shows it; what is derived from others is not looked at. Without a
+    `parent_id` it follows the one before it."""
+
+    id: Id
+    role: Literal["user", "assistant", "tool"]
+    content: Said
+    created_at: Moment
+    parent_id: Id | None = ""
+    tool_calls: Annotated[list[ImportedCall], Check(max_length=100)] | None = None
+    tool_call_id: Id | None = None
+    name: Annotated[str, Check(max_length=256)] = ""
+    is_error: bool = False
+    duration_ms: Annotated[float, Check(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+    status: NodeStatus = "complete"
+    token_count: Annotated[int, Check(ge=1, le=100_000_000)] | None = None
+    model: Text | None = None
+
+
+def _utc(at: datetime) -> datetime:
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _says_something(content: str, before: Any) -> str:
+    if not content.strip() and before.get("role") != "tool":
+        raise ValueError("it is empty")
+    return content
+
+
+def _names_its_call(call_id: str | None, before: Any) -> str | None:
+    if call_id is None and before.get("role") == "tool":
+        raise ValueError("a tool's message names the call that it answers")
+    return call_id
+
+
+def _is_within_its_budget(used: int, before: Any) -> int:
+    if used > OVERFLOW * before.get("token_budget", used):
+        raise ValueError(f"more than {OVERFLOW} times the token_budget")
+    return used
+
+
+def _has_a_call_for_each_result(exchanges: Any) -> Any:
+    known: set[str | None] = {None}
+    for one in exchanges:
+        known.update(call.id for call in one.tool_calls or ())
+        if one.tool_call_id not in known:
+            raise ValueError(f"{one.id[:64]!r} answers a call that is not before it")
+    return exchanges
+
+
+Time = Annotated[datetime, Check(after=_utc)]
+Name = Annotated[str, Check(min_length=1)]
+Count = Annotated[int, whole(ge=0)]
+OracleStatus = Literal["active", "suspended", "closed"]
+
+
+class OracleCall(Params):
+    id: Name
+    name: Name
+    arguments: dict[str, Any]
+    result: str | None = None
+    status: Literal["pending", "success", "error"] = "pending"
+    duration_ms: Count | None = None
+
+
+class OracleExchange(Params):
+    """A question, or an answer with all the calls that led to it."""
+
+    __pydantic_config__ = {**Params.__pydantic_config__, "validate_default": True}
+
+    id: Name
+    role: Literal["user", "assistant", "tool"]
+    content: Annotated[str, Check(among=_says_something)]
+    timestamp: Time
+    token_count: Annotated[int, whole(ge=1)]
+    tool_calls: tuple[OracleCall, ...] | None = None
+    tool_call_id: Annotated[Name | None, Check(among=_names_its_call)] = None
+    key_insight: str | None = None
+    mentioned_symbols: tuple[str, ...] = ()
+    mentioned_files: tuple[str, ...] = ()
+
+
+class OracleContext(Params):
+    id: Name
+    user_id: Name
+    project_id: Name
+    session_start: Time
+    last_activity: Time | None = None
+    last_model: str | None = None
+    token_budget: Annotated[int, whole(ge=LEAST_BUDGET, le=MOST_BUDGET)] = 16_000
+    tokens_used: Annotated[int, whole(ge=0, among=_is_within_its_budget)] = 0
+    compressed_summary: str | None = None
+    recent_exchanges: Annotated[
+        tuple[OracleExchange, ...], Check(after=_has_a_call_for_each_result)
+    ] = ()
+    key_decisions: tuple[str, ...] = ()
+    mentioned_symbols: str | None = None
+    mentioned_files: str | None = None
+    status: OracleStatus = "active"
+    compression_count: Count = 0
+
+
+class SessionImport(OfSession):
+    """Takes in messages of another conversation."""
+
+    messages: Annotated[list[ImportedMessage], Check(max_length=500)] | None = None
+    context: OracleContext | None = None
+
+
+class Imported(Value):
+    session_key: SessionKey
+    imported: int
+    head: str | None
+
+
+class SessionExport(OfSession):
+    """The end of a conversation as one OracleContext."""
+
+
+class OracleExport(Value):
+    context: OracleContext
+
+
+# -- runs
+
+
+class RunInspect(Params):
+    """How far a run is, or how it ended."""
+
+    run_id: Text
+
+
+class Verdict(Value):
+    """What was decided about a run."""
+
+    kind: str
+    turn: int
+    reason: str | None = None
+    message: str | None = None
+
+
+class RunTimings(Value):
+    accepted_at: datetime
+    started_at: datetime | None = nullable()
+    queued_s: float | None = None
+
+
+class RunInspected(Value):
+    """What is optional is there once a turn has begun."""
+
+    run_id: str
+    session_key: str
+    agent_id: str
+    state: EntryState | Literal["ended"]
+    turn: int
+    tokens_used: int
+    iteration_percent: float
+    token_percent: float
+    elapsed_s: float
+    recent_actions: list[str]
+    verdicts: list[Verdict]
+    termination_reason: str | None
+    tree: str | None
+    decision: str | None
+    config: dict[str, float]
+    timings: RunTimings
+    attempt: int | None = None
+    events: int | None = None
+    warned: list[str] | None = None
+    provider: str | None = nullable()
+    model: str | None = nullable()
+    merged_into: str | None = None
+
+
+class ContextExplain(Params):
+    """What a run's model was shown, part by part."""
+
+    run_id: Text
+
+
+class ContextItem(Value):
+    id: str
+    tokens: int
+    why: str
+
+
+class ContextPart(Value):
+    kind: Literal[
+        "soul", "system", "summary", "facts", "recall", "window", "notices", "tools", "question"
+    ]
+    tokens: int
+    items: list[ContextItem]
+
+
+class ContextExplained(Value):
+    """The parts add up to the total."""
+
+    run_id: str
+    model: str | None
+    max_context_tokens: int
+    total_tokens: int
+    parts: list[ContextPart]
+
+
+class Replay(Params):
+    """Tells a run once more what it was told."""
+
+    run_id: Text
+    model: Text | None = None
+
+
+class Divergence(Value):
+    """Where a run leaves its journal first, and what stands there in each."""
+
+    at: str
+    recorded: object
+    now: object
+    seq: int | None
+
+
+class RunReplay(Value):
+    """`response` and `tokens_used` are those of another model that was asked."""
+
+    run_id: str
+    identical: bool
+    divergence: Divergence | None
+    chunks: int
+    calls: int
+    response: str | None = nullable()
+    tokens_used: int | None = nullable()
+
+
+METHODS = (
+    Method("chat.send", ChatSend, CHAT, Sent),
+    Method("chat.abort", ChatAbort, CHAT, Aborted),
+    Method("chat.history", ChatHistory, READS, HistoryPage),
+    Method("chat.resume", ChatResume, READS, Resumed),
+    Method("session.list", SessionList, READS, SessionPage, http="/api/sessions", errors=(422,)),
+    Method(
+        "session.get", SessionGet, READS, Session, http="/api/sessions/{key:path}", errors=(404,)
+    ),
+    Method("session.tree", GetTree, READS, SessionTree),
+    Method("session.branch", SessionBranch, CHAT, Branched),
+    Method("session.checkout", SessionCheckout, CHAT, HeadMoved),
+    Method("session.create", SessionCreate, CHAT, Created),
+    Method("session.label", SessionLabel, CHAT, Labelled),
+    Method("session.checkpoint", SessionCheckpoint, CHAT, Checkpointed),
+    Method("session.close", SessionClose, CHAT, Closed),
+    Method("session.import", SessionImport, CHAT, Imported),
+    Method("session.export", SessionExport, READS, OracleExport),
+    Method("run.inspect", RunInspect, READS, RunInspected),
+    Method("context.explain", ContextExplain, READS, ContextExplained),
+    Method("run.replay", Replay, READS, RunReplay),
+)

@@ -1,0 +1,230 @@
+"""What is known about people, and what they set for themselves: `memory.*`, `settings.*`."""
+
+from datetime import UTC, datetime, time
+from typing import Annotated, Any, Literal
+
+from gateway.api.declarations import (
+    ADMIN,
+    CHAT,
+    READS,
+    Check,
+    Flag,
+    Key,
+    Method,
+    Params,
+    Text,
+    Value,
+)
+from gateway.domain.facts import LONGEST_OBJECT, SUBJECT, EntityType, RecallKind, SaidSource
+from gateway.domain.ids import SessionKey
+
+MOST_HOPS = 3
+MOST_ADDED = 100
+
+
+def _aware(at: datetime) -> datetime:
+    """Without an offset: UTC."""
+    try:
+        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+    except OverflowError:
+        raise ValueError("is before or after all years") from None
+
+
+def _whole_day(at: object) -> object:
+    """A day is its last moment."""
+    try:
+        day = datetime.strptime(at.strip(), "%Y-%m-%d") if isinstance(at, str) else None  # noqa: DTZ007
+    except ValueError:
+        return at
+    return at if day is None else datetime.combine(day, time.max.replace(tzinfo=UTC))
+
+
+When = Annotated[datetime, Check(after=_aware)]
+Moment = Annotated[datetime, Check(before=_whole_day, after=_aware)] | Literal["today", "now"]
+Limit = Annotated[int, Check(ge=1, le=1_000)]
+
+
+class Person(Params):
+    agent: Text
+    channel: Text = "websocket"
+    account: Text | None = None
+    peer: Text = "main"
+
+
+class OfSomebody(Params):
+    session_key: Key | None = None
+    person: Person | None = None
+
+
+class MemorySearch(OfSomebody):
+    """Facts and messages that fit a question."""
+
+    query: Annotated[str, Check(min_length=1, max_length=10_000)]
+    kinds: Annotated[tuple[RecallKind, ...], Check(min_length=1, max_length=2)] = ("fact", "turn")
+    limit: Annotated[int, Check(ge=1, le=100)] = 10
+
+
+class KnownFact(Value):
+    """`session_key` and `source_message_ids` name only what whoever asks may read; the key is null
+    if that is another's conversation."""
+
+    id: str
+    entity_type: EntityType
+    subject: str
+    predicate: str
+    object: str
+    functional: bool
+    confidence: float
+    scope: str
+    session_key: SessionKey | None
+    learned_at: datetime
+    valid_from: datetime
+    valid_to: datetime | None
+    superseded_at: datetime | None
+    superseded_by: str | None
+    source_message_ids: tuple[str, ...]
+
+
+class KnownFacts(Value):
+    facts: list[KnownFact]
+
+
+class Found(Value):
+    """A fact, or a message and who said it."""
+
+    kind: RecallKind
+    id: str
+    text: str
+    score: float
+    why: str
+    session_key: SessionKey | None
+    message_id: str | None
+    at: datetime
+    fact: KnownFact | None = None
+    said_by: str | None = None
+
+
+class MemoryFound(Value):
+    """Facts and messages in turn, the best of each first."""
+
+    results: list[Found]
+
+
+class MemoryWhy(Params):
+    """Where a fact was said."""
+
+    fact_id: Text
+
+
+class FactOrigin(Value):
+    """`hidden`: so many more sources are in conversations that whoever asks may not read."""
+
+    fact: KnownFact
+    sources: tuple[SaidSource, ...]
+    hidden: int
+    supersedes: tuple[str, ...]
+    superseded_by: str | None
+
+
+class MemoryHistory(OfSomebody):
+    """Facts in the order in which they became true."""
+
+    subject: Text | None = None
+    predicate: Text | None = None
+    skip: Annotated[int, Check(ge=0, le=100_000)] = 0  # of the oldest
+    limit: Limit = 500
+
+
+class MemoryAsOf(OfSomebody):
+    """What was true at a time, as it was known at another."""
+
+    at: Moment
+    known_at: Moment | None = None
+    subject: Text | None = None
+    limit: Limit = 500
+
+
+class MemoryNeighbours(OfSomebody):
+    """Facts that hang together with a name."""
+
+    subject: Text
+    hops: Annotated[int, Check(ge=1, le=MOST_HOPS)] = 2
+    limit: Limit = 100
+
+
+class MemoryForget(OfSomebody):
+    """Erases facts, or all that was said in a session."""
+
+    fact_id: Text | None = None
+    dry_run: Flag = True
+
+
+class Forgotten(Value):
+    """`count` facts, and of a session all `messages` as well."""
+
+    count: int
+    dry_run: bool
+    tombstone: str | None
+    messages: int | None = None
+
+
+class NewFact(Params):
+    predicate: Text
+    object: Annotated[str, Check(min_length=1, max_length=LONGEST_OBJECT)]
+    subject: Text = SUBJECT
+    entity_type: EntityType = "fact"
+    functional: Flag = False
+    confidence: Annotated[float, Check(says={"minimum": 0, "maximum": 1})] = 1.0
+    valid_from: When | None = None
+    valid_to: When | None = None
+
+
+class MemoryAdd(OfSomebody):
+    """Adds facts."""
+
+    facts: Annotated[list[NewFact], Check(min_length=1, max_length=MOST_ADDED)]
+
+
+class SettingsGet(Params):
+    """What a user has set."""
+
+    user: Text | None = None
+
+
+class SettingsSet(Params):
+    """Changes what a user has set."""
+
+    user: Text | None = None
+    patch: dict[str, Any]
+
+
+class Settings(Value):
+    """A user's; what nobody here knows is kept as it was set."""
+
+    __pydantic_config__ = {"extra": "allow"}
+
+    max_iterations: int
+    soft_warning_percent: int
+    token_budget: int
+    token_warning_percent: int
+    timeout_seconds: int
+    max_tool_calls_per_turn: int
+    max_parallel_tools: int
+    oracle_model: str
+    subagent_model: str | None
+    thinking_enabled: bool
+    librarian_timeout: int
+    max_context_nodes: int
+
+
+METHODS = (
+    Method("memory.search", MemorySearch, READS, MemoryFound),
+    Method("memory.why", MemoryWhy, READS, FactOrigin),
+    Method("memory.history", MemoryHistory, READS, KnownFacts),
+    Method("memory.as_of", MemoryAsOf, READS, KnownFacts),
+    Method("memory.neighbours", MemoryNeighbours, READS, KnownFacts),
+    Method("memory.forget", MemoryForget, CHAT, Forgotten),
+    Method("memory.add", MemoryAdd, ADMIN, KnownFacts),
+    Method("settings.get", SettingsGet, CHAT, Settings),
+    Method("settings.set", SettingsSet, CHAT, Settings),
+)

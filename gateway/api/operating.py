@@ -1,0 +1,605 @@
+"""What the gateway tells of itself, and what operators do: status, agents, plugins, channels, people who are let
+in, money, the audit, rules, events."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from gateway.api.declarations import (
+    ADMIN,
+    READ,
+    READS,
+    Check,
+    Flag,
+    Key,
+    Method,
+    Moment,
+    Page,
+    Params,
+    Place,
+    Text,
+    Value,
+)
+from gateway.domain.agents import MatchedBy
+from gateway.domain.budgets import Outcome, Pricing, Unit
+from gateway.domain.channels import ChannelState, FlowProgress, PairingState, TransportKind
+from gateway.domain.events import KINDS
+from gateway.domain.ids import SessionKey
+from gateway.domain.mcp import McpStatus
+from gateway.domain.outbox import DeliveryState
+from gateway.domain.plugins import PluginKind, PluginState
+
+
+class Auth(Params):
+    """Says who one is."""
+
+    token: str
+
+
+class Introduced(Value):
+    """Who one is; `agents` is null if all can be reached."""
+
+    principal: str
+    scopes: list[str]
+    agents: list[str] | None
+
+
+# The method of the socket itself: it may be asked for by nobody yet.
+AUTH = Method("auth", Auth, None, Introduced)
+
+
+class Ping(Params):
+    """Whether anybody is there."""
+
+
+# -- money
+
+
+class BudgetOf(Params):
+    """What is spent and left, in every scope."""
+
+    session_key: Key | None = None
+
+
+class BudgetRow(Value):
+    """A scope in one unit; `limit` is null if there is none."""
+
+    scope: str
+    limit: float | None
+    used: float
+    reserved: float
+    period_start: datetime | None
+    resets_at: datetime | None
+    unit: Unit
+    why: str | None = None  # another day or month counts than that of the clock
+
+
+class BudgetStatus(Value):
+    budgets: list[BudgetRow]
+
+
+class ResyncBudget(Params):
+    """Goes back to the day of the clock, where it was far ahead before."""
+
+
+class BudgetResync(Value):
+    """`was`: the day that counted before; `records`: how many are counted in another day now."""
+
+    changed: bool
+    day: str
+    was: str | None
+    records: int
+
+
+class BudgetRecords(Params):
+    """Every call of a model, the newest first."""
+
+    session_key: Key | None = None
+    agent: Text | None = None
+    provider: Text | None = None
+    model: Text | None = None
+    from_: Moment | None = None
+    to: Moment | None = None
+    before: Annotated[int, Check(ge=1, lt=2**63)] | None = None
+    limit: Annotated[int, Check(ge=1, le=1_000)] = 100
+
+
+class SpendingRecord(Value):
+    """One call of a model."""
+
+    seq: int
+    id: str
+    timestamp: datetime
+    session_key: SessionKey
+    agent_id: str
+    run_id: str
+    provider: str
+    model: str
+    outcome: Outcome
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    cost_estimate_usd: float
+    pricing: Pricing
+    estimated: bool
+
+
+class SpendingPage(Value):
+    """Newest first."""
+
+    records: list[SpendingRecord]
+    more: bool
+
+
+# -- the audit
+
+
+class AuditTail(Params):
+    """What changed authority or money, the newest first."""
+
+    before: Place | None = None
+    limit: Page = 50
+
+
+class AuditRow(Value):
+    seq: int
+    at: datetime
+    kind: str
+    actor: str
+    detail: object
+    hash: str
+
+
+class AuditPage(Value):
+    """Newest first."""
+
+    entries: list[AuditRow]
+    more: bool
+
+
+class AuditVerify(Params):
+    """Whether the audit is as it was written."""
+
+    head: Annotated[str, Check(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+class AuditVerdict(Value):
+    """`entries` and `head` are of the part that is whole."""
+
+    ok: bool
+    entries: int
+    head: str | None
+    why: str | None
+
+
+# -- the gateway and its agents
+
+
+class GetStatus(Params):
+    """How the gateway fares."""
+
+
+class PluginBrief(Value):
+    name: str
+    state: PluginState
+
+
+class ChannelBrief(Value):
+    name: str
+    state: ChannelState
+
+
+class StoreBrief(Value):
+    url: str
+
+
+class MemoryBacklog(Value):
+    """Sessions that wait to be looked at for facts, and to be found again."""
+
+    backlog: int
+    unindexed: int
+
+
+class Status(Value):
+    """What is optional is there for those who may read everything."""
+
+    version: str
+    uptime_s: float
+    ready: bool
+    reasons: list[str]
+    agents: list[str]
+    plugins: list[PluginBrief]
+    channels: list[ChannelBrief]
+    store: StoreBrief
+    budget: list[BudgetRow] | None = None
+    sessions: int | None = None
+    pending: int | None = None
+    running: int | None = None
+    memory: MemoryBacklog | None = None
+    mcp: list[McpStatus] | None = None
+    pid: int | None = None
+    config: str | None = None
+    problems: list[str] | None = None
+
+
+class ListAgents(Params):
+    """The agents that one can talk to."""
+
+
+class AgentSoul(Value):
+    path: str
+    token_count: int
+    loaded_from: str
+    loaded_at: datetime
+
+
+class Agent(Value):
+    """`tools` is what its list says, `offered` what its model is told of."""
+
+    id: str
+    provider: str
+    model: str
+    fallbacks: list[str]
+    tools: tuple[str, ...]
+    offered: list[str]
+    context_window: int
+    soul: AgentSoul | None
+
+
+class Subagent(Value):
+    """`provider` and `model` are null if they are its parent's."""
+
+    name: str
+    description: str
+    provider: str | None
+    model: str | None
+    max_turns: int
+    timeout_seconds: int
+    tools: tuple[str, ...]
+    soul: AgentSoul | None
+
+
+class AgentList(Value):
+    agents: list[Agent]
+    subagents: list[Subagent]
+
+
+class RouteExplain(Params):
+    """Which agent answers an address, and why."""
+
+    channel: Text
+    account: Text | None = None
+    peer: Text = "main"
+    guild: Text | None = None
+    team: Text | None = None
+
+
+class BindingRejected(Value):
+    index: int
+    why: str
+
+
+class RouteExplained(Value):
+    agent_id: str
+    matched_by: MatchedBy
+    binding_index: int | None
+    session_key: SessionKey
+    rejected: list[BindingRejected]
+
+
+class ProviderTest(Params):
+    """Asks a provider one tiny question, metered like every call."""
+
+    provider: Text | None = None
+    model: Text | None = None
+
+
+class ProviderTested(Value):
+    """What came back; or `kind` and `message` of what went wrong."""
+
+    ok: bool
+    provider: str | None = None
+    model: str | None = None
+    text: str | None = None
+    tokens: int | None = None
+    estimated: bool | None = None
+    kind: str | None = None
+    message: str | None = None
+
+
+# -- plugins
+
+
+class ListPlugins(Params):
+    """All plugins and their tools."""
+
+
+class Tool(Value):
+    """One that nobody can be offered has a `reason` instead of its `parameters`."""
+
+    name: str
+    description: str
+    category: str | None
+    agent_scope: tuple[str, ...]
+    parameters: object | None = None
+    reason: str | None = None
+
+
+class Plugin(Value):
+    """`reason`: why it was refused."""
+
+    name: str
+    kind: PluginKind | None
+    version: str | None
+    description: str
+    tools: list[Tool]
+    capabilities: tuple[str, ...]
+    sha256: str | None
+    state: PluginState
+    reason: str | None = None
+
+
+class InspectPlugin(Params):
+    """A plugin, what it can touch, and what it did."""
+
+    name: Text
+
+
+class PluginImport(Value):
+    """`needs`: the capability, null for none."""
+
+    name: str
+    needs: str | None
+    denied: bool
+
+
+class PluginInspected(Plugin):
+    """A plugin, and what it can touch: by capability how often it was `used` and `denied`."""
+
+    guest: str | None
+    imports: list[PluginImport]
+    used: dict[str, int]
+    denied: dict[str, int]
+
+
+# -- rules and events
+
+
+class ListRules(Params):
+    """The rules in force, and how they fare."""
+
+
+class Rule(Value):
+    id: str
+    description: str
+    on: tuple[str, ...]
+    core: bool
+    enabled: bool
+    priority: int
+    source: str
+    errors: int
+    last_error: str | None
+    quarantined: bool
+
+
+class RuleFileRefused(Value):
+    file: str
+    why: str
+
+
+class RuleList(Value):
+    """In the order of firing."""
+
+    rules: list[Rule]
+    refused: list[RuleFileRefused]
+
+
+EVENT_NAMES = tuple(
+    name for kind in KINDS for name in (kind.type, kind.constant, kind.hook) if name
+)
+# In whatever spelling; what is none is told what was meant.
+EventName = Annotated[str, Check(min_length=1, max_length=256, says={"enum": list(EVENT_NAMES)})]
+
+
+class EventsSubscribe(Params):
+    """Hears what happens, until the connection ends."""
+
+    types: Annotated[list[EventName], Check(min_length=1, max_length=len(EVENT_NAMES))] | None = (
+        None
+    )
+    session_key: Key | None = None
+
+
+class Subscribed(Value):
+    types: list[str] | None
+    session_key: str | None
+
+
+# -- channels
+
+
+class ListChannels(Params):
+    """How the channels fare."""
+
+
+class Channel(Value):
+    """`refused` counts by reason; `pending` answers are not sent yet; `dead` ones are letters, as are
+    `unread` messages that came in."""
+
+    name: str
+    plugin: str
+    account: str
+    transport: TransportKind | None
+    state: ChannelState
+    why: str | None
+    receiving: FlowProgress
+    sending: FlowProgress
+    refused: dict[str, int]
+    pending: int
+    dead: int
+    unread: int
+
+
+class ChannelList(Value):
+    channels: list[Channel]
+
+
+class DeadLetters(Params):
+    """What did not arrive, and what came in and could not be taken."""
+
+    channel: Text | None = None
+    before: Place | None = None
+    limit: Page = 50
+
+
+class DeadLetter(Value):
+    """An answer that did not arrive; `arrived` characters of it did."""
+
+    id: str
+    place: int
+    channel: str
+    account: str
+    peer: str
+    state: DeliveryState
+    why: str | None
+    attempts: int
+    text: str
+    arrived: int
+    run_id: str | None
+    at: datetime
+
+
+class UnreadMessage(Value):
+    """What a platform sent and could not be taken; `why` is null where nobody wrote it down."""
+
+    id: str
+    channel: str
+    account: str
+    why: str | None
+    text: str
+    at: datetime
+
+
+class LetterCounts(Value):
+    """All there are, of the channel that was asked for."""
+
+    outgoing: int
+    incoming: int
+
+
+class DeadLetterPage(Value):
+    letters: list[DeadLetter]
+    more: bool
+    unread: list[UnreadMessage]
+    counts: LetterCounts
+
+
+class OfLetter(Params):
+    id: Text
+    channel: Text | None = None  # of one that came in; ids of platforms are alike
+
+
+class ResubmitLetter(OfLetter):
+    """Sends a dead letter again, or takes it in again."""
+
+
+class DropLetter(OfLetter):
+    """Gives a dead letter up."""
+
+
+class LetterSettled(Value):
+    id: str
+    state: Literal["pending", "taken", "dropped"]
+
+
+class PairList(Params):
+    """Who may talk in direct chats, and who waits for it."""
+
+    channel: Text | None = None
+    limit: Page = 100
+
+
+class Paired(Value):
+    """One person on one channel; `expires_at` is the code's, while it waits."""
+
+    channel: str
+    account: str
+    person: str
+    name: str | None
+    state: PairingState
+    owner: bool
+    asked_at: datetime
+    expires_at: datetime | None
+
+
+class PairingList(Value):
+    pairings: list[Paired]
+
+
+class PairApprove(Params):
+    """Lets in whoever has a code."""
+
+    code: Text
+    owner: Flag = False
+
+
+class PairDeny(Params):
+    """Turns away whoever has a code, waits or was let in."""
+
+    code: Text | None = None
+    channel: Text | None = None
+    account: Text = "default"
+    person: Text | None = None
+
+
+class OfPerson(Params):
+    channel: Text
+    person: Text
+    account: Text = "default"
+
+
+class PairBlock(OfPerson):
+    """Never answers a person in direct chats, known or not."""
+
+
+class PairUnblock(OfPerson):
+    """Makes a person who was blocked a stranger again."""
+
+
+class PairRevoke(OfPerson):
+    """Makes a person who was let in a stranger again."""
+
+
+class PairingRevoked(Value):
+    channel: str
+    account: str
+    person: str
+    state: Literal["revoked", "unblocked"]
+
+
+METHODS = (
+    Method("ping", Ping, READS, Literal["pong"]),
+    Method("status", GetStatus, READS, Status),
+    Method("agent.list", ListAgents, READS, AgentList),
+    Method("route.explain", RouteExplain, READ, RouteExplained),
+    Method("provider.test", ProviderTest, ADMIN, ProviderTested),
+    Method("plugin.list", ListPlugins, READ, list[Plugin]),
+    Method("plugin.inspect", InspectPlugin, READ, PluginInspected),
+    Method("rule.list", ListRules, READ, RuleList),
+    Method("events.subscribe", EventsSubscribe, READS, Subscribed),
+    Method("budget.status", BudgetOf, READ, BudgetStatus),
+    Method("budget.records", BudgetRecords, READ, SpendingPage),
+    Method("budget.resync", ResyncBudget, ADMIN, BudgetResync),
+    Method("audit.tail", AuditTail, ADMIN, AuditPage, all_agents=True),
+    Method("audit.verify", AuditVerify, ADMIN, AuditVerdict, all_agents=True),
+    Method("channel.list", ListChannels, READ, ChannelList, all_agents=True),
+    Method("channel.dead_letters", DeadLetters, ADMIN, DeadLetterPage, all_agents=True),
+    Method("channel.resubmit", ResubmitLetter, ADMIN, LetterSettled, all_agents=True),
+    Method("channel.drop", DropLetter, ADMIN, LetterSettled, all_agents=True),
+    Method("pair.list", PairList, ADMIN, PairingList, all_agents=True),
+    Method("pair.approve", PairApprove, ADMIN, Paired, all_agents=True),
+    Method("pair.deny", PairDeny, ADMIN, Paired | PairingRevoked, all_agents=True),
+    Method("pair.block", PairBlock, ADMIN, Paired, all_agents=True),
+    Method("pair.unblock", PairUnblock, ADMIN, PairingRevoked, all_agents=True),
+    Method("pair.revoke", PairRevoke, ADMIN, PairingRevoked, all_agents=True),
+)

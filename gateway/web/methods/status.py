@@ -1,0 +1,270 @@
+"""ping, status, agent.list, plugin.*, rule.list, route.explain, provider.test: what the gateway tells of itself."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import anyio
+
+from gateway.api import operating as api
+from gateway.api.declarations import Params, build
+from gateway.control.rules import RuleSet
+from gateway.domain.agents import OWN_CHANNELS, AgentDef, SubagentDef, address_in
+from gateway.domain.budgets import BudgetExceeded, Payer
+from gateway.domain.channels import ChannelStatus
+from gateway.domain.errors import GatewayError, ModelFailed, NotFound
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.messages import Message
+from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
+from gateway.domain.plugins import PluginAccount, PluginInfo
+from gateway.domain.ports import Decode, Ids, Model
+from gateway.sessions.intake import Front
+from gateway.tools.gate import ToolGate
+from gateway.web.identity import may, may_use
+from gateway.web.rpc import Call, Handler
+
+QUESTION = "Answer with the single word: ready"
+MOST_TOKENS = 32
+WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known once, at start."""
+
+    version: str
+    started: float  # by the clock that never jumps
+    store_url: str
+    pid: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusMethods:
+    front: Front
+    about: About
+    reasons: Callable[[], Sequence[str]]
+    decode: Decode
+    gate: ToolGate
+    plugins: Callable[[], Sequence[PluginInfo]]
+    account: Callable[[str], PluginAccount | None]
+    budget: Callable[[], Awaitable[list[api.BudgetRow]]]
+    backlog: Callable[[], Mapping[str, int]]
+    channels: Callable[[], Sequence[ChannelStatus]]
+    rules: Callable[[], RuleSet]
+    trial: "ProviderTrial"
+    subagents: Sequence[SubagentDef] = ()
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "ping": self.ping,
+            "status": self.status,
+            "agent.list": self.agents,
+            "plugin.list": self.list_plugins,
+            "plugin.inspect": self.inspect_plugin,
+            "rule.list": self.list_rules,
+            "route.explain": self.explain,
+            "provider.test": self.test_provider,
+        }
+
+    def ping(self, call: Call, params: Params) -> Literal["pong"]:
+        return "pong"
+
+    async def status(self, call: Call, params: Params) -> api.Status:
+        """What others do is shown to those who may read everything."""
+        front, about = self.front, self.about
+        reasons = list(self.reasons())
+        shown = api.Status(
+            version=about.version,
+            uptime_s=round(front.clock.monotonic() - about.started, 3),
+            ready=not reasons,
+            reasons=reasons,
+            agents=[name for name in sorted(front.agents) if may_use(call.principal, name)],
+            plugins=[build(api.PluginBrief, one) for one in self.plugins()],
+            channels=[build(api.ChannelBrief, one) for one in self.channels()],
+            store=api.StoreBrief(url=about.store_url),
+        )
+        if not may(call.principal, "read"):
+            return shown
+        return build(
+            api.Status,
+            shown,
+            budget=await self.budget(),
+            sessions=await front.sessions.count_sessions(),
+            pending=front.intake.pending,
+            running=front.intake.lanes.working,
+            memory=build(api.MemoryBacklog, self.backlog()),
+            mcp=list(self.gate.foreign.statuses()),
+            pid=about.pid,
+            config=about.origin,
+            problems=[*front.souls.problems, *front.plans.problems, *self._problems()],
+        )
+
+    def _problems(self) -> list[str]:
+        """What was asked for and is not there."""
+        plugins = [f"plugin {one.name} is refused: {one.why}" for one in self.plugins() if one.why]
+        tools = [f"tool {one.name[:64]!r} is refused: {one.why}" for one in self.gate.refused]
+        channels = [
+            f"channel {one.name} is {one.state}: {one.why}" for one in self.channels() if one.why
+        ]
+        return plugins + tools + channels
+
+    def list_plugins(self, call: Call, params: Params) -> Sequence[api.Plugin]:
+        refused = self._refused_tools()
+        return [plugin(one, refused, self.decode) for one in self.plugins()]
+
+    def inspect_plugin(self, call: Call, params: api.InspectPlugin) -> api.PluginInspected:
+        told = self.account(params.name)
+        if told is None:
+            raise NotFound(f"plugin {params.name[:64]!r}")
+        return inspected(told, self._refused_tools(), self.decode)
+
+    def _refused_tools(self) -> Mapping[tuple[str, str], str]:
+        return {(one.family, one.name): one.why for one in self.gate.refused}
+
+    def list_rules(self, call: Call, params: Params) -> api.RuleList:
+        return rules(self.rules())
+
+    def agents(self, call: Call, params: Params) -> api.AgentList:
+        agents = self.front.agents
+        mine = [agents[name] for name in sorted(agents) if may_use(call.principal, name)]
+        own = {tool for agent in mine for tool in agent.tools}
+        first = [one for one in self.subagents if one.tool in own]
+        reached = own.union(*(one.tools for one in first))  # no deeper than MOST_DEPTH
+        subagents = [
+            build(api.Subagent, one, soul=self._soul(one.name))
+            for one in self.subagents
+            if one.tool in reached
+        ]
+        return api.AgentList(agents=[self._agent(agent) for agent in mine], subagents=subagents)
+
+    def _agent(self, agent: AgentDef) -> api.Agent:
+        fallbacks: list[str] = []
+        link = agent.fallback
+        while link is not None:
+            fallbacks.append(link.model)
+            link = link.fallback
+        offered = [spec.name for spec in self.gate.offered(agent)]
+        soul = self._soul(agent.id)
+        return build(api.Agent, agent, fallbacks=fallbacks, offered=offered, soul=soul)
+
+    def _soul(self, agent: str) -> api.AgentSoul | None:
+        soul = self.front.souls.of(AgentId(agent))
+        return None if soul is None else build(api.AgentSoul, soul, path=soul.loaded_from)
+
+    def explain(self, call: Call, params: api.RouteExplain) -> api.RouteExplained:
+        own = call.principal.name if params.channel in OWN_CHANNELS else "default"
+        account = params.account or own  # as a message gets it that names none
+        address = replace(
+            address_in(params.channel, account, params.peer),
+            guild=params.guild,
+            team=params.team,
+        )
+        router = self.front.router
+        rejected = [build(api.BindingRejected, one) for one in router.rejected(address)]
+        return build(api.RouteExplained, router.resolve(address), rejected=rejected)
+
+    async def test_provider(self, call: Call, params: api.ProviderTest) -> api.ProviderTested:
+        return await self.trial.test(params.provider, params.model)
+
+
+def plugin(info: PluginInfo, refused: Mapping[tuple[str, str], str], decode: Decode) -> api.Plugin:
+    """`refused` says by (family, name) why a tool is offered to nobody."""
+    tools = info.tools if info.state == "loaded" else ()
+    told = [_tool(one, refused.get((one.family, one.name)), decode) for one in tools]
+    return build(api.Plugin, info, tools=told, reason=info.why)
+
+
+def inspected(
+    told: PluginAccount, refused: Mapping[tuple[str, str], str], decode: Decode
+) -> api.PluginInspected:
+    imports = [
+        api.PluginImport(name=name, needs=need, denied=name in told.lacking)
+        for name, need in told.needs.items()
+    ]
+    return build(api.PluginInspected, plugin(told.info, refused, decode), told, imports=imports)
+
+
+def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> api.Tool:
+    """The parameters of one that is refused may be anything."""
+    parameters = decode(spec.parameters) if why is None else None
+    return build(api.Tool, spec, parameters=parameters, reason=why)
+
+
+def rules(found: RuleSet) -> api.RuleList:
+    """In the order of firing."""
+    told = []
+    for one in found.rules:
+        definition, faults = one.definition, found.faults[one.definition.id]
+        told.append(
+            build(
+                api.Rule,
+                definition,
+                core=definition.is_core,
+                enabled=definition.is_enabled,
+                errors=faults.count,
+                last_error=faults.last or None,
+                quarantined=faults.is_quarantined,
+            )
+        )
+    refused = [build(api.RuleFileRefused, one) for one in found.refused]
+    return api.RuleList(rules=told, refused=refused)
+
+
+class NothingToTest(GatewayError):
+    code = "nothing_to_test"
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderTrial:
+    """The model is metered: what it takes is reserved and recorded. `defaults` has every provider, with
+    the model that is asked if no agent uses it."""
+
+    model: Model
+    ids: Ids
+    agents: Sequence[AgentDef]
+    defaults: Mapping[str, str | None]
+
+    async def test(self, name: str | None, model: str | None) -> api.ProviderTested:
+        try:
+            reply = await self._ask(self._agent(name, model))
+        except (BudgetExceeded, NothingToTest) as refusal:
+            return api.ProviderTested(ok=False, kind=refusal.code, message=str(refusal))
+        except ModelFailed as failed:
+            return api.ProviderTested(ok=False, kind=failed.kind, message=str(failed))
+        usage = reply.usage
+        return build(api.ProviderTested, reply, usage, ok=True, tokens=usage.total)
+
+    async def _ask(self, agent: AgentDef) -> ModelReply:
+        run_id = RunId(f"r_{self.ids.new()}")
+        payer = Payer(SessionKey(agent.id, "cli", "provider-test", run_id), run_id)
+        request = ModelRequest(
+            provider=agent.provider,
+            model=agent.model,
+            system="",
+            messages=(Message("user", QUESTION),),
+            max_tokens=MOST_TOKENS,
+            stream=agent.stream,
+            deadline_s=WITHIN_S,
+            payer=payer,
+        )
+        with anyio.move_on_after(WITHIN_S):
+            return await self.model.reply(request, lambda _delta: None)
+        raise ModelFailed(agent.provider, "timeout", f"no complete reply within {WITHIN_S:g} s")
+
+    def _agent(self, name: str | None, model: str | None) -> AgentDef:
+        """Whose model is asked: the first agent's that uses the provider, else the preset's usual one."""
+        for agent in self.agents:
+            link: AgentDef | None = agent
+            while link is not None:
+                if name is None or link.provider == name:
+                    return replace(link, model=model or link.model)
+                link = link.fallback
+        if name is None or name not in self.defaults:
+            raise NothingToTest(
+                f"there is no provider {name!r}; `exogate provider list` shows them"
+            )
+        model = model or self.defaults[name]
+        if model is None:
+            raise NothingToTest(f"no agent uses the provider {name!r}; say which --model to ask")
+        return AgentDef(AgentId(name), name, model)
