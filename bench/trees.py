@@ -20,8 +20,8 @@ from typing import Any
 
 from gateway.control.trees.engine import Run
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import LeafCall, TickStatus, TreeHost
-from gateway.control.trees.plan import NodePlan
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import NodePlan, TickStatus, TreeHost
 
 Shape = tuple[Any, ...]  # kind and children; a leaf is a name
 MARK = 10.0

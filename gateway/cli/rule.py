@@ -18,8 +18,8 @@ from gateway.config.problems import ConfigInvalid
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
 from gateway.control.rules import CORE, ROOTS, Act, Rule, load_rules, problems_of, view
-from gateway.control.words import meant
 from gateway.domain.events import Event, kind_named
+from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
 from gateway.host.terminal import one_line
 from gateway.web.status import rules as told_rules

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import meant, quoted, short
 
 MAX_CHARACTERS, MAX_DEPTH = 2_000, 50
 LARGEST = 2**63  # of whole numbers in arithmetic: what is larger is a mistake or an attack
@@ -153,7 +153,7 @@ class _Compiler:
         name = node.id
         if name not in self.roots and not (self.open_roots and is_path and name[0] != "_"):
             choices = (*self.roots, "True", "False", "None")
-            raise self.refusal(node, f'unknown name "{short(name)}"{meant(name, choices)}')
+            raise self.refusal(node, f"unknown name {quoted(name)}{meant(name, choices)}")
         self.seen.add(name)
         return operator.methodcaller("get", name)
 
@@ -165,7 +165,7 @@ class _Compiler:
     def attribute(self, node: ast.Attribute, depth: int) -> Evaluate:
         key = node.attr
         if key.startswith("_"):
-            raise self.refusal(node, f'"{short(key)}" begins with an underscore')
+            raise self.refusal(node, f"{quoted(key)} begins with an underscore")
         base = self.base(node.value, depth)
 
         def look(scope: ExpressionScope) -> object:
@@ -249,7 +249,7 @@ class _Compiler:
         function = self.functions.get(name)
         if function is None:
             choices = meant(name, self.functions) or f"; there are {', '.join(self.functions)}"
-            raise self.refusal(node, f'unknown function "{short(name)}"{choices}')
+            raise self.refusal(node, f"unknown function {quoted(name)}{choices}")
         parts = [self.build(part, depth) for part in node.args]
         try:
             inspect.signature(function).bind(*parts)

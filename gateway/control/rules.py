@@ -22,7 +22,6 @@ from gateway.control.expressions import (
     ExpressionScope,
     compile_expression,
 )
-from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import (
     KINDS,
@@ -37,6 +36,7 @@ from gateway.domain.events import (
     Severity,
     kind_named,
 )
+from gateway.domain.text import meant, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class _Compiler:
 
     def check_event(self, path: Place, name: str) -> None:
         if not _GLOB.fullmatch(name):
-            self.wrong(path, f'"{short(name)}" is no name of events', "write one, * for any part")
+            self.wrong(path, f"{quoted(name)} is no name of events", "write one, * for any part")
         elif "*" not in name and kind_named(name) is None:
             known = [one for kind in KINDS for one in (kind.type, kind.constant, kind.hook) if one]
             near = meant(name, known) or f"; there are {', '.join(kind.type for kind in KINDS)}"
@@ -326,7 +326,7 @@ class _Compiler:
             message = f'"{event_type}" is an event of the gateway\'s own'
             self.wrong((*above, "emit"), message, "choose another name, such as house.quiet")
         elif not _TYPE.fullmatch(event_type):
-            message = f'"{short(event_type)}" is no type of event'
+            message = f"{quoted(event_type)} is no type of event"
             self.wrong((*above, "emit"), message, "write words with dots between: house.quiet")
         payload = {
             key: self.template((*above, "payload", key), one) if isinstance(one, str) else one
@@ -347,7 +347,7 @@ class _Compiler:
             return build()
         except ExpressionInvalid as error:
             fix = "correct it; docs/rules.md says what can be written"
-            self.wrong(path, f'"{short(text)}": {error.problem}', fix, error.column)
+            self.wrong(path, f"{quoted(text)}: {error.problem}", fix, error.column)
             return instead
 
 

@@ -19,11 +19,22 @@ def choose(word: str, choices: Iterable[str]) -> str:
     return f"{meant}choose one of: {', '.join(names)}" if names else f"{meant}none is defined"
 
 
+def meant(word: str, choices: Iterable[str]) -> str:
+    """The end of a message about an unknown word; empty if nothing is like it."""
+    near = nearest(word, choices)
+    return f'; did you mean "{near}"?' if near else ""
+
+
 def quoted(text: str) -> str:
-    """A value inside a message: short, on one line, without control characters."""
-    return f'"{printable(text if len(text) <= 60 else f"{text[:57]}...")}"'
+    """A value inside a message."""
+    return f'"{short(text)}"'
+
+
+def short(text: str) -> str:
+    """On one line, without control characters, and not long."""
+    return printable(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def printable(text: str) -> str:
-    """One column a character."""
-    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)
+    """One column a character, on one line."""
+    return "".join(c if c.isprintable() else " " if c in "\t\r\n" else "?" for c in text)

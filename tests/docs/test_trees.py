@@ -42,17 +42,9 @@ from gateway.control.policy import (
 )
 from gateway.control.rules import RunRules, load_rules
 from gateway.control.trees.engine import STUCK
+from gateway.control.trees.kinds import ALIASES, COMMON, HOSTED, KINDS, OPTION_ALIASES, TREE
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import MOST_PARTS, MOST_WORK
-from gateway.control.trees.plan import (
-    ALIASES,
-    COMMON,
-    HOSTED,
-    KINDS,
-    OPTION_ALIASES,
-    TREE,
-    TreePlan,
-)
+from gateway.control.trees.plan import MOST_PARTS, MOST_WORK, TreePlan
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Chunk, Message, ToolCall, ToolResult, Usage

@@ -4,34 +4,30 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, cast
 
-from gateway.control.trees.leaves import DECORATORS, LEAVES
-from gateway.control.trees.nodes import (
+from gateway.control.trees.nodes import LEAVES, NODES, Children, Kind, LeafCall, Ticks
+from gateway.control.trees.plan import (
     FAILURE,
-    FLOW,
-    IDLE,
     RUNNING,
     SKIPPED,
     SUCCESS,
-    BehaviourNode,
+    Act,
     Ground,
-    LeafCall,
-    Make,
+    NodePlan,
     TickStatus,
     TreeFrame,
     TreeHost,
+    TreePlan,
     defaults,
-    reset_all,
 )
-from gateway.control.trees.plan import Act, NodePlan, TreePlan
-from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import meant, quoted
 
 log = logging.getLogger(__name__)
 
-_KINDS: Mapping[str, Make] = {**FLOW, **DECORATORS, **LEAVES}
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
@@ -52,37 +48,31 @@ class TreeOutcome:
 
 
 class Run:
-    """Call `step` until it says True; in between wait for `Host.woken` or `next_deadline`,
-    unless `ground.is_awake`."""
+    """Call `step` until it says True; in between wait for `TreeHost.woken` or `next_deadline`,
+    unless `ground.is_awake`. Raises BadInput."""
 
     def __init__(
         self,
         plan: TreePlan,
         host: TreeHost,
-        inputs: Mapping[str, object] | None = None,
-        kinds: Mapping[str, Make] = _KINDS,
+        inputs: Mapping[str, object] = MappingProxyType({}),
+        kinds: Mapping[str, Kind] = NODES,
     ) -> None:
         self.plan, self.host = plan, host
         self.ground = Ground(host, kinds, plan.file, plan.watched, plan.subtrees)
-        self.ticks = 0
+        self.frame = TreeFrame(self.ground, defaults(plan), plan.types)
         self.outcome: TreeOutcome | None = None
         self._body_ended: TreeOutcome | None = None
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
-        self.frame = TreeFrame(self.ground, defaults(plan.schema), plan.types)
-        if inputs:
-            self._give(inputs)
-        self._root = kinds[plan.root.shape](plan.root, self.frame)
-        self._node: BehaviourNode = self._root
-
-    def _give(self, inputs: Mapping[str, object]) -> None:
-        allowed = self.plan.inputs or tuple(self.plan.schema)
+        self._node = Children((plan.root,), self.frame)  # the body, and then `:finally`
+        allowed = plan.inputs or plan.schema
         for key, value in inputs.items():
-            declared = self.plan.schema.get(key)
-            if declared is None or key not in allowed:
-                raise BadInput(f"tree {self.plan.name} takes no input {key!r}")
-            if not declared.type.accepts(value):
-                raise BadInput(f"input {key} is {declared.type}, not {type(value).__name__}")
+            if key not in allowed:
+                raise BadInput(f"tree {plan.name} takes no input {key!r}")
+            kind = plan.types[key]
+            if not kind.accepts(value):
+                raise BadInput(f"input {key} is {kind}, not {type(value).__name__}")
             self.frame.values[key] = value
 
     @property
@@ -101,13 +91,13 @@ class Run:
         """One tick from the root. True if the run is over; then `outcome` is set."""
         if self.outcome is not None:
             return True
-        has_heard, self.ground.has_heard = self.ground.has_heard, False
-        self.ground.is_awake = False
+        ground, has_heard = self.ground, self.ground.has_heard
+        ground.has_heard = ground.is_awake = False
         if has_heard:
-            self.ground.work = 0
-        self.ticks += 1
+            ground.work = 0
+        ground.ticks += 1
+        ground.is_ticking = True
         try:
-            self.ground.is_ticking = True
             status = self._node.tick()
         except Exception as error:  # a node that breaks ends the run, and says so
             if not isinstance(error, GatewayError):
@@ -115,35 +105,32 @@ class Run:
             self._abort("internal_error", str(error) or type(error).__name__)
             return self.outcome is not None
         finally:
-            self.ground.is_ticking = False
+            ground.is_ticking = False
         if self._stop is not None and not self.is_ending:
             self._abort("interrupted", self._stop)
         elif status is RUNNING:
             self._go_on(has_heard=has_heard)
         else:
-            failure = self.ground.failure if status is FAILURE else None
+            failure = ground.failure if status is FAILURE else None
             self._ended(TreeOutcome(status, "done", "", failure))
         return self.outcome is not None
 
     def _go_on(self, *, has_heard: bool) -> None:
         self._yields = 0 if has_heard or not self.ground.is_awake else self._yields + 1
+        limit = self.plan.max_ticks
         if self._yields >= STUCK:
             self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
-            return
-        limit = self.plan.max_ticks
-        if limit is not None and self.ticks >= limit and not self.is_ending:
+        elif limit is not None and self.ground.ticks >= limit and not self.is_ending:
             self._abort("max_ticks", f"not done after {limit} ticks")
 
     def tick_root(self) -> TickStatus:
         """A bare tick of the tree, for traces; a completed root begins anew with the next one."""
         self.ground.work = 0
-        status = self._root.tick()
-        if status is SUCCESS or status is FAILURE:
-            self._root.status = IDLE
-        return status
+        self.ground.ticks += 1
+        return self._node.tick()
 
     def halt_root(self) -> None:
-        reset_all((self._root,))
+        self._node.halt()
 
     def interrupt(self, reason: str) -> None:
         """Halts what runs; `:finally` is what is left to do."""
@@ -167,10 +154,13 @@ class Run:
         self._ended(TreeOutcome(FAILURE, reason, detail, self.ground.failure))
 
     def _halt(self) -> None:
+        self.ground.is_ticking = True
         try:
-            reset_all((self._node,))
+            self._node.halt()
         except GatewayError:
             log.exception("tree.halt_broke", extra={"tree": self.plan.name})
+        finally:
+            self.ground.is_ticking = False
         self.ground.timers.clear()
 
     def _ended(self, outcome: TreeOutcome) -> None:
@@ -179,8 +169,7 @@ class Run:
         if self._body_ended is None:
             self._body_ended = outcome
             if self.plan.final is not None:
-                final = self.plan.final
-                self._node = self.ground.kinds[final.shape](final, self.frame)
+                self._node = Children((self.plan.final,), self.frame)
                 self.ground.is_awake = True
                 return
         elif outcome.status is not SUCCESS:
@@ -214,7 +203,7 @@ class LeafScript:
             raise BadScript('"leaves" maps names to letters')
         for name, letters in leaves.items():
             if not isinstance(letters, str) or not re.fullmatch("[RSFK]+", letters):
-                raise BadScript(f'leaf "{short(str(name))}" needs letters out of R, S, F and K')
+                raise BadScript(f"leaf {quoted(str(name))} needs letters out of R, S, F and K")
         return cls(leaves, int(_number(ticks, int)), float(_number(tick_s, int, float)))
 
 
@@ -237,29 +226,9 @@ class Trace:
     final_halt: list[str]
 
 
-class _Watched(BehaviourNode):
-    """A leaf, and who writes down what it does."""
-
-    def __init__(self, leaf: BehaviourNode, stage: "_Stage") -> None:
-        super().__init__(leaf.plan, leaf.frame)
-        self.leaf, self.stage = leaf, stage
-
-    def tick(self) -> TickStatus:
-        status = self.leaf.tick()
-        self.stage.current.ticked.append([self.plan.label, status.value])
-        if status is not SKIPPED:
-            self.status = status
-        return status
-
-    def halt(self) -> None:
-        self.leaf.halt()
-        self.stage.current.halted.append(self.plan.label)
-        self.status = IDLE
-
-
 @dataclass(slots=True)
 class _Stage:
-    """The scripted leaves."""
+    """The scripted leaves, and what they do."""
 
     script: LeafScript
     now: float = 0.0
@@ -277,8 +246,24 @@ class _Stage:
 
         return act
 
-    def watched(self, make: Make) -> Make:
-        return lambda plan, frame: _Watched(make(plan, frame), self)
+    def watched(self, kind: Kind) -> Kind:
+        """Writes down what a leaf does."""
+
+        def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
+            leaf, is_running = Children((plan,), frame, {plan.shape: kind}), False
+            try:
+                while True:
+                    status = leaf.tick()
+                    self.current.ticked.append([plan.label, status.value])
+                    if status is not SKIPPED:
+                        is_running = status is RUNNING
+                    yield status
+            finally:
+                if is_running:
+                    leaf.halt()
+                    self.current.halted.append(plan.label)
+
+        return ticks
 
 
 def trace(plan: TreePlan, script: LeafScript) -> Trace:
@@ -287,9 +272,10 @@ def trace(plan: TreePlan, script: LeafScript) -> Trace:
     Raises BadScript if a leaf is not in the script.
     """
     stage = _Stage(script)
-    watched = {shape: stage.watched(make) for shape, make in LEAVES.items()}
+    watched = {shape: stage.watched(kind) for shape, kind in LEAVES.items()}
     host = TreeHost(now=lambda: stage.now, find_act=stage.find_act)
-    run = Run(replace(plan, final=None), host, kinds={**_KINDS, **watched})
+    run = Run(plan, host, kinds={**NODES, **watched})
+    run.ground.is_ticking = True  # all the time: what is closed is halted
     ticks: list[TickTrace] = []
     for _ in range(script.ticks):
         stage.now += script.tick_s

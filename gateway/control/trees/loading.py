@@ -1,301 +1,62 @@
-"""A file of trees to plans: every problem of the file is said at once."""
+"""The text of a file to the plan of a tree. Every problem of the file is reported at once."""
 
 import re
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
+from operator import methodcaller
 from typing import Any, cast
 
-from gateway.control.trees.lint import lint
-from gateway.control.trees.plan import (
+from gateway.control.expressions import ExpressionInvalid, ExpressionScope, compile_expression
+from gateway.control.trees.kinds import (
     ALIASES,
-    ANY,
     CALLS,
+    CHOICES,
     COMMON,
     HOSTED,
     KINDS,
     OPTION_ALIASES,
+    REACTIVE,
     TREE,
     WANTS,
+    NodeKind,
+)
+from gateway.control.trees.lint import lint
+from gateway.control.trees.plan import (
+    ANY,
+    FAILED,
+    UNKNOWN,
     BadType,
     Key,
     KeyType,
     LeafRegistry,
-    Names,
-    NodeKind,
     NodePlan,
     Offered,
-    PlanValues,
     TreePlan,
     Value,
     is_type,
-    pairs,
     read_type,
     type_of,
-    watched_keys,
-    wrong,
 )
-from gateway.control.trees.reader import MAX_DEPTH, TreeForm, TreeInvalid, TreeSource, read
-from gateway.control.words import meant, short
+from gateway.control.trees.reader import (
+    MAX_DEPTH,
+    MAX_SECONDS,
+    TreeForm,
+    TreeInvalid,
+    TreeSource,
+    read,
+)
+from gateway.domain.text import meant, quoted, short
 
 MAX_NODES = 5_000
 NAME = re.compile(r"[a-z][a-z0-9_?!-]*")
-_NAMED = frozenset({"action", "condition", "decorator"})
-
-
-class TooManyNodes(Exception):
-    """Nobody reads on; it never leaves the loader."""
-
-
-@dataclass(slots=True)
-class TreeParts:
-    """A form, taken apart."""
-
-    form: TreeForm
-    kind: NodeKind
-    name: TreeForm | None = None
-    values: list[TreeForm] = field(default_factory=list)
-    options: dict[str, TreeForm] = field(default_factory=dict)  # a flag stands for itself
-    keys: dict[str, TreeForm] = field(default_factory=dict)  # of the options
-    children: list[TreeForm] = field(default_factory=list)
-
-    def is_value(self) -> bool:
-        """Whether a bare symbol is the next value, as in `(subagent librarian)`."""
-        place = len(self.values)
-        return place < self.kind.needed and self.kind.values[place] == "text"
-
-
-def taken_apart(form: TreeForm, kind: NodeKind, source: TreeSource) -> TreeParts:
-    parts = TreeParts(form, kind)
-    rest = list(reversed(form.parts[1:]))
-    while rest:
-        part = rest.pop()
-        if part.kind == "keyword":
-            _take_option(part, rest, parts, source)
-        elif part.kind == "list" and part.head not in CALLS:
-            parts.children.append(part)
-        elif part.kind == "symbol" and parts.name is None and not parts.is_value():
-            parts.name = part
-        else:
-            parts.values.append(part)
-    _check_counts(parts, source)
-    return parts
-
-
-def _take_option(key: TreeForm, rest: list[TreeForm], parts: TreeParts, source: TreeSource) -> None:
-    name = OPTION_ALIASES.get(str(key.value), str(key.value))
-    want = parts.kind.want(name)
-    if want is None:
-        near = meant(name, (*parts.kind.options, *COMMON))
-        source.error("BT014", key.start, f'unknown option ":{short(name)}"{near}')
-        if rest and (rest[-1].kind not in {"list", "keyword"} or rest[-1].head in CALLS):
-            rest.pop()  # its value; what looks like a node is one
-        return
-    if name in parts.options:
-        source.error("BT015", key.start, f":{name} is here twice")
-    if want != "flag" and not rest:
-        source.error("BT013", key.start, f":{name} has no value")
-        return
-    parts.keys[name], parts.options[name] = key, key if want == "flag" else rest.pop()
-
-
-def _check_counts(parts: TreeParts, source: TreeSource) -> None:
-    kind, at, head = parts.kind, parts.form.start, parts.form.head
-    count = len(parts.children)
-    if not kind.least <= count <= kind.most:
-        bound = "at least" if count < kind.least else "at most"
-        wanted = f"{bound} {kind.least if count < kind.least else kind.most}"
-        place = parts.children[kind.most].start if count > kind.most else at
-        source.error("BT012", place, f"{head} has {count} children, and takes {wanted}")
-    if len(parts.values) > len(kind.values):
-        extra = parts.values[len(kind.values)]
-        source.error("BT017", extra.start, f"{head} takes no value here")
-    if len(parts.values) < kind.needed:
-        missing = kind.values[len(parts.values)]
-        source.error("BT017", at, f"{head} lacks its value: {missing}")
-    for group in kind.excluding:
-        both = sorted(group & parts.options.keys())
-        if len(both) > 1:
-            source.error("BT013", at, f"{head} takes only one of :{', :'.join(both)}")
-
-
-@dataclass(slots=True)
-class Planner:
-    """Plans the nodes of one tree."""
-
-    source: TreeSource
-    registry: LeafRegistry | None
-    count: Callable[[], int]  # nodes of all trees of the file, this one included
-    uses: list[tuple[str, int]] = field(default_factory=list)  # subtrees by name, and where
-    bound: list[tuple[str, str, int]] = field(default_factory=list)  # subtree, key, and where
-    _ids: set[str] = field(default_factory=set)
-
-    def plan(
-        self, form: TreeForm, path: str, names: Names, *, raises: bool = False
-    ) -> NodePlan | None:
-        """`path` and `raises` are those of the parent."""
-        name = ALIASES.get(form.head, form.head)
-        if name not in KINDS:
-            self._refuse(form)
-            return None
-        if self.count() > MAX_NODES:
-            self.source.error("BT006", form.start, f"more than {MAX_NODES} nodes")
-            raise TooManyNodes
-        parts = taken_apart(form, KINDS[name], self.source)
-        own_name = self._own_name(parts)
-        path = f"{path}/{own_name or name}"
-        values = PlanValues(self.source, self.registry, names)
-        found = self._options(parts, values)
-        raising = found.get("on-error")
-        raises = raises if raising is None else raising.constant == "raise"
-        forms = self._children(parts, name)
-        node = NodePlan(
-            name,
-            own_name,
-            form.start,
-            self.source.place(form.start)[0],
-            path,
-            self._values(parts, values),
-            {key: value for key, value in found.items() if key not in COMMON},
-            cases=tuple(forms) if name == "switch" else (),
-            when=found.get("when"),
-            raises=raises,
-        )
-        offered = _offered(node, values, parts.name.start if parts.name else form.start)
-        inside = self._names_inside(node, names)
-        children = [self.plan(each, path, inside, raises=raises) for each in forms.values()]
-        self._special(node, parts, values)
-        return replace(
-            node,
-            offered=offered,
-            children=tuple(child for child in children if child is not None),
-            reads=frozenset(values.reads),
-            writes=frozenset(values.writes),
-        )
-
-    def _refuse(self, form: TreeForm) -> None:
-        if form.head:
-            near = meant(form.head, (*KINDS, *ALIASES))
-            self.source.error("BT011", form.start, f'unknown node "{short(form.head)}"{near}')
-        else:
-            self.source.error("BT010", form.start, "a node begins with its kind: (kind …)")
-
-    def _own_name(self, parts: TreeParts) -> str:
-        form, head = parts.name, parts.form.head
-        if form is None:
-            if parts.kind.is_named:
-                message = f"{head} needs a name: ({head} NAME …)"
-                self.source.error("BT016", parts.form.start, message)
-            return ""
-        if not NAME.fullmatch(str(form.value)):
-            message = f'"{short(str(form.value))}" is no name: small letters, digits, _ ? ! -'
-            self.source.error("BT016", form.start, message)
-        return str(form.value)
-
-    def _options(self, parts: TreeParts, values: PlanValues) -> dict[str, Value]:
-        found: dict[str, Value] = {}
-        for name, form in parts.options.items():
-            want = parts.kind.want(name) or "any"
-            is_flag = want == "flag"
-            value = Value(form.start, True) if is_flag else values.value(form, want, name)  # noqa: FBT003  # the value of a flag
-            if value is not None:
-                found[name] = value
-        if "id" in found:
-            one = str(found["id"].constant)
-            if one in self._ids:
-                message = f'another node has the id "{short(one)}"'
-                self.source.error("BT015", found["id"].at, message)
-            self._ids.add(one)
-        return found
-
-    def _names_inside(self, node: NodePlan, names: Names) -> Names:
-        if node.kind != "for-each":
-            return names
-        name = str(node.options["as"].constant) if "as" in node.options else "item"
-        return names.new_child({name: ANY, "index": ANY, "result": ANY})
-
-    def _values(self, parts: TreeParts, values: PlanValues) -> tuple[Value, ...]:
-        wants = zip(parts.values, parts.kind.values, strict=False)
-        found = [values.value(form, want) for form, want in wants if want != "cases"]
-        return tuple(value for value in found if value is not None)
-
-    def _children(self, parts: TreeParts, name: str) -> dict[str, TreeForm]:
-        """Those of a switch by case; the catch of a `try` is its last one, without the word."""
-        children = list(parts.children)
-        if name == "switch" and len(parts.values) > 1:
-            return pairs(parts.values[1], self.source)
-        if name == "try":
-            last = children[-1] if children else parts.form
-            if last.head == "catch" and len(last.parts) == 2:
-                children[-1] = last.parts[1]
-            else:
-                self.source.error("BT012", parts.form.start, "try ends with one (catch NODE)")
-        return {str(place): child for place, child in enumerate(children)}
-
-    def _special(self, node: NodePlan, parts: TreeParts, values: PlanValues) -> None:
-        """What one kind alone has to obey."""
-        options = node.options
-        match node.kind:
-            case "subtree" if not parts.children:
-                self.uses.append((node.name, node.at))
-                self.bound += [(node.name, key, one.at) for key, one in node.bound.items()]
-            case "set!":
-                self._check_set(node, parts, values)
-            case "for-each" if "collect" in options:
-                self._check_collected(options["collect"], values.names)
-            case "parallel":
-                for name in options.keys() & {"success", "failure"}:
-                    count = options[name].constant
-                    if isinstance(count, int) and count > len(parts.children):
-                        message = f":{name} {count} is more than its {len(parts.children)} children"
-                        self.source.error("BT013", options[name].at, message)
-
-    def _check_collected(self, target: Value, names: Names) -> None:
-        kind = names.get(str(target.constant), ANY)
-        if not kind.may_hold(KeyType("list")):
-            message = f"{target.constant} is {kind}, and what is collected is a list"
-            self.source.error("BT030", target.at, message)
-
-    def _check_set(self, node: NodePlan, parts: TreeParts, values: PlanValues) -> None:
-        if len(parts.form.parts) == 1:
-            self.source.error("BT013", node.at, "set! sets nothing: (set! :key value)")
-        for key, value in node.options.items():
-            kind = values.known(parts.keys[key].start, key)
-            if kind is not None:
-                values.check_type(value, kind)
-                values.writes.add(key)
-
-
-def _offered(node: NodePlan, values: PlanValues, named_at: int) -> Offered | None:
-    """The host's function behind a leaf or a decorator, if there is one and it is known."""
-    source, registry = values.source, values.registry
-    if registry is None or "expr" in node.options or node.kind not in _NAMED | HOSTED:
-        return None
-    fn = node.options.get("fn", Value(named_at, node.name))
-    at, wanted = fn.at, node.kind if node.kind in HOSTED else str(fn.constant)
-    offered = registry.offered.get(wanted)
-    if offered is None:
-        near = meant(wanted, registry.offered)
-        source.error("BT021", at, f'unknown function "{short(wanted)}"{near}')
-        return None
-    _check_keys(offered, values, at)
-    for option in node.options.keys() - KINDS[node.kind].options.keys() - offered.options:
-        message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
-        source.error("BT014", node.options[option].at, message)
-    return offered
-
-
-def _check_keys(offered: Offered, values: PlanValues, at: int) -> None:
-    values.reads |= offered.reads.keys()
-    values.writes |= offered.writes.keys()
-    for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
-        for key, kind in keys.items():
-            declared = values.declared(at, key, kind)
-            if not declared.may_hold(kind):
-                message = f"{offered.name} {verb} {key} as {kind}, and it is {declared}"
-                values.source.error("BT033", at, message)
-
-
+# The keys that can be seen from a place: those of loops around it, and last those of the tree.
+Names = ChainMap[str, KeyType]
+_COUNTS: Mapping[object, int] = {"all": -1, "one": 1}
+_COLLECTED = {"any": ("vector", "map"), "list": ("vector",), "map": ("map",)}
+_ROOTS = {"config": "config", "env-flag": "flags"}
+_CALLED = HOSTED | {"action", "condition", "decorator"}
 _OF_THE_FIRST = ("finally", "inputs", "max-ticks")  # options of the tree that is run
 
 
@@ -305,7 +66,7 @@ def load(text: str, name: str = "tree.bt", registry: LeafRegistry | None = None)
     Without a registry, functions and what lies outside of the blackboard are taken on trust.
     """
     source = TreeSource(name, text)
-    plan = _Loader(source, registry).load()
+    plan = _load(source, registry)
     if source.has_errors or plan is None:
         raise TreeInvalid(source.problems(), source.left_out)
     for one in (plan, *plan.subtrees.values()):
@@ -313,75 +74,396 @@ def load(text: str, name: str = "tree.bt", registry: LeafRegistry | None = None)
     return replace(plan, warnings=source.problems(), watched=watched_keys(plan))
 
 
+def _load(source: TreeSource, registry: LeafRegistry | None) -> TreePlan | None:
+    trees: dict[str, _Tree] = {}
+    counting = count(1).__next__
+    for form in read(source):
+        if form.kind != "comment":
+            _collect(form, trees, source, registry, counting)
+    if not trees:
+        source.error("BT010", 0, 'there is no tree here: (tree "name" …)')
+        return None
+    try:
+        for tree in trees.values():
+            tree.read()
+    except _TooManyNodes:
+        return None
+    _check_uses(trees, source)
+    first = next(iter(trees))
+    if not source.has_errors:
+        _measure(trees, first, (), source)
+    plans = {name: tree.plan for name, tree in trees.items() if tree.plan}
+    return None if source.has_errors else replace(plans.pop(first), subtrees=plans)
+
+
+class _TooManyNodes(Exception):
+    """No more is read; it never leaves this file."""
+
+
+def _wrong(source: TreeSource, form: TreeForm, want: str) -> None:
+    source.error("BT013", form.start, f"here belongs {WANTS[want].shape}")
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> str:
+    """The message about a name that is not there."""
+    return f"{what} {quoted(name)}{meant(name, known)}"
+
+
+def pairs(form: TreeForm, source: TreeSource) -> dict[str, TreeForm]:
+    """Of a map: key to form."""
+    if form.kind != "map":
+        _wrong(source, form, "map")
+        return {}
+    found: dict[str, TreeForm] = {}
+    for key, value in zip(form.parts[::2], form.parts[1::2], strict=False):
+        if key.kind != "keyword":
+            source.error("BT013", key.start, "a map has a :key before each value")
+            return found
+        if key.value in found:
+            source.error("BT015", key.start, f":{key.value} is here twice")
+        found[str(key.value)] = value
+    if len(form.parts) % 2:
+        source.error("BT013", form.parts[-1].start, "a map has a value after each :key")
+    return found
+
+
+@dataclass(slots=True)
+class NodeForm:
+    """A list, taken apart as its kind says."""
+
+    form: TreeForm
+    kind: NodeKind
+    source: TreeSource
+    name: TreeForm | None = None
+    values: list[TreeForm] = field(default_factory=list)
+    options: dict[str, TreeForm] = field(default_factory=dict)  # a flag stands for itself
+    keys: dict[str, TreeForm] = field(default_factory=dict)  # of the options
+    children: list[TreeForm] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rest = list(reversed(self.form.parts[1:]))
+        while rest:
+            part, place = rest.pop(), len(self.values)
+            # A bare symbol may be the next value, as in `(subagent librarian)`.
+            is_value = place < self.kind.needed and self.kind.values[place] == "text"
+            if part.kind == "keyword":
+                self._take_option(part, rest)
+            elif part.kind == "list" and part.head not in CALLS:
+                self.children.append(part)
+            elif part.kind == "symbol" and self.name is None and not is_value:
+                self.name = part
+            else:
+                self.values.append(part)
+        self._check_counts()
+
+    def _take_option(self, key: TreeForm, rest: list[TreeForm]) -> None:
+        name = OPTION_ALIASES.get(str(key.value), str(key.value))
+        want = self.kind.want(name)
+        if want is None:
+            near = meant(name, (*self.kind.options, *COMMON))
+            self.source.error("BT014", key.start, f'unknown option ":{short(name)}"{near}')
+            if rest and (rest[-1].kind not in {"list", "keyword"} or rest[-1].head in CALLS):
+                rest.pop()  # its value; what looks like a node is one
+            return
+        if name in self.options:
+            self.source.error("BT015", key.start, f":{name} is here twice")
+        if want != "flag" and not rest:
+            self.source.error("BT013", key.start, f":{name} has no value")
+            return
+        self.keys[name], self.options[name] = key, key if want == "flag" else rest.pop()
+
+    def _check_counts(self) -> None:
+        kind, at, head, error = self.kind, self.form.start, self.form.head, self.source.error
+        count, given, takes = len(self.children), len(self.values), len(kind.values)
+        if count < kind.least:
+            error("BT012", at, f"{head} has {count} children, and takes at least {kind.least}")
+        if count > kind.most:
+            message = f"{head} has {count} children, and takes at most {kind.most}"
+            error("BT012", self.children[kind.most].start, message)
+        if given > takes:
+            error("BT017", self.values[takes].start, f"{head} takes no value here")
+        if given < kind.needed:
+            error("BT017", at, f"{head} lacks its value: {kind.values[given]}")
+        for group in kind.excluding:
+            both = sorted(group & self.options.keys())
+            if len(both) > 1:
+                error("BT013", at, f"{head} takes only one of :{', :'.join(both)}")
+
+    def cases(self) -> dict[str, TreeForm]:
+        """The children; those of a switch by case. The catch of a `try` is its last one, without the word."""
+        children, head = list(self.children), ALIASES.get(self.form.head, self.form.head)
+        if head == "switch" and len(self.values) > 1:
+            return pairs(self.values[1], self.source)
+        if head == "try":
+            last = children[-1] if children else self.form
+            if last.head == "catch" and len(last.parts) == 2:
+                children[-1] = last.parts[1]
+            else:
+                self.source.error("BT012", self.form.start, "try ends with one (catch NODE)")
+        return {str(place): child for place, child in enumerate(children)}
+
+
+@dataclass(slots=True)
+class NodeValues:
+    """Reads the values of one node, and notes which keys they touch. A value that is wrong is None, and its
+    problem is in the source."""
+
+    source: TreeSource
+    registry: LeafRegistry | None
+    names: Names
+    reads: set[str] = field(default_factory=set)
+    writes: set[str] = field(default_factory=set)
+
+    def value(self, form: TreeForm, want: str, option: str = "") -> Value | None:
+        wanted = WANTS[want]
+        if form.kind == "ref" and wanted.type is not None:
+            path = cast(tuple[str, ...], form.value)
+            kind = self.known(form.start, path[0])
+            return self._looked_up(form, wanted.type, kind, path) if kind else None
+        if form.head in CALLS and wanted.type is not None:
+            return self._call(form, wanted.type)
+        if form.kind in _COLLECTED.get(want, ()):
+            return self._collection(form)
+        if form.kind not in wanted.forms:
+            _wrong(self.source, form, want)
+            return None
+        special = {
+            "expression": self._expression,
+            "target": self._target,
+            "keys": self._keys,
+            "duration": self._duration,
+        }.get(want)
+        return special(form) if special else self._literal(form, want, option)
+
+    def all(self, parts: NodeForm) -> tuple[Value, ...]:
+        """The values that have no name."""
+        wants = zip(parts.values, parts.kind.values, strict=False)
+        found = [self.value(form, want) for form, want in wants if want != "cases"]
+        return tuple(value for value in found if value is not None)
+
+    def _literal(self, form: TreeForm, want: str, option: str) -> Value:
+        found, choices = form.value, CHOICES.get(option, ())
+        if want == "word" and choices and found not in choices:
+            message = f"{quoted(str(found))} is none of {', '.join(choices)}"
+            self.source.error("BT013", form.start, message + meant(str(found), choices))
+        if want == "count" and form.kind != "int":
+            found = _COUNTS.get(found)
+            if found is None:
+                _wrong(self.source, form, want)
+        return Value(form.start, found)
+
+    def _duration(self, form: TreeForm) -> Value:
+        seconds = float(str(form.value))
+        if form.kind != "duration":
+            self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
+        if not 0 <= seconds <= MAX_SECONDS:
+            _wrong(self.source, form, "duration")
+        return Value(form.start, seconds)
+
+    def _expression(self, form: TreeForm) -> Value | None:
+        registry, text = self.registry, str(form.value)
+        roots = {*self.names, FAILED, *(registry.roots if registry else ())}
+        try:
+            made = compile_expression(text, roots=roots, open_roots=registry is None)
+        except ExpressionInvalid as error:
+            is_plain = form.end - form.start == len(text) + 2  # nothing in it is escaped
+            at = form.start + 1 + min(error.column, len(text)) if is_plain else form.start
+            self.source.error("BT026", at, error.problem)
+            return None
+        self.reads |= made.roots & self.names.keys()
+        return Value(form.start, made.text, made.run)
+
+    def _target(self, form: TreeForm) -> Value | None:
+        path = form.value
+        if form.head == "blackboard" and len(form.parts) == 2:
+            path = (form.parts[1].value,)
+        if not isinstance(path, tuple) or len(path) > 1:
+            _wrong(self.source, form, "target")
+            return None
+        key = str(path[0])
+        if self.known(form.start, key) is None:
+            return None
+        self.writes.add(key)
+        return Value(form.start, key)
+
+    def _keys(self, form: TreeForm) -> Value | None:
+        if any(part.kind != "keyword" for part in form.parts):
+            _wrong(self.source, form, "keys")
+            return None
+        for part in form.parts:
+            self.declared(part.start, str(part.value), UNKNOWN)
+            self.writes.add(str(part.value))
+        return Value(form.start, [str(part.value) for part in form.parts])
+
+    def known(self, at: int, key: str) -> KeyType | None:
+        """The type of a key; None if it is not declared, which is a problem."""
+        if key not in self.names:
+            near = meant(key, self.names)
+            self.source.error("BT020", at, f"{quoted(key)} is not in :blackboard-schema{near}")
+        return self.names.get(key)
+
+    def declared(self, at: int, key: str, kind: KeyType) -> KeyType:
+        """The type of a key; declares it here, with a warning, if it is not declared."""
+        if key not in self.names:
+            near = meant(key, self.names)
+            message = f":{short(key)} is not in :blackboard-schema and begins as nil{near}"
+            self.source.warn("BT024", at, message)
+            self.names.maps[-1][key] = kind
+        return self.names[key]
+
+    def touch(self, offered: Offered, at: int) -> None:
+        """Notes the keys that a function reads and writes."""
+        self.reads |= offered.reads.keys()
+        self.writes |= offered.writes.keys()
+        for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
+            for key, kind in keys.items():
+                declared = self.declared(at, key, kind)
+                if not declared.may_hold(kind):
+                    message = f"{offered.name} {verb} {key} as {kind}, and it is {declared}"
+                    self.source.error("BT033", at, message)
+
+    def _looked_up(
+        self, form: TreeForm, wanted: KeyType, kind: KeyType, path: tuple[str, ...]
+    ) -> Value | None:
+        if len(path) == 1 and not wanted.may_hold(kind):
+            message = f"{path[0]} is {kind}, and here belongs {wanted}"
+            self.source.error("BT030", form.start, message)
+            return None
+        self.reads.add(path[0])
+        return Value(form.start, None, _looking(path), path[0] if len(path) == 1 else "")
+
+    def _call(self, form: TreeForm, wanted: KeyType) -> Value | None:
+        head, arguments = form.head, form.parts[1:]
+        if len(arguments) != 1 or arguments[0].kind not in WANTS["word"].forms:
+            self.source.error("BT013", form.start, f"({head} …) takes one name")
+            return None
+        name = str(arguments[0].value)
+        if head == "blackboard":
+            kind = self.declared(form.start, name, UNKNOWN)
+            return self._looked_up(form, wanted, kind, (name,))
+        known = self.registry.roots.get(_ROOTS[head], ()) if self.registry else None
+        if known is not None and name not in known:
+            self.source.error("BT025", form.start, f'{head} has no "{name}"{meant(name, known)}')
+            return None
+        return Value(form.start, None, _looking((_ROOTS[head], name)))
+
+    def _collection(self, form: TreeForm) -> Value:
+        is_map = form.kind == "map"
+        forms = pairs(form, self.source).items() if is_map else enumerate(form.parts)
+        found = {str(key): self.value(part, "any") for key, part in forms}
+        made = {key: value for key, value in found.items() if value is not None}
+
+        def run(scope: ExpressionScope) -> object:
+            values = {key: value.of(scope) for key, value in made.items()}
+            return values if is_map else list(values.values())
+
+        is_plain = all(value.run is None for value in made.values())
+        constant = run({}) if is_plain else None
+        return Value(form.start, constant, None if is_plain else run, parts=made)
+
+    def literal(self, form: TreeForm, want: str = "any") -> object:
+        """A value that looks nothing up."""
+        value = self.value(form, want)
+        if value is not None and value.run is not None:
+            self.source.error("BT013", form.start, "here belongs a plain value")
+        return value.constant if value else None
+
+    def check_set(self, node: NodePlan, parts: NodeForm) -> None:
+        """Whether the keys that are set can hold their values, as far as that is known now."""
+        if len(parts.form.parts) == 1:
+            self.source.error("BT013", node.at, "set! sets nothing: (set! :key value)")
+        for key, value in node.options.items():
+            kind = self.known(parts.keys[key].start, key)
+            if kind is None:
+                continue
+            self.writes.add(key)
+            is_plain = value.run is None
+            given = type_of(value.constant) if is_plain else self.names.get(value.key, ANY)
+            if not (kind.accepts(value.constant) if is_plain else kind.may_hold(given)):
+                self.source.error("BT030", value.at, f"this is {given}, and here belongs {kind}")
+
+
+def _looking(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
+    key, *rest = path
+    if not rest:
+        return methodcaller("get", key)
+
+    def walk(scope: ExpressionScope) -> object:
+        value = scope.get(key)
+        for part in rest:
+            value = value.get(part) if isinstance(value, dict | Mapping) else None
+        return value
+
+    return walk
+
+
 @dataclass(slots=True)
 class _Tree:
     """A tree on its way from form to plan."""
 
-    parts: TreeParts
-    schema: dict[str, Key]
-    planner: Planner
+    name: str
+    parts: NodeForm
+    source: TreeSource
+    registry: LeafRegistry | None
+    count: Callable[[], int]  # nodes of all trees of the file, this one included
+    schema: dict[str, Key] = field(default_factory=dict)
+    uses: list[tuple[str, int]] = field(default_factory=list)  # subtrees by name, and where
+    bound: list[tuple[str, str, int]] = field(default_factory=list)  # subtree, key, and where
+    ids: set[str] = field(default_factory=set)
     plan: TreePlan | None = None
     size: int = 0  # with all that it refers to
     depth: int = 0
 
-
-@dataclass(slots=True)
-class _Loader:
-    source: TreeSource
-    registry: LeafRegistry | None
-    trees: dict[str, _Tree] = field(default_factory=dict)
-
-    def load(self) -> TreePlan | None:
-        counting = count(1).__next__
-        for form in read(self.source):
-            if form.kind != "comment":
-                self._collect(form, counting)
-        if not self.trees:
-            self.source.error("BT010", 0, 'there is no tree here: (tree "name" …)')
-            return None
-        try:
-            for name, tree in self.trees.items():
-                tree.plan = self._plan(name, tree)
-        except TooManyNodes:
-            return None
-        self._check_uses()
-        first, *_ = self.trees
-        if not self.source.has_errors:
-            self._measure(first, ())
-        plans = {name: tree.plan for name, tree in self.trees.items() if tree.plan}
-        if self.source.has_errors:
-            return None
-        return replace(plans.pop(first), subtrees=plans)
-
-    def _collect(self, form: TreeForm, counting: Callable[[], int]) -> None:
-        if form.head != "tree":
-            self.source.error("BT010", form.start, 'a file has trees only: (tree "name" …)')
+    def read(self) -> None:
+        """Raises _TooManyNodes."""
+        options, source = self.parts.options, self.source
+        names = Names({name: key.type for name, key in self.schema.items()})
+        planned = [self.node(form, self.name, names) for form in self.parts.children]
+        final = options.get("finally")
+        ending = self.node(final, f"{self.name}:finally", names) if final else None
+        if not planned or planned[0] is None:
             return
-        parts = taken_apart(form, TREE, self.source)
-        said = parts.values[0] if parts.values else form
-        name = str(said.value) if said.kind == "string" else ""
-        if not NAME.fullmatch(name):
-            message = 'a tree has a name of small letters, digits, _ ? ! -: (tree "name" …)'
-            self.source.error("BT016", said.start, message)
-        if name in self.trees:
-            self.source.error("BT015", form.start, f'another tree is called "{name}"')
-            return
-        planner = Planner(self.source, self.registry, counting)
-        self.trees[name] = _Tree(parts, self._schema(parts), planner)
+        values = NodeValues(source, self.registry, Names({}))
+        said = {
+            name.replace("-", "_"): values.literal(options[name], want)
+            for name, want in TREE.options.items()
+            if want in {"text", "int"} and name in options
+        }
+        added = {name: Key(kind, kind.natural, -1) for name, kind in names.items()}
+        self.plan = TreePlan(
+            self.name,
+            planned[0],
+            ending,
+            {**added, **self.schema},
+            self._inputs(),
+            source.name,
+            self.parts.form.start,
+            **cast(dict[str, Any], said),
+        )
 
-    def _schema(self, parts: TreeParts) -> dict[str, Key]:
-        form = parts.options.get("blackboard-schema")
-        found: dict[str, Key] = {}
+    def _inputs(self) -> tuple[str, ...]:
+        form = self.parts.options.get("inputs")
+        if form is None:
+            return ()
+        if form.kind not in WANTS["inputs"].forms:
+            _wrong(self.source, form, "inputs")
+        values = NodeValues(self.source, None, Names(dict.fromkeys(self.schema, ANY)))
+        for part in form.parts:
+            values.known(part.start, str(part.value))
+        return tuple(str(part.value) for part in form.parts)
+
+    def declare(self) -> None:
+        """Reads the schema."""
+        form = self.parts.options.get("blackboard-schema")
         for name, default in pairs(form, self.source).items() if form else ():
             if name.startswith("_"):
                 message = f":{name} is reserved: keys do not begin with _"
                 self.source.error("BT016", default.start, message)
-            found[name] = self._declared(default)
-        return found
+            self.schema[name] = self._declared(default)
 
     def _declared(self, form: TreeForm) -> Key:
         """A key's type and default: `0`, or `(int 0)`, `(list string)`, `((list string) [])`."""
-        values = PlanValues(self.source, self.registry, Names({}))
+        values = NodeValues(self.source, self.registry, Names({}))
         if form.kind != "list":
             value = values.literal(form)
             return Key(type_of(value), value, form.start)
@@ -389,100 +471,243 @@ class _Loader:
         typed, rest = form.parts[:length] or (form,), form.parts[length:]
         models = self.registry.models if self.registry else None
         try:
-            kind = read_type(" ".join(map(self._words, typed)), models)
+            kind = read_type(" ".join(map(_type_words, typed)), models)
         except BadType as error:
             self.source.error("BT031", form.start, str(error))
-            return Key(type_of(None), None, form.start)
+            return Key(UNKNOWN, None, form.start)
         value = values.literal(rest[0]) if rest else kind.natural
         if len(rest) > 1 or (rest and not kind.accepts(value)):
             self.source.error("BT030", form.start, f"a key of type {kind} has one such default")
         return Key(kind, value, form.start)
 
-    def _words(self, form: TreeForm) -> str:
-        if form.kind == "list" and len(form.parts) == 2:
-            return " ".join(map(self._words, form.parts))
-        if form.kind != "symbol":
-            raise BadType("a type is a word, (list TYPE) or (option TYPE)")
-        return str(form.value)
-
-    def _plan(self, name: str, tree: _Tree) -> TreePlan | None:
-        options = tree.parts.options
-        names = Names({name: key.type for name, key in tree.schema.items()})
-        planned = [tree.planner.plan(form, name, names) for form in tree.parts.children]
-        final = options.get("finally")
-        ending = tree.planner.plan(final, f"{name}:finally", names) if final else None
-        if not planned or planned[0] is None:
+    def node(
+        self, form: TreeForm, path: str, names: Names, *, raises: bool = False
+    ) -> NodePlan | None:
+        """`path` and `raises` are those of the parent. Raises _TooManyNodes."""
+        name, source = ALIASES.get(form.head, form.head), self.source
+        if name not in KINDS:
+            self._refuse(form)
             return None
-        values = PlanValues(self.source, self.registry, Names({}))
-        wanted = {name: want for name, want in TREE.options.items() if want in {"text", "int"}}
-        said = {
-            name.replace("-", "_"): values.literal(options[name], want)
-            for name, want in wanted.items()
-            if name in options
-        }
-        added = {name: Key(kind, kind.natural, -1) for name, kind in names.items()}
-        return TreePlan(
+        if self.count() > MAX_NODES:
+            source.error("BT006", form.start, f"more than {MAX_NODES} nodes")
+            raise _TooManyNodes
+        parts = NodeForm(form, KINDS[name], source)
+        own_name = self._own_name(parts)
+        path = f"{path}/{own_name or name}"
+        values = NodeValues(source, self.registry, names)
+        found = self._options(parts, values)
+        if "on-error" in found:
+            raises = found["on-error"].constant == "raise"
+        cases = parts.cases()
+        node = NodePlan(
             name,
-            planned[0],
-            ending,
-            {**added, **tree.schema},
-            self._inputs(tree),
-            self.source.name,
-            tree.parts.form.start,
-            **cast(dict[str, Any], said),
+            own_name,
+            form.start,
+            source.place(form.start)[0],
+            path,
+            values.all(parts),
+            {key: value for key, value in found.items() if key not in COMMON},
+            cases=tuple(cases) if name == "switch" else (),
+            when=found.get("when"),
+            raises=raises,
+        )
+        offered = _offered(node, parts, values)
+        inside = _names_inside(node, names)
+        children = [self.node(each, path, inside, raises=raises) for each in cases.values()]
+        self._check(node, parts, values)
+        bare = _shape(node, has_children=bool(children))
+        return replace(
+            node,
+            offered=offered,
+            children=tuple(child for child in children if child is not None),
+            reads=frozenset(values.reads),
+            writes=frozenset(values.writes),
+            bare=bare,
+            shape=bare if node.when is None else "when",
         )
 
-    def _inputs(self, tree: _Tree) -> tuple[str, ...]:
-        form = tree.parts.options.get("inputs")
+    def _refuse(self, form: TreeForm) -> None:
+        if form.head:
+            message = _unknown("unknown node", form.head, (*KINDS, *ALIASES))
+            self.source.error("BT011", form.start, message)
+        else:
+            self.source.error("BT010", form.start, "a node begins with its kind: (kind …)")
+
+    def _own_name(self, parts: NodeForm) -> str:
+        form, head = parts.name, parts.form.head
         if form is None:
-            return ()
-        if form.kind not in WANTS["inputs"].forms:
-            wrong(self.source, form, "inputs")
-        found = tuple(str(part.value) for part in form.parts)
-        for part, key in zip(form.parts, found, strict=True):
-            if key not in tree.schema:
-                near = meant(key, tree.schema)
-                message = f'"{short(key)}" is not in :blackboard-schema{near}'
-                self.source.error("BT020", part.start, message)
+            if parts.kind.is_named:
+                message = f"{head} needs a name: ({head} NAME …)"
+                self.source.error("BT016", parts.form.start, message)
+            return ""
+        if not NAME.fullmatch(str(form.value)):
+            message = f"{quoted(str(form.value))} is no name: small letters, digits, _ ? ! -"
+            self.source.error("BT016", form.start, message)
+        return str(form.value)
+
+    def _options(self, parts: NodeForm, values: NodeValues) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for name, form in parts.options.items():
+            want = parts.kind.want(name) or "any"
+            is_flag = want == "flag"
+            value = Value(form.start, is_flag) if is_flag else values.value(form, want, name)
+            if value is not None:
+                found[name] = value
+        if "id" in found:
+            one = str(found["id"].constant)
+            if one in self.ids:
+                message = f"another node has the id {quoted(one)}"
+                self.source.error("BT015", found["id"].at, message)
+            self.ids.add(one)
         return found
 
-    def _check_uses(self) -> None:
-        _, *others = self.trees.values()
-        for tree in others:
-            for option in tree.parts.options.keys() & set(_OF_THE_FIRST):
-                message = f":{option} belongs to the first tree of a file; this one is a subtree"
-                self.source.error("BT014", tree.parts.options[option].start, message)
-        for tree in self.trees.values():
-            for name, at in tree.planner.uses:
-                if name not in self.trees:
-                    near = meant(name, self.trees)
-                    self.source.error("BT022", at, f'unknown subtree "{short(name)}"{near}')
-            for name, key, at in tree.planner.bound:
-                if name in self.trees and key not in self.trees[name].schema:
-                    near = meant(key, self.trees[name].schema)
-                    message = f'subtree "{name}" has no key "{short(key)}"{near}'
-                    self.source.error("BT020", at, message)
+    def _check(self, node: NodePlan, parts: NodeForm, values: NodeValues) -> None:
+        """What one kind alone has to obey."""
+        options, error = node.options, self.source.error
+        match node.kind:
+            case "subtree" if not parts.children:
+                self.uses.append((node.name, node.at))
+                self.bound += [(node.name, key, one.at) for key, one in node.bound.items()]
+            case "set!":
+                values.check_set(node, parts)
+            case "for-each" if "collect" in options:
+                target = options["collect"]
+                kind = values.names.get(str(target.constant), ANY)
+                if not kind.may_hold(KeyType("list")):
+                    message = f"{target.constant} is {kind}, and what is collected is a list"
+                    error("BT030", target.at, message)
+            case "parallel":
+                for name in options.keys() & {"success", "failure"}:
+                    number, count = options[name].constant, len(parts.children)
+                    if isinstance(number, int) and number > count:
+                        message = f":{name} {number} is more than its {count} children"
+                        error("BT013", options[name].at, message)
 
-    def _measure(self, name: str, above: tuple[str, ...]) -> _Tree:
-        """Nodes and depth of a tree with all that it refers to; finds what leads back to itself."""
-        tree = self.trees[name]
-        if tree.size or tree.plan is None:
-            return tree
-        own = _depth(tree.plan.root)
-        tree.size, tree.depth = sum(1 for _ in tree.plan.nodes()), own
-        for other, at in tree.planner.uses:
-            if other in (*above, name):
-                way = " -> ".join([*above, name, other])
-                self.source.error("BT023", at, f"this subtree leads back to itself: {way}")
-                continue
-            if len(above) < MAX_DEPTH:
-                below = self._measure(other, (*above, name))
-                tree.size, tree.depth = tree.size + below.size, max(tree.depth, own + below.depth)
-            if len(above) >= MAX_DEPTH or tree.size > MAX_NODES or tree.depth > MAX_DEPTH:
-                message = f"with its subtrees, more than {MAX_NODES} nodes or {MAX_DEPTH} deep"
-                self.source.error("BT006", at, message)
-                break
+
+def _shape(node: NodePlan, *, has_children: bool) -> str:
+    """What ticks a node, whatever it is called; without its `:when`."""
+    match node.kind:
+        case "condition" if "expr" in node.options:
+            return "check"
+        case "repeat" if "until-success" in node.options:
+            return "retry"
+        case "subtree" if has_children:
+            return "named"
+    return node.kind
+
+
+def _names_inside(node: NodePlan, names: Names) -> Names:
+    if node.kind != "for-each":
+        return names
+    item = str(node.options["as"].constant) if "as" in node.options else "item"
+    return names.new_child({item: ANY, "index": ANY, "result": ANY})
+
+
+def _offered(node: NodePlan, parts: NodeForm, values: NodeValues) -> Offered | None:
+    """The host's function behind a leaf or a decorator, if there is one and it is known."""
+    source, registry = values.source, values.registry
+    if registry is None or "expr" in node.options or node.kind not in _CALLED:
+        return None
+    fn = node.options.get("fn") or Value((parts.name or parts.form).start, node.name)
+    wanted = node.kind if node.kind in HOSTED else str(fn.constant)
+    offered = registry.offered.get(wanted)
+    if offered is None:
+        source.error("BT021", fn.at, _unknown("unknown function", wanted, registry.offered))
+        return None
+    values.touch(offered, fn.at)
+    for option in node.options.keys() - KINDS[node.kind].options.keys() - offered.options:
+        message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
+        source.error("BT014", node.options[option].at, message)
+    return offered
+
+
+def _collect(
+    form: TreeForm,
+    trees: dict[str, _Tree],
+    source: TreeSource,
+    registry: LeafRegistry | None,
+    counting: Callable[[], int],
+) -> None:
+    """Adds the tree of a form, with its schema."""
+    if form.head != "tree":
+        source.error("BT010", form.start, 'a file has trees only: (tree "name" …)')
+        return
+    parts = NodeForm(form, TREE, source)
+    said = parts.values[0] if parts.values else form
+    name = str(said.value) if said.kind == "string" else ""
+    if not NAME.fullmatch(name):
+        message = 'a tree has a name of small letters, digits, _ ? ! -: (tree "name" …)'
+        source.error("BT016", said.start, message)
+    if name in trees:
+        source.error("BT015", form.start, f'another tree is called "{name}"')
+        return
+    trees[name] = _Tree(name, parts, source, registry, counting)
+    trees[name].declare()
+
+
+def _check_uses(trees: Mapping[str, _Tree], source: TreeSource) -> None:
+    for tree in list(trees.values())[1:]:
+        for option in tree.parts.options.keys() & set(_OF_THE_FIRST):
+            message = f":{option} belongs to the first tree of a file; this one is a subtree"
+            source.error("BT014", tree.parts.options[option].start, message)
+    for tree in trees.values():
+        for name, at in tree.uses:
+            if name not in trees:
+                source.error("BT022", at, _unknown("unknown subtree", name, trees))
+        for name, key, at in tree.bound:
+            if name in trees and key not in trees[name].schema:
+                message = _unknown(f'subtree "{name}" has no key', key, trees[name].schema)
+                source.error("BT020", at, message)
+
+
+def _measure(
+    trees: Mapping[str, _Tree], name: str, above: tuple[str, ...], source: TreeSource
+) -> _Tree:
+    """Nodes and depth of a tree with all that it refers to; finds what leads back to itself."""
+    tree = trees[name]
+    if tree.size or tree.plan is None:
         return tree
+    own = _depth(tree.plan.root)
+    tree.size, tree.depth = sum(1 for _ in tree.plan.nodes()), own
+    for other, at in tree.uses:
+        if other in (*above, name):
+            way = " -> ".join([*above, name, other])
+            source.error("BT023", at, f"this subtree leads back to itself: {way}")
+            continue
+        if len(above) < MAX_DEPTH:
+            below = _measure(trees, other, (*above, name), source)
+            tree.size, tree.depth = tree.size + below.size, max(tree.depth, own + below.depth)
+        if len(above) >= MAX_DEPTH or tree.size > MAX_NODES or tree.depth > MAX_DEPTH:
+            message = f"with its subtrees, more than {MAX_NODES} nodes or {MAX_DEPTH} deep"
+            source.error("BT006", at, message)
+            break
+    return tree
+
+
+def watched_keys(plan: TreePlan) -> frozenset[str]:
+    """Keys that a node asks for again at each tick: who writes one has to wake the run."""
+    nodes = [node for tree in (plan, *plan.subtrees.values()) for node in tree.nodes()]
+    found = {key for node in nodes for key in _asked_each_tick(node)}
+    bound = [pair for node in nodes for pair in node.bound.items()]
+    for _ in plan.subtrees:  # a key may be handed down through all of them
+        found |= {value.key for inner, value in bound if inner in found and value.key}
+    return frozenset(found)
+
+
+def _asked_each_tick(node: NodePlan) -> frozenset[str]:
+    if node.kind in {"guard", "switch"}:
+        return node.reads
+    asked = node.children if node.kind in REACTIVE else node.children[: node.kind == "while"]
+    asking = {"check", "condition"}
+    return frozenset().union(*(child.reads for child in asked if child.kind in asking))
+
+
+def _type_words(form: TreeForm) -> str:
+    if form.kind == "list" and len(form.parts) == 2:
+        return " ".join(map(_type_words, form.parts))
+    if form.kind != "symbol":
+        raise BadType("a type is a word, (list TYPE) or (option TYPE)")
+    return str(form.value)
 
 
 def _is_wrapped(form: TreeForm) -> bool:

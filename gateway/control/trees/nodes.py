@@ -1,55 +1,38 @@
-"""What every node is and does when a run ticks it, and the blackboard that nodes share."""
+"""What the nodes of a tree do when a run ticks them.
+
+A node that answers at once is a function that gives a status. Any other is a generator: each `next` is a tick
+and gives a status. After RUNNING and SKIPPED the next tick goes on, after SUCCESS and FAILURE the node begins
+anew; so it does if the generator has ended. `close` halts it.
+"""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Final, cast
+from typing import Final, cast
 
 from gateway.control.expressions import CANNOT
-from gateway.control.trees.plan import ANY, FAILED, Act, Key, KeyType, NodePlan, TreePlan, Value
+from gateway.control.trees.kinds import HOSTED
+from gateway.control.trees.plan import (
+    FAILURE,
+    MOST_PARTS,
+    RUNNING,
+    SKIPPED,
+    SUCCESS,
+    BadWrite,
+    NodePlan,
+    PendingLeaf,
+    TickStatus,
+    TreeFrame,
+    Value,
+    defaults,
+    parts_of,
+)
 from gateway.domain.errors import GatewayError
-
-
-class TickStatus(Enum):
-    """The value is the letter that traces use."""
-
-    IDLE = "I"
-    RUNNING = "R"
-    SUCCESS = "S"
-    FAILURE = "F"
-    SKIPPED = "K"
-
-
-# Ticks compare by identity with these: an attribute of the class would cost more than the comparison.
-IDLE: Final = TickStatus.IDLE
-RUNNING: Final = TickStatus.RUNNING
-SUCCESS: Final = TickStatus.SUCCESS
-FAILURE: Final = TickStatus.FAILURE
-SKIPPED: Final = TickStatus.SKIPPED
 
 log = logging.getLogger(__name__)
 
-Emit = Callable[[str, Mapping[str, object]], None]
-Make = Callable[[NodePlan, "TreeFrame"], "BehaviourNode"]
-
-
-MOST_WORK = 1_000  # items of loops, and events, before something happens outside
-MOST_PARTS = 10_000  # of a value
-PARTS_A_WORK = 100  # to look at so many is as much work as an event
-
-
-class TreeTooMuch(GatewayError):
-    """A tree works for too long without waiting for anything outside."""
-
-    code = "internal_error"
-
-
-class BadWrite(GatewayError):
-    """A key that is not there, or a value that it does not take."""
-
-    code = "bad_write"
+Ticks = Generator[TickStatus, None, None]
+Kind = Callable[[NodePlan, TreeFrame], Ticks | TickStatus]
 
 
 class TreeAbort(GatewayError):
@@ -58,299 +41,46 @@ class TreeAbort(GatewayError):
     code = "internal_error"
 
 
-@dataclass(frozen=True, slots=True)
-class TreeHost:
-    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
-
-    now: Callable[[], float]
-    roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
-    emit: Emit = lambda event, payload: None
-    find_act: Callable[[NodePlan], Act | None] | None = None  # for plans without a registry
-    woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
-    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
+def failed(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") -> TickStatus:
+    """FAILURE with a reason. An empty one does not replace what the same node has just given."""
+    ground = frame.ground
+    if reason or ground.cause is None or ground.cause[0] is not plan:
+        ground.cause = (plan, kind, reason)
+    return FAILURE
 
 
-@dataclass(slots=True, eq=False)
-class Ground:
-    """What all nodes and frames of a run share."""
-
-    host: TreeHost
-    kinds: Mapping[str, Make] = field(default_factory=dict)  # how nodes are made, by their shape
-    file: str = ""
-    watched: frozenset[str] = frozenset()  # keys whose writers wake the run
-    subtrees: Mapping[str, TreePlan] = field(default_factory=dict)
-    timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
-    is_awake: bool = True  # another tick makes sense
-    is_ticking: bool = False
-    has_heard: bool = False  # something came from outside since the last tick
-    work: int = 0  # done since then
-    _note: tuple[NodePlan, str, str] | None = None
-
-    def spend(self, work: int = 1) -> None:
-        """Raises TooMuch."""
-        self.work += work
-        if self.work > MOST_WORK:
-            raise TreeTooMuch(
-                f"more than {MOST_WORK} items and events, and nothing happened meanwhile"
-            )
-
-    def wake(self) -> None:
-        """Asks for another tick; during a tick it is the tree itself that asks."""
-        self.is_awake = True
-        if not self.is_ticking:
-            self.has_heard = True
-            if self.host.woken is not None:
-                self.host.woken()
-
-    def note(self, plan: NodePlan, kind: str, message: str) -> None:
-        """Keeps why a node failed. An empty reason does not replace one that the same node has just given."""
-        if message or self._note is None or self._note[0] is not plan:
-            self._note = (plan, kind, message)
-
-    @property
-    def failure(self) -> Mapping[str, object] | None:
-        """Why a node failed last."""
-        if self._note is None:
-            return None
-        plan, kind, message = self._note
-        return {
-            "node": plan.label,
-            "path": plan.path,
-            "file": self.file,
-            "line": plan.line,
-            "type": kind,
-            "message": message or f"{plan.label} failed",
-        }
-
-
-@dataclass(slots=True, eq=False)
-class TreeFrame:
-    """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
-
-    ground: Ground
-    values: dict[str, object]
-    types: Mapping[str, KeyType]
-    outer: "TreeFrame | None" = None
-    links: dict[str, "tuple[TreeFrame, str]"] = field(
-        default_factory=dict
-    )  # keys that are another's
-    is_item: bool = False  # of a `for-each`: its node gives a "result"
-
-    def get(self, name: str, /) -> object:
-        if name in self.values:
-            return self.values[name]
-        if name in self.links:
-            frame, key = self.links[name]
-            return frame.get(key)
-        if self.outer is not None:
-            return self.outer.get(name)
-        return self.ground.failure if name == FAILED else self.ground.host.roots.get(name)
-
-    def set(self, name: str, value: object) -> None:
-        """Raises BadWrite."""
-        if name in self.links:
-            frame, key = self.links[name]
-            frame.set(key, value)
-        elif name in self.values:
-            if not self.types.get(name, ANY).accepts(value):
-                raise BadWrite(f"{name} is {self.types[name]}, and not {type(value).__name__}")
-            if isinstance(value, list | dict) and value:
-                self._check_size(name, value)
-            if self.values[name] is not value:
-                self.values[name] = value
-                if name in self.ground.watched:
-                    self.ground.wake()
-        elif self.outer is not None:
-            self.outer.set(name, value)
-        else:
-            raise BadWrite(f"the blackboard has no key {name!r}")
-
-    def has(self, name: str) -> bool:
-        is_here = name in self.values or name in self.links
-        return is_here or (self.outer is not None and self.outer.has(name))
-
-    def item(self) -> "TreeFrame | None":
-        """The innermost loop's frame around this place."""
-        if self.is_item or self.outer is None:
-            return self if self.is_item else None
-        return self.outer.item()
-
-    def _check_size(self, name: str, value: object) -> None:
-        parts = parts_of(value)
-        self.ground.spend(parts // PARTS_A_WORK)
-        if parts > MOST_PARTS:
-            raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
-
-
-def defaults(schema: Mapping[str, Key]) -> dict[str, object]:
-    """A copy: runs share a plan and not its lists."""
-    found: dict[str, object] = {}
-    for name, key in schema.items():
-        value = key.default
-        if isinstance(value, list | dict):
-            value = _copied(value) if value else type(value)()
-        found[name] = value
-    return found
-
-
-def _copied(value: object) -> object:
-    if isinstance(value, list):
-        return [_copied(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return value
-
-
-def parts_of(value: object) -> int:
-    """Counts the parts of a value, those inside of it too; a part that is there twice counts twice.
-    It stops beyond MOST_PARTS."""
-    waiting, count = [value], 0
-    while waiting and count <= MOST_PARTS:
-        one = waiting.pop()
-        if isinstance(one, list | tuple | dict):
-            count += len(one)
-            if count <= MOST_PARTS:
-                waiting.extend(one.values() if isinstance(one, dict) else one)
-    return count
-
-
-class PendingLeaf:
-    """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
-
-    outcome: object = None  # as a function gives it, or the exception that it ended with
-    is_over = False
-
-    def __init__(self, ground: Ground, on_halt: Callable[[], None] | None = None) -> None:
-        self._ground, self._on_halt = ground, on_halt
-
-    def complete(self, outcome: object = SUCCESS) -> None:
-        """Takes the answer, as a function gives it. After an end or a halt it changes nothing."""
-        if not self.is_over:
-            self.outcome, self.is_over = outcome, True
-            self._ground.wake()
-
-    def halt(self) -> None:
-        if not self.is_over:
-            self.is_over = True
-            if self._on_halt is not None:
-                self._on_halt()
-
-
-class BehaviourNode:
-    """Light: a run makes its own, each when it is ticked first. `tick` sets `status` to what it
-    gives, unless that is SKIPPED."""
-
-    status: TickStatus = IDLE
-    at: float | None = None  # when what it waits for is over
-    fresh: ClassVar[Mapping[str, object]] = {}  # attributes of a node that has not begun
-
-    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
-        self.plan, self.frame, self.ground = plan, frame, frame.ground
-        self.children: list[BehaviourNode | None] = [None] * len(plan.children)
-
-    def child(self, place: int) -> "BehaviourNode":
-        """Makes it if it was never asked for: no run gets to every node of its tree."""
-        node = self.children[place]
-        if node is None:
-            plan = self.plan.children[place]
-            node = self.children[place] = self.ground.kinds[plan.shape](plan, self.frame)
-        return node
-
-    def tick(self) -> TickStatus:
-        raise NotImplementedError
-
-    def halt(self) -> None:
-        """Only called while RUNNING."""
-        self.done(IDLE)
-
-    def done(self, status: TickStatus) -> TickStatus:
-        """Ends with this status: resets the children and its own progress."""
-        for child in self.children:
-            if child is not None:
-                if child.status is RUNNING:
-                    child.halt()
-                child.status = IDLE
-        if self.at is not None:
-            self.at = None
-            self.ground.timers.pop(self, None)
-        for name, value in self.fresh.items():
-            setattr(self, name, value)
-        if status is not SKIPPED:
-            self.status = status
-        return status
-
-    def is_over(self, seconds: Value) -> bool:
-        """Whether this time has passed since it was asked first."""
-        now = self.ground.host.now()
-        if self.at is None:
-            self.at = now + self.number(seconds)
-            self.ground.timers[self] = self.at
-        if now < self.at:
-            return False
-        self.ground.timers.pop(self, None)
-        return True
-
-    def holds(self, test: Value) -> bool:
-        """Whether the expression is true. If it is not, or has no value, the reason is kept."""
-        try:
-            if test.run is not None and test.run(self.frame):
-                return True
-            self.ground.note(self.plan, "condition", str(test.constant))
-        except CANNOT as error:
-            self.ground.note(self.plan, type(error).__name__, f"{test.constant}: {error}")
+def holds(plan: NodePlan, frame: TreeFrame, test: Value | None) -> bool:
+    """Whether there is an expression, and it is true. If it is not, or has no value, the reason is kept."""
+    if test is None:
         return False
-
-    def number(self, value: Value) -> float:
-        number = value.constant if value.run is None else value.run(self.frame)
-        if isinstance(number, int | float) and type(number) is not bool:
-            return number
-        what = f"{type(number).__name__} where a number belongs"
-        raise TreeAbort(f"{self.plan.path}: {what}")
-
-    def failed(self, reason: str, kind: str = "failed") -> TickStatus:
-        """Ends with a FAILURE that has a reason."""
-        self.ground.note(self.plan, kind, reason)
-        self.status = FAILURE
-        return FAILURE
-
-    def broke(self, error: Exception) -> TickStatus:
-        """An exception of a leaf is a failure with a reason, unless the tree says that it ends the run."""
-        if isinstance(error, TreeAbort):
-            raise error
-        kind, message = type(error).__name__, str(error)
-        if self.plan.raises:
-            self.ground.note(self.plan, kind, message)
-            raise TreeAbort(f"{self.plan.label}: {kind}: {message}") from error
-        log.warning("tree.leaf_failed", extra={"path": self.plan.path}, exc_info=error)
-        return self.failed(message or kind, kind)
+    try:
+        if test.run is not None and test.run(frame):
+            return True
+        failed(plan, frame, str(test.constant), "condition")
+    except CANNOT as error:
+        failed(plan, frame, f"{test.constant}: {error}", type(error).__name__)
+    return False
 
 
-def reset_all(nodes: Sequence[BehaviourNode | None], but: BehaviourNode | None = None) -> None:
-    for node in nodes:
-        if node is not None and node is not but:
-            if node.status is RUNNING:
-                node.halt()
-            node.status = IDLE
+def number_of(plan: NodePlan, frame: TreeFrame, value: Value) -> float:
+    """Raises TreeAbort if it is no number."""
+    number = value.constant if value.run is None else value.run(frame)
+    if isinstance(number, int | float) and type(number) is not bool:
+        return number
+    what = f"{type(number).__name__} where a number belongs"
+    raise TreeAbort(f"{plan.path}: {what}")
 
 
-class LeafCall(BehaviourNode):
-    """A leaf that calls a function once, and waits for the answer if that is a Pending. The function
-    is given this node."""
-
-    waiting: PendingLeaf | None = None
+class LeafCall:
+    """What the function of a leaf is given. Raises TreeAbort if there is no function."""
 
     def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         self.plan, self.frame, self.ground = plan, frame, frame.ground
-        self.children = []
         find, offered = self.ground.host.find_act, plan.offered
-        act = find(plan) if find else offered.act if offered else None
+        act = offered.act if offered else find(plan) if find else None
         if act is None:
             raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
-        given = self.ground.host.given
-        self.act = partial(act, *given) if given else act
-        self.is_plain = offered is not None and offered.is_plain and find is None
-
-    # -- for its function
+        self.act, frame.kept[plan] = act, self
 
     @property
     def name(self) -> str:
@@ -364,7 +94,9 @@ class LeafCall(BehaviourNode):
     def option(self, name: str) -> object:
         """As it is now; None if it is not there."""
         value = self.plan.options.get(name)
-        return None if value is None else value.of(self.frame)
+        if value is None or value.run is None:
+            return value and value.constant
+        return value.run(self.frame)
 
     @property
     def values(self) -> list[object]:
@@ -382,318 +114,686 @@ class LeafCall(BehaviourNode):
 
     def give(self, result: object) -> None:
         """The result of this item of the loop around; `:collect` gathers them."""
-        item = self.frame.item()
-        if item is not None:
-            item.values["result"] = result
+        frame: TreeFrame | None = self.frame
+        while frame is not None and not frame.is_item:
+            frame = frame.outer
+        if frame is not None:
+            frame.values["result"] = result
 
     def pending(self, on_halt: Callable[[], None] | None = None) -> PendingLeaf:
         """To be returned; `on_halt` is called if the leaf is halted before it is completed."""
         return PendingLeaf(self.ground, on_halt)
 
-    # -- for its parent
-
-    def tick(self) -> TickStatus:
-        waiting = self.waiting
-        answer: object = waiting
-        if waiting is None:
-            try:
-                answer = self.act() if self.is_plain else self.act(self)
-            except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-                return self.broke(error)
-        elif waiting.is_over:
-            answer, self.waiting = waiting.outcome, None
-        else:
-            answer = RUNNING
-        if answer is True or (answer is None and self.plan.kind != "condition"):
-            answer = SUCCESS
-        if answer is SUCCESS or answer is RUNNING:
-            self.status = answer
-            return answer
-        return self.answered(answer)
-
-    def answered(self, answer: object) -> TickStatus:
-        if isinstance(answer, PendingLeaf):
-            self.waiting = answer
-            return self.tick()
-        if answer is FAILURE or answer is False or answer is None:
-            return self.failed("")
-        if isinstance(answer, TickStatus) and answer is not IDLE:
-            self.status = self.status if answer is SKIPPED else answer
-            return answer
-        if not isinstance(answer, Exception):
-            answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
-        return self.broke(answer)
-
-    def halt(self) -> None:
-        waiting, self.waiting, self.status = self.waiting, None, IDLE
-        if waiting is not None:
-            waiting.halt()
+    def failed(self, reason: str, kind: str = "failed") -> TickStatus:
+        """To be returned by a function that fails for this reason."""
+        return failed(self.plan, self.frame, reason, kind)
 
 
-_WELL = (None, True)  # what an action answers that has succeeded
+def settled(plan: NodePlan, frame: TreeFrame, answer: object) -> TickStatus:
+    """The status that the answer of a function stands for. An exception is a failure with a reason,
+    unless the tree says that it ends the run."""
+    if isinstance(answer, TickStatus) and answer is not FAILURE:
+        return answer
+    if answer is True or (answer is None and plan.kind != "condition"):
+        return SUCCESS
+    if answer is False or answer is None or answer is FAILURE:
+        return failed(plan, frame, "")
+    if not isinstance(answer, Exception):
+        answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
+    return _broken(plan, frame, answer)
 
 
-class InOrder(BehaviourNode):
-    """Goes on where it was, and stops at a FAILURE. It asks plain functions itself: they need no node."""
+def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
+    if isinstance(error, TreeAbort):
+        raise error
+    kind, message = type(error).__name__, str(error)
+    if plan.raises:
+        failed(plan, frame, message, kind)
+        raise TreeAbort(f"{plan.label}: {kind}: {message}") from error
+    log.warning("tree.leaf_failed", extra={"path": plan.path}, exc_info=error)
+    return failed(plan, frame, message or kind, kind)
 
-    ends_with: TickStatus = FAILURE
-    otherwise: TickStatus = SUCCESS
-    index = skipped = 0  # how far it was when it waited
-    beside = 0  # children at the end that are not in the order
 
-    def tick(self) -> TickStatus:
-        self.status = RUNNING
-        body, index, skipped = self.children, self.index, self.skipped
-        if index:
-            self.index = self.skipped = 0
-        plans, count = self.plan.children, len(body) - self.beside
-        while index < count:
-            child, plan = body[index], plans[index]
-            if child is not None:
-                status = child.tick()
-            elif plan.plain is None:
-                child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
-                status = child.tick()
+# -- the nodes that do something
+
+
+def call_leaf(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
+    """Calls a function, and waits for the answer if that is a PendingLeaf."""
+    given, offered = frame.ground.host.given, plan.offered
+    if offered is not None and offered.is_plain:
+        act = offered.act
+    else:
+        call = frame.kept.get(plan) or LeafCall(plan, frame)
+        act, given = call.act, (*given, call)
+    try:
+        answer = act(*given)
+    except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+        answer = error
+    if answer is SUCCESS or answer is True or (answer is None and plan.kind != "condition"):
+        return SUCCESS
+    if isinstance(answer, PendingLeaf):
+        return _wait_for(answer, plan, frame)
+    return settled(plan, frame, answer)
+
+
+def _wait_for(answer: object, plan: NodePlan, frame: TreeFrame) -> Ticks:
+    while isinstance(answer, PendingLeaf):
+        try:
+            while not answer.is_over:
+                yield RUNNING
+        finally:
+            if frame.ground.is_ticking:
+                answer.halt()
+        answer = answer.outcome
+    yield settled(plan, frame, answer)
+
+
+def check(plan: NodePlan, frame: TreeFrame) -> TickStatus:
+    """Asks an expression; also as `condition` with `:expr`."""
+    return SUCCESS if holds(plan, frame, plan.options.get("expr") or plan.values[0]) else FAILURE
+
+
+def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
+    """Sets keys. All values are those from before it."""
+    found: dict[str, object] = {}
+    for key, value in plan.options.items():
+        found[key] = value.constant if value.run is None else value.run(frame)
+    try:
+        for key, new in found.items():
+            frame.set(key, new)
+    except BadWrite as error:
+        return settled(plan, frame, error)
+    return SUCCESS
+
+
+def emit(plan: NodePlan, frame: TreeFrame) -> TickStatus:
+    event, *payload = [value.of(frame) for value in plan.values]
+    said = cast(Mapping[str, object], payload[0] if payload else {})
+    if parts_of(said) > MOST_PARTS:
+        return failed(plan, frame, f"an event cannot hold more than {MOST_PARTS} parts", "emit")
+    frame.ground.spend()
+    frame.ground.host.emit(str(event), said)
+    return SUCCESS
+
+
+def wait(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    yield from rest(plan, frame, plan.values[0])
+    yield SUCCESS
+
+
+def succeed(_plan: NodePlan, _frame: TreeFrame) -> TickStatus:
+    return SUCCESS
+
+
+def fail(plan: NodePlan, frame: TreeFrame) -> TickStatus:
+    return failed(plan, frame, str(plan.values[0].of(frame)) if plan.values else "fail", "fail")
+
+
+# -- the nodes over others
+
+
+def rest(
+    plan: NodePlan, frame: TreeFrame, seconds: Value | None
+) -> Generator[TickStatus, None, bool]:
+    """RUNNING until the time has passed. Returns whether there was anything to wait for."""
+    if seconds is None:
+        return False
+    ground, me, was_running = frame.ground, object(), False
+    now = ground.host.now()
+    until = now + number_of(plan, frame, seconds)
+    try:
+        while now < until:
+            ground.timers[me], was_running = until, True
+            yield RUNNING
+            now = ground.host.now()
+    finally:
+        ground.timers.pop(me, None)
+    return was_running
+
+
+def _nothing() -> Ticks:
+    yield from ()
+
+
+NOT_BEGUN: Final = _nothing()
+next(NOT_BEGUN, None)  # so that it has ended
+
+
+class Children:
+    """Nodes below another one, by their places."""
+
+    def __init__(
+        self,
+        plans: Sequence[NodePlan],
+        frame: TreeFrame,
+        kinds: Mapping[str, Kind] | None = None,
+    ) -> None:
+        self.plans, self.frame, self.kinds = plans, frame, kinds or frame.ground.kinds
+        self.begun = [NOT_BEGUN] * len(plans)
+        # Of the last tick of each; none: it has to begin.
+        self.statuses: list[TickStatus | None] = [None] * len(plans)
+        self.running: int | None = None  # the only one that is RUNNING, where there is one at most
+
+    def tick(self, place: int = 0) -> TickStatus:
+        status = next(self.begun[place], None)
+        if status is None:
+            plan = self.plans[place]
+            answer = self.kinds[plan.shape](plan, self.frame)
+            if isinstance(answer, TickStatus):
+                status = answer
             else:
-                try:
-                    answer = plan.plain(*self.ground.host.given)
-                except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-                    answer = error
-                is_well = answer in _WELL
-                status = SUCCESS if is_well else LeafCall(plan, self.frame).answered(answer)
+                self.begun[place], status = answer, next(answer)
+        self.statuses[place] = status
+        return status
+
+    def halt(self, *places: int, but: int | None = None) -> None:
+        """Halts those that may go on, of these or of all; they begin anew."""
+        for place in places or range(len(self.plans)):
+            status = self.statuses[place]
+            if status is None or place == but:
+                continue
+            self.statuses[place] = None
+            if status is RUNNING or status is SKIPPED:
+                self.begun[place].close()
+
+
+def to_its_end(
+    plan: NodePlan, frame: TreeFrame, *, waits: bool = True
+) -> Generator[TickStatus, None, TickStatus]:
+    """Ticks a child until it is over, and passes on that it is RUNNING. `waits` also for a child that
+    is SKIPPED: it may still begin."""
+    child = Children((plan,), frame)
+    try:
+        while (status := child.tick()) is RUNNING or (waits and status is SKIPPED):
+            yield status
+    finally:
+        child.halt()
+    return status
+
+
+Choose = Callable[[NodePlan, TreeFrame, Children], TickStatus]
+
+
+def choosing(choose: Choose) -> Kind:
+    """The kind of a node that chooses at each tick which children it ticks."""
+
+    def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
+        children = Children(plan.children, frame)
+        try:
+            while True:
+                status = choose(plan, frame, children)
+                if status is SUCCESS or status is FAILURE:
+                    children.halt()
+                yield status
+        finally:
+            children.halt()
+
+    return ticks
+
+
+def in_order(
+    stops_at: TickStatus, otherwise: TickStatus, plan: NodePlan, frame: TreeFrame, beside: int = 0
+) -> Ticks:
+    """Goes on where it was. `beside`: children at the end that are not in the order."""
+    kinds, body = frame.ground.kinds, plan.children[: len(plan.children) - beside]
+    begun = [NOT_BEGUN] * len(body)
+    place = skipped = 0
+    try:
+        while True:
+            status = next(begun[place], None)
+            if status is None:
+                new = kinds[body[place].shape](body[place], frame)
+                begun[place], status = (
+                    (NOT_BEGUN, new) if isinstance(new, TickStatus) else (new, next(new))
+                )
             if status is RUNNING:
-                self.index, self.skipped = index, skipped
-                return RUNNING
-            if status is self.ends_with:
-                return self.done(status)
-            index += 1
+                yield RUNNING
+                continue
+            place += 1
             skipped += status is SKIPPED
-        return self.done(SKIPPED if skipped == count else self.otherwise)
-
-    def halt(self) -> None:
-        self.index = self.skipped = 0
-        self.done(IDLE)
-
-
-class Selector(InOrder):
-    """Stops at a SUCCESS."""
-
-    ends_with, otherwise = SUCCESS, FAILURE
-
-
-class MemorySequence(InOrder):
-    """After a FAILURE, and after a halt, it goes on with the child where it was."""
-
-    fresh = {"index": 0, "skipped": 0}
-
-    def tick(self) -> TickStatus:
-        if self.status is IDLE:
-            self.skipped = 0
-        self.status = RUNNING
-        while self.index < len(self.children):
-            child = self.child(self.index)
-            was = child.status
-            status = child.tick()
-            if status is RUNNING:
-                return RUNNING
-            if status is FAILURE:
-                reset_all(self.children[self.index :])
-                self.status = FAILURE
-                return FAILURE
-            self.index += 1
-            if status is SKIPPED:
-                self.skipped += 1
-            elif was is IDLE and self.index < len(self.children):
-                self.ground.wake()
-                return RUNNING
-        return self.done(SKIPPED if self.skipped == len(self.children) else SUCCESS)
-
-    def halt(self) -> None:
-        reset_all(self.children)
-        self.status = IDLE
+            if status is not stops_at and place < len(body):
+                continue
+            if status is not stops_at:
+                status = otherwise
+            if skipped:
+                _close(begun)
+            if skipped == len(body):
+                status = SKIPPED
+            place = skipped = 0
+            yield status
+    finally:
+        _close(begun)
 
 
-class Reactive(InOrder):
-    """Begins with its first child at each tick."""
-
-    def tick(self) -> TickStatus:
-        self.status = RUNNING
-        is_skipped = True
-        for place, child in enumerate(self.children):
-            child = child or self.child(place)
-            status = child.tick()
-            if status is RUNNING:
-                reset_all(self.children, but=child)
-                return RUNNING
-            if status is self.ends_with:
-                return self.done(status)
-            if status is SKIPPED:
-                reset_all((child,))
-            else:
-                is_skipped = False
-        return self.done(SKIPPED if is_skipped else self.otherwise)
+def _close(begun: Sequence[Ticks]) -> None:
+    for ticks in begun:
+        ticks.close()
 
 
-class ReactiveSelector(Reactive):
-    ends_with, otherwise = SUCCESS, FAILURE
-
-
-class Try(InOrder):
+def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """A sequence; when it fails the last child runs, and then the whole fails."""
-
-    beside = 1
-    is_catching = False
-    fresh = {"is_catching": False}
-
-    def tick(self) -> TickStatus:
-        if not self.is_catching:
-            status = super().tick()
-            if status is not FAILURE:
-                return status
-            self.is_catching = True
-        self.status = RUNNING
-        catch = self.child(len(self.children) - 1)
-        return RUNNING if catch.tick() is RUNNING else self.done(FAILURE)
+    body = in_order(FAILURE, SUCCESS, plan, frame, beside=1)
+    try:
+        while (status := next(body)) is RUNNING or status is SKIPPED:
+            yield status
+    finally:
+        body.close()
+    if status is FAILURE:
+        yield from to_its_end(plan.children[-1], frame, waits=False)
+    yield status
 
 
-class Ensure(BehaviourNode):
-    """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
-
-    kept: TickStatus | None = None
-    fresh = {"kept": None}
-
-    def tick(self) -> TickStatus:
-        self.status = RUNNING
-        if self.kept is None:
-            body = self.child(0)
-            status = body.tick()
-            if status is RUNNING or status is SKIPPED:
-                return status
-            body.status = IDLE
-            self.kept = status
-        return RUNNING if self.child(1).tick() is RUNNING else self.done(self.kept)
-
-    def halt(self) -> None:
-        reset_all(self.children[:1])
-        if self.kept is None:
-            self.child(1).tick()
-        super().halt()
-
-
-class If(BehaviourNode):
-    """Asks once and stays with the branch."""
-
-    branch = 0
-    fresh = {"branch": 0}
-
-    def tick(self) -> TickStatus:
-        self.status = RUNNING
-        if self.branch == 0:
-            test = self.children[0] or self.child(0)
-            status = test.tick()
-            if status is RUNNING or status is SKIPPED:
-                return status
-            if status is FAILURE and len(self.children) == 2:
-                return self.done(FAILURE)
-            self.branch = 1 if status is SUCCESS else 2
-        chosen = self.children[self.branch] or self.child(self.branch)
-        status = chosen.tick()
-        return RUNNING if status is RUNNING else self.done(status)
+def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """After a FAILURE, and after a halt, it goes on with the child where it was."""
+    children, place = frame.kept.get(plan) or (Children(plan.children, frame), 0)
+    count, skipped, status = len(plan.children), 0, SKIPPED
+    try:
+        while place < count:
+            was_running = children.statuses[place] is RUNNING
+            status = children.tick(place)
+            if status is RUNNING:
+                yield RUNNING
+                continue
+            if status is FAILURE:
+                break
+            place, skipped = place + 1, skipped + (status is SKIPPED)
+            frame.kept[plan] = children, place % count
+            if status is SUCCESS and not was_running and place < count:
+                frame.ground.wake()
+                yield RUNNING
+        else:
+            status = SKIPPED if skipped == count else SUCCESS
+    finally:
+        children.halt(*range(place, count) if status is FAILURE else ())
+    yield status
 
 
-class While(BehaviourNode):
-    """Asks at each tick and halts the branch that is no longer right."""
-
-    def tick(self) -> TickStatus:
-        self.status = RUNNING
-        status = self.child(0).tick()
-        if status is SUCCESS:
-            reset_all(self.children[2:])
-            status = self.child(1).tick()
-        elif status is FAILURE and len(self.children) == 3:
-            reset_all(self.children[1:2])
-            status = self.child(2).tick()
-        return RUNNING if status is RUNNING else self.done(status)
-
-
-class Switch(BehaviourNode):
-    """Chooses at each tick by the value; another branch that runs is halted."""
-
-    def tick(self) -> TickStatus:
-        self.status = RUNNING
-        now, cases = self.plan.values[0].of(self.frame), self.plan.cases
-        word = str(now).lower() if isinstance(now, bool) else "nil" if now is None else str(now)
-        word = word if word in cases or "else" not in cases else "else"
-        chosen = self.child(cases.index(word)) if word in cases else None
-        reset_all(self.children, but=chosen)
-        if chosen is None:
-            self.ground.note(self.plan, "switch", f"no case for {word[:80]}")
-            return self.done(FAILURE)
-        status = chosen.tick()
-        return status if status is RUNNING or status is SKIPPED else self.done(status)
+def reactive(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+    """Begins with its first child at each tick."""
+    is_selector, is_skipped = plan.kind == "reactive-selector", True
+    stops_at, otherwise = (SUCCESS, FAILURE) if is_selector else (FAILURE, SUCCESS)
+    for place in range(len(plan.children)):
+        status = children.tick(place)
+        if status is RUNNING:
+            if children.running != place:
+                children.halt(but=place)
+                children.running = place
+            return RUNNING
+        if status is stops_at:
+            return status
+        if status is SKIPPED:
+            children.halt(place)
+        else:
+            is_skipped = False
+    return SKIPPED if is_skipped else otherwise
 
 
-class Parallel(BehaviourNode):
+def parallel(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
     """Stops at one of its thresholds and halts the rest; negative ones count from all children.
 
     With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
     """
+    said = {key: one.constant for key, one in plan.options.items()}
+    goes_on = said.get("policy") == "continue-on-failure"
+    statuses, skipped = children.statuses, 0
+    for place, status in enumerate(statuses):
+        if status is not SUCCESS and status is not FAILURE:
+            skipped += children.tick(place) is SKIPPED
+        decided = _decided(said, statuses, skipped)
+        if decided is not None:
+            return decided
+    if skipped == len(statuses):
+        return SKIPPED
+    if not goes_on or RUNNING in statuses:
+        return RUNNING
+    return FAILURE if statuses.count(FAILURE) == len(statuses) else SUCCESS
 
-    completed: frozenset[int] = frozenset()  # places of children
-    failed_ones = 0
-    fresh = {"completed": frozenset(), "failed_ones": 0}
+
+def _decided(
+    said: Mapping[str, object], statuses: Sequence[TickStatus | None], skipped: int
+) -> TickStatus | None:
+    """The end of a `parallel` that has come to one of its thresholds."""
+    if said.get("policy") == "continue-on-failure":
+        return None
+    is_one = "require-one" in {*said, said.get("policy")}
+    least = cast(int, said.get("success", 1 if is_one else -1))
+    most = cast(int, said.get("failure", -1 if is_one else 1))
+    count, failures = len(statuses), statuses.count(FAILURE)
+    enough, too_many = (max(count + n + 1, 0) if n < 0 else n for n in (least, most))
+    if statuses.count(SUCCESS) + (skipped if least < 0 else 0) >= enough:
+        return SUCCESS
+    return FAILURE if count - failures < enough or failures == too_many else None
+
+
+def ensure(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
+    body, clean_up = plan.children
+    status: TickStatus | None = None
+    try:
+        status = yield from to_its_end(body, frame)
+    finally:
+        if status is None and frame.ground.is_ticking:
+            child = Children((clean_up,), frame)
+            child.tick()
+            child.halt()
+    yield from to_its_end(clean_up, frame, waits=False)
+    yield status
+
+
+def if_(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+    """Asks once and stays with the branch."""
+    status = children.statuses[0]
+    if status is not SUCCESS and status is not FAILURE:
+        status = children.tick(0)
+    if status is SUCCESS or (status is FAILURE and len(plan.children) > 2):
+        status = children.tick(1 if status is SUCCESS else 2)
+        if status is SKIPPED:
+            children.halt()
+    return status
+
+
+def while_(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+    """Asks at each tick and halts the branch that is no longer right."""
+    status = children.tick(0)
+    if status is SUCCESS or (status is FAILURE and len(plan.children) > 2):
+        chosen = 1 if status is SUCCESS else 2
+        children.halt(but=chosen)
+        status = children.tick(chosen)
+    if status is SKIPPED:
+        children.halt()
+    return status
+
+
+def switch(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+    """Chooses at each tick by the value; another branch that runs is halted."""
+    now, cases = plan.values[0].of(frame), plan.cases
+    word = str(now).lower() if isinstance(now, bool) else "nil" if now is None else str(now)
+    case = word if word in cases else "else"
+    if case not in cases:
+        return failed(plan, frame, f"no case for {word[:80]}", "switch")
+    chosen = cases.index(case)
+    children.halt(but=chosen)
+    return children.tick(chosen)
+
+
+def mapped(success: TickStatus, failure: TickStatus) -> Kind:
+    """The kind of a node that gives another status than its child."""
+    answers = {SUCCESS: success, FAILURE: failure}
+
+    def choose(_plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+        status = children.tick()
+        return answers.get(status, status)
+
+    return choosing(choose)
+
+
+def run_once(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+    """SKIPPED once the child is done, for the rest of the run."""
+    if plan in frame.kept:
+        return SKIPPED
+    status = children.tick()
+    if status is SUCCESS or status is FAILURE:
+        frame.kept[plan] = True
+    return status
+
+
+def cooldown(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+    """SKIPPED for a while after the child was done."""
+    now = frame.ground.host.now
+    if plan in frame.kept and now() < frame.kept[plan]:
+        return SKIPPED
+    status = children.tick()
+    if status is SUCCESS or status is FAILURE:
+        frame.kept[plan] = now() + number_of(plan, frame, plan.values[0])
+    return status
+
+
+def guard(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+    """Asks an expression, or as `decorator` a function, at each tick; halts the child if it says no."""
+    if plan.kind == "guard":
+        is_open = holds(plan, frame, plan.values[0])
+    else:
+        is_open = call_leaf(plan, frame) is SUCCESS
+    return children.tick() if is_open else FAILURE
+
+
+def when(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """`:when`: asked before the node begins, and no more while it is RUNNING."""
+    assert plan.when is not None
+    if not holds(plan, frame, plan.when):
+        yield SKIPPED
+        return
+    answer = frame.ground.kinds[plan.bare](plan, frame)
+    if isinstance(answer, TickStatus):
+        yield answer
+        return
+    try:
+        while (status := next(answer)) is RUNNING:
+            yield RUNNING
+    finally:
+        answer.close()
+    yield status
+
+
+def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    ground, child = frame.ground, Children(plan.children, frame)
+    until = ground.host.now() + number_of(plan, frame, plan.values[0])
+    ground.timers[child] = until
+    try:
+        while ground.host.now() < until:
+            status = child.tick()
+            if status is SUCCESS or status is FAILURE:
+                break
+            yield status
+        else:
+            status = failed(plan, frame, f"{plan.label} took too long", "timeout")
+    finally:
+        ground.timers.pop(child, None)
+        child.halt()
+    yield status
+
+
+def delay(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """Waits before every start."""
+    yield from rest(plan, frame, plan.values[0])
+    yield (yield from to_its_end(plan.children[0], frame))
+
+
+def until_fail(_plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+    """RUNNING until the child fails, one round a tick."""
+    status = children.tick()
+    if status is FAILURE:
+        return FAILURE
+    if status is not RUNNING:
+        frame.ground.wake()
+    return RUNNING
+
+
+def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """`repeat` while the child succeeds, `retry` and `repeat :until-success` while it fails.
+
+    A child that is done in the tick in which it began gives way before it begins again, so that
+    a run can be stopped between any two rounds.
+    """
+    ground, child, count = frame.ground, Children(plan.children, frame), 0
+    is_next = was_quick = False  # the child has done its part, and in the tick in which it began
+    while not _is_at_limit(plan, frame, count):
+        if is_next and (yield from rest(plan, frame, plan.options.get("backoff"))):
+            was_quick = False
+        if was_quick:
+            ground.wake()
+            yield RUNNING
+        began = ground.ticks
+        try:
+            while (status := child.tick()) is RUNNING:
+                yield RUNNING
+        finally:
+            child.halt()
+        is_next, was_quick = status is goes_on, ground.ticks == began
+        count += is_next
+        if status is SKIPPED:
+            was_quick = False
+            yield SKIPPED
+        elif not is_next:
+            break
+        elif holds(plan, frame, plan.options.get("until")):
+            status = SUCCESS
+            break
+    else:
+        status = _end_at_limit(goes_on, plan, frame, count)
+    yield status
+
+
+def _is_at_limit(plan: NodePlan, frame: TreeFrame, count: int) -> bool:
+    most = plan.options.get("max")
+    return most is not None and 0 <= number_of(plan, frame, most) <= count
+
+
+def _end_at_limit(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame, count: int) -> TickStatus:
+    if goes_on is SUCCESS and "until" not in plan.options:
+        return SUCCESS
+    if plan.kind == "retry":
+        return FAILURE  # with the reason of its child
+    return failed(plan, frame, f"not done after {count} rounds", "limit")
+
+
+def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """Another tree by its name, with a frame of its own. Bound keys are the other frame's; other values
+    are copied."""
+    tree, share = frame.ground.subtrees[plan.name], plan.options.get("share")
+    shares = share is not None and share.constant is True
+    own = frame.kept.get(plan)
+    if own is None:
+        own = TreeFrame(frame.ground, {}, tree.types, frame if shares else None)
+        frame.kept[plan] = own
+    values = own.values = defaults(tree)
+    if shares:
+        own.values = {key: value for key, value in values.items() if not frame.has(key)}
+    for key, value in plan.bound.items():
+        if value.key:
+            own.values.pop(key, None)
+            own.links[key] = (frame, value.key)
+        else:
+            own.set(key, value.of(frame))
+    yield (yield from to_its_end(tree.root, own))
+
+
+class _Items:
+    """The items of a `for-each`, each with a frame of its own."""
 
     def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
-        super().__init__(plan, frame)
-        count, said = len(plan.children), {key: one.constant for key, one in plan.options.items()}
-        is_one = said.get("policy") == "require-one" or "require-one" in said
-        self.goes_on = said.get("policy") == "continue-on-failure"
-        success = cast(int, said.get("success", 1 if is_one else -1))
-        failure = cast(int, said.get("failure", -1 if is_one else 1))
-        self.is_relative = success < 0
-        self.success = max(count + success + 1, 0) if success < 0 else success
-        self.failure = max(count + failure + 1, 0) if failure < 0 else failure
+        """Raises TreeAbort."""
+        said, options = plan.values[0].of(frame), plan.options
+        if not isinstance(said, list | tuple):
+            raise TreeAbort(f"for-each goes over a list, not {type(said).__name__}")
+        limit = number_of(plan, frame, options["limit"]) if "limit" in options else len(said)
+        self.plan, self.frame, self.rest = plan, frame, list(said[: max(int(limit), 0)])[::-1]
+        self.most = number_of(plan, frame, options["parallel"]) if "parallel" in options else 1
+        self.name = str(options["as"].constant) if "as" in options else "item"
+        self.goes_on = (
+            "on-child-fail" in options and options["on-child-fail"].constant == "continue"
+        )
+        self.frames: list[TreeFrame] = []
+        self.at_work: list[Children] = []
+        self.ended: list[TickStatus] = []
+        self.is_over = False
 
-    def tick(self) -> TickStatus:
-        self.status = RUNNING
-        count, skipped = len(self.children), 0
-        for place in range(count):
-            if place not in self.completed:
-                status = self.child(place).tick()
-                if status is SKIPPED:
-                    skipped += 1
-                elif status is not RUNNING:
-                    self.completed |= {place}
-                    self.failed_ones += status is FAILURE
-            ended = self._ended(skipped)
-            if ended is not None:
-                return self.done(ended)
-        if skipped == count:
+    @property
+    def has_room(self) -> bool:
+        """Whether another item can begin."""
+        return bool(self.rest) and len(self.at_work) < max(self.most, 1)
+
+    def tick(self) -> None:
+        """Begins as many as may, and ticks them; up to a FAILURE."""
+        while self.has_room:
+            self.frame.ground.spend()
+            values = {self.name: self.rest.pop(), "index": len(self.frames), "result": None}
+            item = TreeFrame(self.frame.ground, values, {}, self.frame, is_item=True)
+            self.frames.append(item)
+            self.at_work.append(Children(self.plan.children, item))
+        for child in tuple(self.at_work):
+            status = child.tick()
+            if status is not RUNNING:
+                self.at_work.remove(child)
+                child.halt()
+                self.ended.append(status)
+            if status is FAILURE and not self.goes_on:
+                self.is_over = True
+                return
+        self.is_over = not self.rest and not self.at_work
+
+    def end(self) -> TickStatus:
+        """Collects the results."""
+        if self.ended and set(self.ended) == {SKIPPED}:
             return SKIPPED
-        if not self.goes_on or skipped + len(self.completed) < count:
-            return RUNNING
-        return self.done(FAILURE if self.failed_ones == count else SUCCESS)
-
-    def _ended(self, skipped: int) -> TickStatus | None:
-        if self.goes_on:
-            return None
-        succeeded = len(self.completed) - self.failed_ones
-        if succeeded + (skipped if self.is_relative else 0) >= self.success:
-            return SUCCESS
-        most = len(self.children) - self.failed_ones
-        return FAILURE if most < self.success or self.failed_ones == self.failure else None
+        if "collect" in self.plan.options:
+            results = [each.values["result"] for each in self.frames]
+            try:
+                self.frame.set(str(self.plan.options["collect"].constant), results)
+            except BadWrite as error:
+                return failed(self.plan, self.frame, str(error), type(error).__name__)
+        return FAILURE if not self.goes_on and FAILURE in self.ended else SUCCESS
 
 
-FLOW: Mapping[str, type[BehaviourNode]] = {
-    "sequence": InOrder,
-    "selector": Selector,
-    "reactive-sequence": Reactive,
-    "reactive-selector": ReactiveSelector,
-    "memory-sequence": MemorySequence,
-    "parallel": Parallel,
-    "if": If,
-    "while": While,
-    "switch": Switch,
-    "try": Try,
-    "ensure": Ensure,
+def for_each(plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """One child an item; at most so many at once, results in order."""
+    items = _Items(plan, frame)
+    try:
+        items.tick()
+        while not items.is_over:
+            if items.has_room:
+                frame.ground.wake()
+            yield RUNNING
+            items.tick()
+    finally:
+        for child in items.at_work:
+            child.halt()
+    yield items.end()
+
+
+def named(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
+    """`(subtree NAME child)` is a name for its child."""
+    [child] = plan.children
+    ticks: Ticks | TickStatus = frame.ground.kinds[child.shape](child, frame)
+    return ticks
+
+
+LEAVES: Mapping[str, Kind] = {
+    "action": call_leaf,
+    "condition": call_leaf,
+    "check": check,
+    "set!": assign,
+    "emit": emit,
+    "wait": wait,
+    "succeed": succeed,
+    "fail": fail,
+    **dict.fromkeys(HOSTED, call_leaf),
+}
+NODES: Mapping[str, Kind] = {
+    **LEAVES,
+    "sequence": partial(in_order, FAILURE, SUCCESS),
+    "selector": partial(in_order, SUCCESS, FAILURE),
+    "try": try_,
+    "memory-sequence": memory_sequence,
+    **dict.fromkeys(("reactive-sequence", "reactive-selector"), choosing(reactive)),
+    "parallel": choosing(parallel),
+    "for-each": for_each,
+    "if": choosing(if_),
+    "while": choosing(while_),
+    "switch": choosing(switch),
+    "ensure": ensure,
+    "invert": mapped(FAILURE, SUCCESS),
+    "force-success": mapped(SUCCESS, SUCCESS),
+    "force-failure": mapped(FAILURE, FAILURE),
+    "until-fail": choosing(until_fail),
+    "run-once": choosing(run_once),
+    **dict.fromkeys(("guard", "decorator"), choosing(guard)),
+    "when": when,
+    "timeout": timeout,
+    "delay": delay,
+    "cooldown": choosing(cooldown),
+    "repeat": partial(loop, SUCCESS),
+    "retry": partial(loop, FAILURE),
+    "subtree": subtree,
+    "named": named,
 }

@@ -1,13 +1,16 @@
-"""A tree that was read and checked: immutable, shared by all of its runs; kinds, values and keys of nodes."""
+"""A tree that was read and checked, which all of its runs share; and the blackboard of one run: its keys,
+their types and values."""
 
-from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from operator import methodcaller
+from enum import Enum
+from typing import Any, Final
 
-from gateway.control.expressions import ExpressionInvalid, ExpressionScope, compile_expression
-from gateway.control.trees.reader import MAX_SECONDS, FormKind, TreeForm, TreeProblem, TreeSource
-from gateway.control.words import meant, short
+from gateway.control.expressions import ExpressionScope
+from gateway.control.trees.reader import TreeProblem
+from gateway.domain.errors import GatewayError
+from gateway.domain.text import meant, quoted
 
 # Of each simple type: what it is in Python, and the default of a key that is declared without one.
 _SIMPLE: Mapping[str, tuple[type | tuple[type, ...], object]] = {
@@ -75,7 +78,7 @@ def read_type(text: str, models: Mapping[str, type] | None = None) -> KeyType:
     found = UNKNOWN if word == "option" else _named(word, models)
     for name in reversed(outer):
         if name not in _WRAPPING:
-            raise BadType(f'"{short(name)}" takes no other type; only list and option do')
+            raise BadType(f"{quoted(name)} takes no other type; only list and option do")
         found = KeyType(name, found)
     return found
 
@@ -87,7 +90,7 @@ def _named(word: str, models: Mapping[str, type] | None) -> KeyType:
     if word in _SIMPLE:
         return KeyType(word)
     names = (*_SIMPLE, "option", *(f"model:{model}" for model in models or ("NAME",)))
-    raise BadType(f'unknown type "{short(word)}"{meant(word, names)}; types: {", ".join(names)}')
+    raise BadType(f"unknown type {quoted(word)}{meant(word, names)}; types: {', '.join(names)}")
 
 
 def type_of(value: object) -> KeyType:
@@ -150,140 +153,6 @@ class LeafRegistry:
         return offer
 
 
-MANY = 5_000
-_WORD: frozenset[FormKind] = frozenset({"symbol", "keyword", "string"})
-_ATOM: frozenset[FormKind] = frozenset({"int", "float", "bool", "nil", "duration"})
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What may stand in a place."""
-
-    shape: str
-    forms: frozenset[FormKind] = frozenset()  # as it is
-    type: KeyType | None = None  # or looked up, if it is of this type
-
-
-_TIMES: frozenset[FormKind] = frozenset({"duration", "int", "float"})
-WANTS: Mapping[str, Want] = {
-    "any": Want("a value", _WORD | _ATOM, ANY),
-    "text": Want('a "string"', frozenset({"string", "symbol"}), KeyType("string")),
-    "int": Want("a whole number", frozenset({"int"}), KeyType("int")),
-    "duration": Want("a time such as 500ms, 30s or 2m", _TIMES, KeyType("float")),
-    "list": Want("a [vector] or a $key", frozenset(), KeyType("list")),
-    "map": Want("a {:key value} map", frozenset(), KeyType("map")),
-    "expression": Want('an expression in a "string"', frozenset({"string"})),
-    "word": Want("a name", _WORD),
-    "count": Want("a whole number, all or one", frozenset({"int", "symbol", "keyword"})),
-    "target": Want("a $key to write", frozenset({"ref", "list"})),
-    "keys": Want("a [:key …] vector", frozenset({"vector"})),  # that are written
-    "inputs": Want("a [key …] vector", frozenset({"vector"})),
-    # Read by the loader itself.
-    **dict.fromkeys(("flag", "cases", "schema", "node"), Want("something else")),
-}
-COMMON: Mapping[str, str] = {
-    "when": "expression",
-    "doc": "text",
-    "id": "word",
-    "on-error": "word",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class NodeKind:
-    least: int  # of children
-    most: int
-    values: tuple[str, ...] = ()
-    needed: int = 0  # how many of the values
-    options: Mapping[str, str] = field(default_factory=dict)  # besides the common ones
-    excluding: tuple[frozenset[str], ...] = ()  # options of which only one may be there
-    is_named: bool = False  # has to be, by a bare symbol
-    is_open: bool = False  # other options are arguments of its function, or keys
-
-    def want(self, option: str) -> str | None:
-        """What belongs behind an option; None if there is no such option."""
-        return self.options.get(option) or COMMON.get(option) or ("any" if self.is_open else None)
-
-
-def _kinds(table: str) -> dict[str, NodeKind]:
-    """By their names."""
-    found: dict[str, NodeKind] = {}
-    for line in table.strip().splitlines():
-        names, [children], values, options, rules = (cell.split() for cell in line.split("|"))
-        least, dash, most = children.partition("-")
-        kind = NodeKind(
-            int(least),
-            int(most or (MANY if dash else least)),
-            tuple(value.rstrip("?") for value in values),
-            sum(not value.endswith("?") for value in values),
-            dict(one.split(":") for one in options),
-            tuple(frozenset(rule.split("/")) for rule in rules if "/" in rule),
-            "named" in rules,
-            "open" in rules,
-        )
-        found |= dict.fromkeys(names, kind)
-    return found
-
-
-# names | how many children | values (with ? they need not be there) | options | rules: options of
-# which only one may be there, with / between; and `named` and `open`, as in Kind
-KINDS: Mapping[str, NodeKind] = _kinds("""
-sequence selector reactive-sequence reactive-selector memory-sequence | 1- | | |
-parallel | 1- | | success:count failure:count policy:word require-all:flag require-one:flag | policy/require-all/require-one/success policy/require-all/require-one/failure
-for-each | 1 | list | as:word parallel:int limit:int collect:target on-child-fail:word |
-if while | 2-3 | | |
-switch | 0 | any cases | |
-try | 2- | | |
-ensure | 2 | | |
-repeat | 1 | | max:int until:expression until-success:flag | until/until-success
-retry | 1 | | max:int backoff:duration |
-invert force-success force-failure until-fail run-once | 1 | | |
-timeout delay cooldown | 1 | duration | |
-guard | 1 | expression | |
-decorator | 1 | | | named open
-action | 0 | | fn:word | named open
-condition | 0 | | fn:word expr:expression | fn/expr named open
-check | 0 | expression | |
-set! | 0 | | | open
-emit | 0 | text map? | |
-wait | 0 | duration | |
-succeed | 0 | | |
-fail | 0 | text? | |
-llm-call | 0 | | model:any messages:any tools:any budget:int stream-to:keys timeout:duration idle-timeout:duration interruptible:any | open
-tool-call | 0 | any | timeout:duration | open
-subagent | 0 | text | input:any output:target max-turns:int timeout:duration | open
-subtree | 0-1 | | bind:map share:any | named
-""")
-[TREE] = _kinds("""
-tree | 1 | text | description:text version:int decision:text blackboard-schema:schema inputs:inputs finally:node max-ticks:int |
-""").values()
-# Other spellings that are understood.
-ALIASES: Mapping[str, str] = {
-    "fallback": "selector",
-    "repeater": "repeat",
-    "inverter": "invert",
-    "always_succeed": "force-success",
-    "always-succeed": "force-success",
-    "always_fail": "force-failure",
-    "always-fail": "force-failure",
-}
-OPTION_ALIASES: Mapping[str, str] = {"max-iterations": "max"}
-FLAGS = frozenset(
-    name for kind in KINDS.values() for name, want in kind.options.items() if want == "flag"
-)
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "policy": ("continue-on-failure", "require-all", "require-one"),
-    "on-child-fail": ("fail", "continue"),
-    "on-error": ("fail", "raise"),
-}
-# Leaves whose function the host provides under the kind's own name.
-HOSTED = frozenset({"llm-call", "tool-call", "subagent"})
-CALLS = frozenset({"blackboard", "config", "env-flag"})
-REACTIVE = frozenset({"reactive-sequence", "reactive-selector"})
-# What may stay RUNNING for as long as something outside takes.
-ASYNC = frozenset({*HOSTED, "wait", "delay"})
-
-_ASKING = frozenset({"check", "condition"})
 FAILED = "failure"  # the root under which expressions find why a node failed last
 
 
@@ -301,8 +170,10 @@ class Value:
         return self.constant if self.run is None else self.run(scope)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NodePlan:
+    """Equal to itself alone: runs keep what they know about a node by it."""
+
     kind: str
     name: str  # its own, or empty
     at: int  # where in the text
@@ -317,22 +188,8 @@ class NodePlan:
     offered: Offered | None = None
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
     writes: frozenset[str] = frozenset()
-    shape: str = field(init=False)  # by which its node is made
-    plain: Act | None = field(init=False, default=None)  # of an action: its plain function
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", self.bare if self.when is None else "when")
-        if self.offered is not None and self.offered.is_plain and self.shape == "action":
-            object.__setattr__(self, "plain", self.offered.act)
-
-    @property
-    def bare(self) -> str:
-        """Its shape without its `:when`."""
-        if self.kind == "condition" and "expr" in self.options:
-            return "check"
-        if self.kind == "repeat" and "until-success" in self.options:
-            return "retry"
-        return "part" if self.kind == "subtree" and self.children else self.kind
+    bare: str = ""  # what ticks it, without its `:when`
+    shape: str = ""  # what ticks it
 
     @property
     def label(self) -> str:
@@ -387,224 +244,195 @@ class TreePlan:
             yield from self.final.walk()
 
 
-def watched_keys(plan: TreePlan) -> frozenset[str]:
-    """Keys that a node asks for again at each tick: who writes one has to wake the run."""
-    nodes = [node for tree in (plan, *plan.subtrees.values()) for node in tree.nodes()]
-    found = {key for node in nodes for key in _asked_each_tick(node)}
-    bound = [pair for node in nodes for pair in node.bound.items()]
-    for _ in plan.subtrees:  # a key may be handed down through all of them
-        found |= {value.key for inner, value in bound if inner in found and value.key}
-    return frozenset(found)
+Emit = Callable[[str, Mapping[str, object]], None]
+
+MOST_WORK = 1_000  # items of loops, and events, before something happens outside
+MOST_PARTS = 10_000  # of a value
+PARTS_A_WORK = 100  # to look at so many is as much work as an event
 
 
-def _asked_each_tick(node: NodePlan) -> frozenset[str]:
-    if node.kind in {"guard", "switch"}:
-        return node.reads
-    asked = node.children if node.kind in REACTIVE else node.children[: node.kind == "while"]
-    return frozenset().union(*(child.reads for child in asked if child.kind in _ASKING))
+class TreeTooMuch(GatewayError):
+    """A tree works for too long without waiting for anything outside."""
+
+    code = "internal_error"
 
 
-# The keys that can be seen from a place: those of loops around it, and last those of the tree.
-Names = ChainMap[str, KeyType]
-_COUNTS: Mapping[object, int] = {"all": -1, "one": 1}
-_COLLECTIONS = {"vector": "list", "map": "map"}
-_COLLECTED = {"any": ("list", "map"), "list": ("list",), "map": ("map",)}
-_ROOTS = {"config": "config", "env-flag": "flags"}
+class BadWrite(GatewayError):
+    """A key that is not there, or a value that it does not take."""
+
+    code = "bad_write"
 
 
-def wrong(source: TreeSource, form: TreeForm, want: str) -> None:
-    source.error("BT013", form.start, f"here belongs {WANTS[want].shape}")
+@dataclass(frozen=True, slots=True)
+class TreeHost:
+    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
+
+    now: Callable[[], float]
+    roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
+    emit: Emit = lambda event, payload: None
+    find_act: Callable[[NodePlan], Act | None] | None = None  # for plans without a registry
+    woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
+    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
 
 
-def pairs(form: TreeForm, source: TreeSource) -> dict[str, TreeForm]:
-    """Of a map: key to form."""
-    if form.kind != "map":
-        wrong(source, form, "map")
-        return {}
-    found: dict[str, TreeForm] = {}
-    parts = list(form.parts)
-    for key, value in zip(parts[::2], parts[1::2], strict=False):
-        if key.kind != "keyword":
-            source.error("BT013", key.start, "a map has a :key before each value")
-            return found
-        if key.value in found:
-            source.error("BT015", key.start, f":{key.value} is here twice")
-        found[str(key.value)] = value
-    if len(parts) % 2:
-        source.error("BT013", parts[-1].start, "a map has a value after each :key")
-    return found
+@dataclass(slots=True, eq=False)
+class Ground:
+    """What all nodes and frames of a run share."""
 
+    host: TreeHost
+    kinds: Mapping[str, Callable[[NodePlan, "TreeFrame"], Any]] = field(default_factory=dict)
+    file: str = ""
+    watched: frozenset[str] = frozenset()  # keys whose writers wake the run
+    subtrees: Mapping[str, TreePlan] = field(default_factory=dict)
+    timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
+    is_awake: bool = True  # another tick makes sense
+    # A tick or a halt is on its way. A node that is closed at another time was not halted: its run
+    # was dropped, and nothing may happen any more.
+    is_ticking: bool = False
+    has_heard: bool = False  # something came from outside since the last tick
+    work: int = 0  # done since then
+    ticks: int = 0  # of the run
+    cause: tuple[NodePlan, str, str] | None = None  # why a node failed last: its kind, in words
 
-@dataclass(slots=True)
-class PlanValues:
-    """Reads the values of one node; notes which keys they touch."""
+    def spend(self, work: int = 1) -> None:
+        """Raises TreeTooMuch."""
+        self.work += work
+        if self.work > MOST_WORK:
+            raise TreeTooMuch(
+                f"more than {MOST_WORK} items and events, and nothing happened meanwhile"
+            )
 
-    source: TreeSource
-    registry: LeafRegistry | None
-    names: Names
-    reads: set[str] = field(default_factory=set)
-    writes: set[str] = field(default_factory=set)
+    def wake(self) -> None:
+        """Asks for another tick; during a tick it is the tree itself that asks."""
+        self.is_awake = True
+        if not self.is_ticking:
+            self.has_heard = True
+            if self.host.woken is not None:
+                self.host.woken()
 
-    def value(self, form: TreeForm, want: str, option: str = "") -> Value | None:
-        """None if it is wrong, which is then in the source's problems."""
-        can_look_up = WANTS[want].type is not None
-        if form.kind == "ref" and can_look_up:
-            return self._reference(form, want)
-        if form.head in CALLS and can_look_up:
-            return self._call(form, want)
-        if _COLLECTIONS.get(form.kind) in _COLLECTED.get(want, ()):
-            return self._collection(form)
-        if form.kind not in WANTS[want].forms:
-            wrong(self.source, form, want)
+    @property
+    def failure(self) -> Mapping[str, object] | None:
+        """Why a node failed last."""
+        if self.cause is None:
             return None
-        special = {
-            "expression": self._expression,
-            "target": self._target,
-            "keys": self._keys,
-            "duration": self._duration,
-        }.get(want)
-        return special(form) if special else self._literal(form, want, option)
-
-    def _literal(self, form: TreeForm, want: str, option: str) -> Value:
-        found, choices = form.value, CHOICES.get(option)
-        if want == "word" and choices and found not in choices:
-            near = meant(str(found), choices)
-            message = f'"{short(str(found))}" is none of {", ".join(choices)}{near}'
-            self.source.error("BT013", form.start, message)
-        if want == "count" and form.kind != "int":
-            found = _COUNTS.get(found)
-            if found is None:
-                wrong(self.source, form, want)
-        return Value(form.start, found)
-
-    def _duration(self, form: TreeForm) -> Value:
-        seconds = float(str(form.value))
-        if form.kind != "duration":
-            self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
-        if not 0 <= seconds <= MAX_SECONDS:
-            wrong(self.source, form, "duration")
-        return Value(form.start, seconds)
-
-    def _expression(self, form: TreeForm) -> Value | None:
-        registry, text = self.registry, str(form.value)
-        roots = {*self.names, FAILED, *(registry.roots if registry else ())}
-        try:
-            made = compile_expression(text, roots=roots, open_roots=registry is None)
-        except ExpressionInvalid as error:
-            is_plain = form.end - form.start == len(text) + 2  # nothing in it is escaped
-            at = form.start + 1 + min(error.column, len(text)) if is_plain else form.start
-            self.source.error("BT026", at, error.problem)
-            return None
-        self.reads |= made.roots & self.names.keys()
-        return Value(form.start, made.text, made.run)
-
-    def _target(self, form: TreeForm) -> Value | None:
-        path = form.value
-        if form.head == "blackboard" and len(form.parts) == 2:
-            path = (form.parts[1].value,)
-        if not isinstance(path, tuple) or len(path) > 1:
-            wrong(self.source, form, "target")
-            return None
-        key = str(path[0])
-        if self.known(form.start, key) is None:
-            return None
-        self.writes.add(key)
-        return Value(form.start, key)
-
-    def _keys(self, form: TreeForm) -> Value | None:
-        if any(part.kind != "keyword" for part in form.parts):
-            wrong(self.source, form, "keys")
-            return None
-        for part in form.parts:
-            self.declared(part.start, str(part.value), UNKNOWN)
-            self.writes.add(str(part.value))
-        return Value(form.start, [str(part.value) for part in form.parts])
-
-    def known(self, at: int, key: str) -> KeyType | None:
-        """The type of a key; None if nobody declared it, which is a problem."""
-        if key not in self.names:
-            near = meant(key, self.names)
-            self.source.error("BT020", at, f'"{short(key)}" is not in :blackboard-schema{near}')
-        return self.names.get(key)
-
-    def declared(self, at: int, key: str, kind: KeyType) -> KeyType:
-        """The type of a key; declares it here if nobody else did, with a warning."""
-        if key not in self.names:
-            also = meant(key, self.names)
-            message = f":{short(key)} is not in :blackboard-schema and begins as nil{also}"
-            self.source.warn("BT024", at, message)
-            self.names.maps[-1][key] = kind
-        return self.names[key]
-
-    def _reference(self, form: TreeForm, want: str) -> Value | None:
-        assert isinstance(form.value, tuple)
-        kind = self.known(form.start, form.value[0])
-        return self._looked_up(form, want, kind, form.value) if kind else None
-
-    def _looked_up(
-        self, form: TreeForm, want: str, kind: KeyType, path: tuple[str, ...]
-    ) -> Value | None:
-        wanted = WANTS[want].type or ANY
-        if len(path) == 1 and not wanted.may_hold(kind):
-            message = f"{path[0]} is {kind}, and here belongs {wanted}"
-            self.source.error("BT030", form.start, message)
-            return None
-        self.reads.add(path[0])
-        return Value(form.start, None, _looking(path), path[0] if len(path) == 1 else "")
-
-    def _call(self, form: TreeForm, want: str) -> Value | None:
-        head, arguments = form.head, form.parts[1:]
-        if len(arguments) != 1 or arguments[0].kind not in WANTS["word"].forms:
-            self.source.error("BT013", form.start, f"({head} …) takes one name")
-            return None
-        name = str(arguments[0].value)
-        if head == "blackboard":
-            kind = self.declared(form.start, name, UNKNOWN)
-            return self._looked_up(form, want, kind, (name,))
-        known = self.registry.roots.get(_ROOTS[head], ()) if self.registry else None
-        if known is not None and name not in known:
-            self.source.error("BT025", form.start, f'{head} has no "{name}"{meant(name, known)}')
-            return None
-        return Value(form.start, None, _looking((_ROOTS[head], name)))
-
-    def _collection(self, form: TreeForm) -> Value:
-        is_map = form.kind == "map"
-        forms = pairs(form, self.source).items() if is_map else enumerate(form.parts)
-        found = {str(key): self.value(part, "any") for key, part in forms}
-        made = {key: value for key, value in found.items() if value is not None}
-
-        def run(scope: ExpressionScope) -> object:
-            values = {key: value.of(scope) for key, value in made.items()}
-            return values if is_map else list(values.values())
-
-        is_plain = all(value.run is None for value in made.values())
-        constant = run({}) if is_plain else None
-        return Value(form.start, constant, None if is_plain else run, parts=made)
-
-    def literal(self, form: TreeForm, want: str = "any") -> object:
-        """A value that looks nothing up."""
-        value = self.value(form, want)
-        if value is not None and value.run is not None:
-            self.source.error("BT013", form.start, "here belongs a plain value")
-        return value.constant if value else None
-
-    def check_type(self, value: Value, kind: KeyType) -> None:
-        """Whether a key of this type can hold it, as far as that is known now."""
-        given = type_of(value.constant) if value.run is None else self.names.get(value.key, ANY)
-        is_right = kind.accepts(value.constant) if value.run is None else kind.may_hold(given)
-        if not is_right:
-            self.source.error("BT030", value.at, f"this is {given}, and here belongs {kind}")
+        plan, kind, message = self.cause
+        return {
+            "node": plan.label,
+            "path": plan.path,
+            "file": self.file,
+            "line": plan.line,
+            "type": kind,
+            "message": message or f"{plan.label} failed",
+        }
 
 
-def _looking(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
-    key, *rest = path
-    if not rest:
-        return methodcaller("get", key)
+@dataclass(slots=True, eq=False)
+class TreeFrame:
+    """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
 
-    def walk(scope: ExpressionScope) -> object:
-        value = scope.get(key)
-        for part in rest:
-            value = value.get(part) if isinstance(value, dict | Mapping) else None
-        return value
+    ground: Ground
+    values: dict[str, object]
+    types: Mapping[str, KeyType]
+    outer: "TreeFrame | None" = None
+    # Keys that are another frame's.
+    links: dict[str, "tuple[TreeFrame, str]"] = field(default_factory=dict)
+    is_item: bool = False  # of a `for-each`: its node gives a "result"
+    kept: dict[NodePlan, Any] = field(default_factory=dict)  # what nodes know when they begin anew
 
-    return walk
+    def get(self, name: str, /) -> object:
+        if name in self.values:
+            return self.values[name]
+        if name in self.links:
+            frame, key = self.links[name]
+            return frame.get(key)
+        if self.outer is not None:
+            return self.outer.get(name)
+        return self.ground.failure if name == FAILED else self.ground.host.roots.get(name)
+
+    def set(self, name: str, value: object) -> None:
+        """Raises BadWrite."""
+        if name in self.links:
+            frame, key = self.links[name]
+            frame.set(key, value)
+        elif name in self.values:
+            if not self.types.get(name, ANY).accepts(value):
+                raise BadWrite(f"{name} is {self.types[name]}, and not {type(value).__name__}")
+            if isinstance(value, list | dict) and value:
+                self._check_size(name, value)
+            if self.values[name] is not value:
+                self.values[name] = value
+                if name in self.ground.watched:
+                    self.ground.wake()
+        elif self.outer is not None:
+            self.outer.set(name, value)
+        else:
+            raise BadWrite(f"the blackboard has no key {name!r}")
+
+    def has(self, name: str) -> bool:
+        is_here = name in self.values or name in self.links
+        return is_here or (self.outer is not None and self.outer.has(name))
+
+    def _check_size(self, name: str, value: object) -> None:
+        parts = parts_of(value)
+        self.ground.spend(parts // PARTS_A_WORK)
+        if parts > MOST_PARTS:
+            raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
+
+
+def defaults(plan: TreePlan) -> dict[str, object]:
+    """The keys of a tree as they begin. Runs share a plan and not its lists."""
+    return {
+        name: deepcopy(key.default) if isinstance(key.default, list | dict) else key.default
+        for name, key in plan.schema.items()
+    }
+
+
+def parts_of(value: object) -> int:
+    """Counts the parts of a value, those inside of it too; a part that is there twice counts twice.
+    It stops beyond MOST_PARTS."""
+    waiting, count = [value], 0
+    while waiting and count <= MOST_PARTS:
+        one = waiting.pop()
+        if isinstance(one, list | tuple | dict):
+            count += len(one)
+            if count <= MOST_PARTS:
+                waiting.extend(one.values() if isinstance(one, dict) else one)
+    return count
+
+
+class TickStatus(Enum):
+    """The value is the letter that traces use."""
+
+    RUNNING = "R"
+    SUCCESS = "S"
+    FAILURE = "F"
+    SKIPPED = "K"
+
+
+# Ticks compare by identity with these: an attribute of the class would cost more than the comparison.
+RUNNING: Final = TickStatus.RUNNING
+SUCCESS: Final = TickStatus.SUCCESS
+FAILURE: Final = TickStatus.FAILURE
+SKIPPED: Final = TickStatus.SKIPPED
+
+
+class PendingLeaf:
+    """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
+
+    outcome: object = None  # as a function gives it, or the exception that it ended with
+    is_over = False
+
+    def __init__(self, ground: Ground, on_halt: Callable[[], None] | None = None) -> None:
+        self._ground, self._on_halt = ground, on_halt
+
+    def complete(self, outcome: object = SUCCESS) -> None:
+        """Takes the answer, as a function gives it. After an end or a halt it changes nothing."""
+        if not self.is_over:
+            self.outcome, self.is_over = outcome, True
+            self._ground.wake()
+
+    def halt(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            if self._on_halt is not None:
+                self._on_halt()

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.control.words import short
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import quoted
 
 Severity = Literal["error", "warning"]
 SHOWN = 100  # more problems than anyone reads
@@ -318,7 +318,7 @@ class _Reader:
             return "ref", tuple(match[1].split("."))
         if match := _NUMBER.fullmatch(token):
             return self._number(match, at)
-        self._source.error("BT001", at, f'"{short(token)}" is not a word, number, :key or $ref')
+        self._source.error("BT001", at, f"{quoted(token)} is not a word, number, :key or $ref")
         return "symbol", "unreadable"
 
     def _number(self, match: "re.Match[str]", at: int) -> tuple[FormKind, object]:

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from gateway.control.trees.plan import ALIASES, CHOICES, COMMON, KINDS
+from gateway.control.trees.kinds import ALIASES, CHOICES, COMMON, KINDS
 
 WORDS = [
     *KINDS,

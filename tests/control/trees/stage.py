@@ -7,8 +7,8 @@ import pytest
 
 from gateway.control.trees.engine import LeafScript, Run, TickTrace, TreeOutcome, trace
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import LeafCall, PendingLeaf, TreeHost
-from gateway.control.trees.plan import LeafRegistry, TreePlan
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import LeafRegistry, PendingLeaf, TreeHost, TreePlan
 from gateway.control.trees.reader import TreeInvalid, TreeProblem
 
 

@@ -2,8 +2,16 @@
 
 import pytest
 
-from gateway.control.trees.nodes import BadWrite, Ground, TreeFrame, TreeHost
-from gateway.control.trees.plan import read_type
+from gateway.control.trees.loading import load
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import (
+    BadWrite,
+    Ground,
+    LeafRegistry,
+    TreeFrame,
+    TreeHost,
+    read_type,
+)
 
 
 def board(**watched: bool) -> tuple[Ground, list[str]]:
@@ -59,11 +67,15 @@ def test_only_a_changed_watched_key_rings() -> None:
     assert rung == ["changed"]
 
 
-def test_the_frame_of_an_item_is_found_from_inside() -> None:
+def test_the_result_of_an_item_is_given_from_inside() -> None:
     shared, _ = board()
     outer = TreeFrame(shared, {"result": ""}, {"result": read_type("string")})  # a key of the tree
     item = TreeFrame(shared, {"item": 1, "result": None}, {}, outer, is_item=True)
-    inner = TreeFrame(shared, {}, {}, item)
+    registry = LeafRegistry()
+    registry.action("give")(lambda call: None)
+    plan = load('(tree "t" (action give))', registry=registry).root
 
-    assert inner.item() is item
-    assert outer.item() is None
+    for frame in (outer, TreeFrame(shared, {}, {}, item)):
+        LeafCall(plan, frame).give("found")
+
+    assert (item.values["result"], outer.values["result"]) == ("found", "")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.control.trees.nodes import FAILURE, RUNNING, SKIPPED, SUCCESS, LeafCall, TreeAbort
+from gateway.control.trees.nodes import LeafCall, TreeAbort
+from gateway.control.trees.plan import FAILURE, RUNNING, SKIPPED, SUCCESS
 from tests.control.trees.stage import Stage, ended
 
 

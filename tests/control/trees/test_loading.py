@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.control.trees.engine import Run
+from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import KINDS, LeafRegistry
+from gateway.control.trees.plan import LeafRegistry
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, codes, ended, problems, refused
 from tests.fakes.plans import TEXTS

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.control.trees.engine import LeafScript, trace
+from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
-from gateway.control.trees.plan import KINDS
 from tests.control.trees.stage import Stage, ended, line, traced
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text(encoding="utf-8"))

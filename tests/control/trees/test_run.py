@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from gateway.control.trees.engine import STUCK, BadInput, Run
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import (
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import (
     FAILURE,
     MOST_PARTS,
     MOST_WORK,
     RUNNING,
     SKIPPED,
     SUCCESS,
-    LeafCall,
     TreeHost,
 )
 from gateway.control.trees.reader import TreeInvalid

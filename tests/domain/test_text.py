@@ -1,6 +1,6 @@
 """Words in messages."""
 
-from gateway.control.words import meant, nearest, short
+from gateway.domain.text import meant, nearest, short
 
 
 def test_the_nearest_word_is_found_whatever_its_case() -> None:
