@@ -13,25 +13,22 @@ from typing import Any
 from anyio import to_thread
 
 from gateway.agent.effects import Job
-from gateway.agent.journal import retry_store
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import BadSessionKey, ModelFailed
 from gateway.domain.events import Batching, Notice
 from gateway.domain.facts import Fact, Recalled
-from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
+from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.domain.journal import (
     GRANTS,
     Attempt,
-    JournalEntry,
     attempt_of,
     damaged,
-    grants_of,
     pack_text,
 )
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest, ToolSpec
-from gateway.domain.ports import Clock, Decode, Encode, Journal
+from gateway.domain.ports import Decode, Encode
 from gateway.domain.scrubbing import STARS, scanner
 
 log = logging.getLogger(__name__)
@@ -275,24 +272,6 @@ def packed(
     if is_cut or is_broken:
         packed_lines.append(encode(["cut"]))
     return pack_text(packed_lines)
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierAttempts:
-    """What earlier attempts of a run left: entries, and in how many parts."""
-
-    entries: Sequence[JournalEntry] = ()
-    parts: int = 0
-
-
-NO_ATTEMPTS = EarlierAttempts()
-
-
-async def earlier_attempts(
-    run_id: RunId, store: Journal, clock: Clock, decode: Decode
-) -> EarlierAttempts:
-    parts = await retry_store(clock, store.read, run_id)
-    return EarlierAttempts(grants_of(parts, decode), len(parts))
 
 
 async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
