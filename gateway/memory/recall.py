@@ -330,19 +330,22 @@ def _recalled(
     why = [f"says {', '.join(held)}" if held else "beside what says it"]
     if is_source:
         why.append("source of a fact")
-    label, score, speaker = _SPEAKER.match(turn.text), turn.score, None
-    for name in (label and label[1], turn.sender):
-        if name and said.intersection(words_of(name)) - _STOP:
-            speaker = name
-            break
-    else:
-        speaker = "the user" if turn.role == "user" and said & _MINE else None
+    score, speaker = turn.score, _speaker(turn, said)
     if speaker is not None:
         why.append(f"said by {speaker}")
         score += _OF_SPEAKER
     who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
     told = (turn.text, round(score, 4), "; ".join(why), key, turn.at)
     return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
+
+
+def _speaker(turn: PastTurn, said: frozenset[str]) -> str | None:
+    """Who said it, if the question is about them."""
+    label = _SPEAKER.match(turn.text)
+    for name in (label and label[1], turn.sender):
+        if name and said.intersection(words_of(name)) - _STOP:
+            return name
+    return "the user" if turn.role == "user" and said & _MINE else None
 
 
 def _shared(fact: Fact, words: Sequence[str]) -> str:

@@ -152,7 +152,14 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
     starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
-    # The last message of each conversation, by its first.
+    for root, tip in _tips(forks, starts, last).items():
+        if root < own:
+            spans.update(spans_to(tip, forks, starts))
+    return Trail.of(spans)
+
+
+def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[int, int]:
+    """The last message of each conversation, by its first."""
     tips: dict[int, int] = {}
     roots: list[int] = []
     for (start, parent), end in zip(
@@ -161,10 +168,7 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
         at = -1 if parent is None else bisect_right(starts, parent) - 1
         roots.append(start if at < 0 else roots[at])
         tips[roots[-1]] = end
-    for root, tip in tips.items():
-        if root < own:
-            spans.update(spans_to(tip, forks, starts))
-    return Trail.of(spans)
+    return tips
 
 
 @dataclass(frozen=True, slots=True)
