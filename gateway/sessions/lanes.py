@@ -390,6 +390,7 @@ def _fits(batch: Sequence[QueuedMessage], one: QueuedMessage) -> bool:
         and size <= MOST_CHARACTERS
         and first.context_id is None
         and new.context_id is None
-        and (first.sender, first.limits, first.whither) == (new.sender, new.limits, new.whither)
+        and (first.sender, first.limits, first.destination)
+        == (new.sender, new.limits, new.destination)
         and not (batch[-1].is_stopped or one.is_stopped)
     )

@@ -19,7 +19,7 @@ from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.messages import Message, Node, ToolResult
 from gateway.domain.ports import Ids, ToolScope
-from gateway.domain.sessions import as_wished
+from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import contained, result_of
 from gateway.memory.context import Besides
 from gateway.memory.window import message_tokens
@@ -209,7 +209,7 @@ class StatelessRuns:
     async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
         worker, person = self._worker, speaker(CHANNEL, question.account, "")
         settings = await retry_store(worker.clock, worker.settings.of, person)
-        agent = question.shaped(as_wished(question.agent, settings, {}))
+        agent = question.shaped(with_settings(question.agent, settings, {}))
         own, template = agent.system_prompt, worker.souls.template_of(agent.id)
         if template is not None and "system_prompt" not in template.places:
             own, template = "", Template((*template.parts, ("\n\n", "system_prompt")))

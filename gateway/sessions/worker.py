@@ -25,7 +25,7 @@ from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import JournalEntry, grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
-from gateway.domain.sessions import as_wished
+from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
 from gateway.memory.context import Besides
 from gateway.memory.extraction import FactExtractor
@@ -359,7 +359,7 @@ class RunWorker:
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
         if settings.kept or new.limits:
-            agent = as_wished(agent, settings, new.limits)
+            agent = with_settings(agent, settings, new.limits)
         if run.attempt > 1:
             run.emit(_made_anew(journal.moment().wall))
         if read is None:
@@ -455,7 +455,7 @@ class RunWorker:
         deliveries: tuple[NewDelivery, ...] = ()
         # What came by a channel that is gone is kept for the operator.
         if key.channel in self.channels or new.whence is not None:
-            place = (key.channel, key.account, *new.whither)
+            place = (key.channel, key.account, *new.destination)
             deliveries = (NewDelivery(f"d_{new.message_id}", *place, end.text, new.whence),)
         ending = Ending(
             run_id=new.run_id,
