@@ -8,6 +8,7 @@ import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.link import linked
+from gateway.config import editing
 
 
 @click.group()
@@ -61,7 +62,6 @@ def resync(context: CliContext) -> None:
 def set_(context: CliContext, scope: str, tokens: int, *, yes: bool) -> None:
     """Limit session, daily, monthly, per_agent or agent:ID to TOKENS in the configuration file."""
     from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
-    from gateway.config import editing  # noqa: PLC0415  # as above
 
     place = writing.place_of(context)
     after = editing.with_budget(place.text, scope, tokens)

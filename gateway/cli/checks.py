@@ -67,8 +67,8 @@ def claims(_config: GatewayConfig) -> Iterator[Finding]:
 
 def config_notices(config: GatewayConfig) -> Iterator[Finding]:
     for notice in config.notices:
-        told = (notice.path, notice.message, notice.fix)
-        yield Finding(notice.code, "warning", *told, notice.place)
+        told = (notice.key, notice.message, notice.fix)
+        yield Finding(notice.code, "warning", *told, notice.path)
 
 
 def data_dir(config: GatewayConfig) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,13 +15,12 @@ from gateway.cli.context import (
     surroundings,
 )
 from gateway.cli.ending import BAD_CONFIG
+from gateway.config.document import placed, warned
+from gateway.config.effective import Row, effective
+from gateway.config.load import Loaded, read
 from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
-from gateway.config.values import StartNotice
+from gateway.config.schema import json_schema
 from gateway.domain.text import nearest
-
-if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
-    from gateway.config.effective import Row
-    from gateway.config.load import Loaded
 
 
 @click.group("config")
@@ -59,17 +57,16 @@ def _warn(warnings: Iterable[Problem]) -> None:
         click.echo(one.render(), err=True)
 
 
-def _tried(loaded: "Loaded") -> tuple[Problem, ...]:
+def _tried(loaded: Loaded) -> tuple[Problem, ...]:
     """What is no error. Raises ConfigInvalid for what a start would refuse besides."""
     from gateway.cli.checks import TRIALS  # noqa: PLC0415  # the whole gateway, which reading does without
-    from gateway.config.document import placed, warned  # noqa: PLC0415  # as above
 
     found = [finding for check in TRIALS for finding in check(loaded.config)]
     # Who listens there now may be gone at the start: the configuration is not wrong by that.
     errors = [one for one in found if one.severity == "error" and one.id != "network.port"]
     notices = [
         *loaded.config.notices,
-        *(StartNotice(o.id, o.path, o.message, o.fix, o.place) for o in found if o not in errors),
+        *(Finding(o.id, o.place, o.message, o.fix) for o in found if o not in errors),
     ]
     if errors:
         wrong = [Finding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
@@ -111,7 +108,7 @@ def get(context: CliContext, key: str) -> None:
     click.echo(shown)
 
 
-def _no_such_key(key: str, rows: Iterable["Row"]) -> str:
+def _no_such_key(key: str, rows: Iterable[Row]) -> str:
     near = nearest(key, (row.key for row in rows))
     meant = f"did you mean {near}?" if near else "`exogate config show` lists all"
     return f"there is no key {key}; {meant}"
@@ -120,8 +117,6 @@ def _no_such_key(key: str, rows: Iterable["Row"]) -> str:
 @config.command()
 def schema() -> None:
     """Print the JSON Schema of config.toml, for editors."""
-    from gateway.config.schema import json_schema  # noqa: PLC0415  # pydantic is slow to import
-
     click.echo(json.dumps(json_schema(), indent=2))
 
 
@@ -137,15 +132,11 @@ def path(context: CliContext) -> None:
         raise click.ClickException(f"there is no ./config.toml and no {home}: defaults are used")
 
 
-def _load(context: CliContext) -> "Loaded":
-    from gateway.config.load import read  # noqa: PLC0415  # pydantic is slow to import
-
+def _load(context: CliContext) -> Loaded:
     return read(config_path(context), surroundings(context))
 
 
-def _rows(context: CliContext) -> tuple["Loaded", tuple["Row", ...]]:
-    from gateway.config.effective import effective  # noqa: PLC0415  # only for `show` and `get`
-
+def _rows(context: CliContext) -> tuple[Loaded, tuple[Row, ...]]:
     try:
         loaded = _load(context)
     except ConfigInvalid as error:
@@ -153,7 +144,7 @@ def _rows(context: CliContext) -> tuple["Loaded", tuple["Row", ...]]:
     return loaded, effective(loaded)
 
 
-def _line(row: "Row") -> str:
+def _line(row: Row) -> str:
     return f"{row.key} = {json.dumps(row.value, ensure_ascii=False)}  # {row.origin}"
 
 
@@ -163,5 +154,5 @@ def _bare(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _row_as_json(row: "Row") -> dict[str, object]:
+def _row_as_json(row: Row) -> dict[str, object]:
     return {"key": row.key, "value": row.value, "origin": row.origin}

@@ -13,10 +13,11 @@ from gateway.app.shared import provider_test
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.cli.ending import FAILED, Unreachable, failure
 from gateway.cli.link import ANSWER_S, linked
+from gateway.config import editing
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
 from gateway.providers.prices import DEFAULT_MODELS
-from gateway.web.methods.status import WITHIN_S
+from gateway.web.status import WITHIN_S
 
 if TYPE_CHECKING:
     from gateway.cli.plugin_place import Place
@@ -77,7 +78,6 @@ def add(
 ) -> None:
     """Add a provider to the configuration. A preset whose key is in the environment needs no entry."""
     from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
-    from gateway.config import editing  # noqa: PLC0415  # as above
 
     place = writing.place_of(context)
     table = {key: value for key, value in told.items() if value is not None}
@@ -103,7 +103,6 @@ def _used(
 
     An agent of the file has no tools and no budgets but its own: those in force are written down.
     """
-    from gateway.config import editing  # noqa: PLC0415  # pydantic is slow to import
 
     before = config_or_exit(context)
     model = model or DEFAULT_MODELS.get(name)

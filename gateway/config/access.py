@@ -23,7 +23,7 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
     port = written.port if overrides.port is None else overrides.port
     if not 0 <= port <= 65_535:
         message, path = f"{port} is out of range", ("gateway", "port")
-        reading.report.wrong(Code.OUT_OF_RANGE, path, message, "0 to 65535", variable="--port")
+        reading.wrong(Code.OUT_OF_RANGE, path, message, "0 to 65535", variable="--port")
     data_dir = overrides.data_dir or reading.around.path(str(written.data_dir), reading.folder)
     token = _operator_token(reading, written)
     is_meant = written.token is not None or TOKEN in reading.around.environment
@@ -34,7 +34,7 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
 def resolve_tokens(
     reading: Reading, tokens: Iterable[TokenGrant], operator: Secret | None
 ) -> tuple[TokenGrant, ...]:
-    report, names = reading.report, set[str]()
+    names = set[str]()
     values: dict[str, str] = {operator.reveal(): "[gateway] token"} if operator else {}
     grants = []
     for index, written in enumerate(tokens):
@@ -42,8 +42,8 @@ def resolve_tokens(
         where: KeyPath = (*path, "token")
         if written.name in RESERVED:
             message = f"{quoted(written.name)} is the name of the operator at this machine"
-            report.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
-        report.is_taken((*path, "name"), "token", written.name, names)
+            reading.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
+        reading.is_taken((*path, "name"), "token", written.name, names)
         names.add(written.name)
         _check_scopes(reading, written.scopes, path)
         token = reading.source.follow(where, written.token.reveal())
@@ -51,7 +51,7 @@ def resolve_tokens(
             continue
         if token in values:
             message = f"the same token as that of {values[token]}"
-            report.wrong(Code.DUPLICATE, where, message, "make another: openssl rand -hex 32")
+            reading.wrong(Code.DUPLICATE, where, message, "make another: openssl rand -hex 32")
         values[token] = quoted(written.name)
         grants.append(replace(written, token=Secret(token)))
     return tuple(grants)
@@ -66,7 +66,7 @@ def _check_door(reading: Reading, bind: str, operator: Secret | None, *, has_tok
             "the gateway would obey anyone"
         )
         fix = f'set {TOKEN} or [gateway] token, or write bind = "127.0.0.1"'
-        reading.report.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)
+        reading.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)
     if operator is not None and len(operator.reveal().strip()) < LEAST_TOKEN:
         message = (
             f"the operator's token is shorter than {LEAST_TOKEN} characters, and {quoted(bind)} "
@@ -93,7 +93,7 @@ def _is_blank(reading: Reading, path: KeyPath, token: str) -> bool:
 
 def _wrong_token(reading: Reading, path: KeyPath, code: Code, message: str) -> None:
     is_variable = path == OPERATOR and TOKEN in reading.around.environment
-    reading.report.wrong(code, path, message, NEW_TOKEN, variable=TOKEN if is_variable else None)
+    reading.wrong(code, path, message, NEW_TOKEN, variable=TOKEN if is_variable else None)
 
 
 def _check_scopes(reading: Reading, scopes: Iterable[str], path: KeyPath) -> None:
@@ -101,7 +101,7 @@ def _check_scopes(reading: Reading, scopes: Iterable[str], path: KeyPath) -> Non
         kind, colon, agent_id = scope.partition(":")
         where = (*path, "scopes", index)
         if kind == "agent" and colon:
-            reading.report.refers(where, "agent", agent_id, reading.agents)
+            reading.refers(where, "agent", agent_id, reading.agents)
         elif scope not in SCOPES:
             fix = choose(scope, (*SCOPES, "agent:ID"))
-            reading.report.wrong(Code.NOT_A_CHOICE, where, f"{quoted(scope)} is no scope", fix)
+            reading.wrong(Code.NOT_A_CHOICE, where, f"{quoted(scope)} is no scope", fix)

@@ -42,7 +42,7 @@ def places(config: GatewayConfig) -> list[tuple[KeyPath, AgentDef]]:
 def resolve_agents(reading: Reading, config: GatewayConfig) -> tuple[AgentDef, ...]:
     agents: dict[str, AgentDef] = {}
     for path, written in places(config):
-        reading.report.is_taken((*path, "id"), "agent", written.id, agents)
+        reading.is_taken((*path, "id"), "agent", written.id, agents)
         agents[written.id] = _Agent(reading, config, path, written).resolved()
     return tuple(agents.values())
 
@@ -54,19 +54,10 @@ class _Agent:
         self, reading: Reading, config: GatewayConfig, path: KeyPath, written: AgentDef
     ) -> None:
         self.reading, self.config, self.path, self.written = reading, config, path, written
-        self.report = reading.report
 
     def resolved(self) -> AgentDef:
-        path, written, known = self.path, self.written, self.reading.around.known
+        path, written = self.path, self.written
         check_tools(self.reading, path, f"agent {quoted(written.id)}", written.tools)
-        names, fix = [one.name for one in self.config.subagents], ", or add [[subagents]] with it"
-        for index, name in enumerate(written.subagents):
-            where = (*path, "subagents", index)
-            self.report.refers(where, "subagent", name, names, or_else=fix)
-        projects = (OPEN_PROJECT, *(project.id for project in self.config.projects))
-        fix = ", or add [[projects]] with it"
-        self.report.refers((*path, "project"), "project", written.project, projects, or_else=fix)
-        self.report.refers((*path, "decision"), "decision tree", written.decision, known.decisions)
         helpers = (DELEGATE + name for name in dict.fromkeys(written.subagents))
         asked = self._asked(path, written)
         agent = replace(
@@ -89,35 +80,32 @@ class _Agent:
             return None
         if path.count("fallback") > MOST_FALLBACKS:
             message = f"an agent has at most {MOST_FALLBACKS} fallbacks, one in the other"
-            self.report.wrong(Code.OUT_OF_RANGE, path, message, "remove this one", at="table")
+            self.reading.wrong(Code.OUT_OF_RANGE, path, message, "remove this one", at="table")
             return None
         asked = self._asked(path, fallback)
         context = self._context(asked["context_window"], is_noted=False)
         below = self._fallback(path, fallback, agent, (*tried, _tried(asked)))
         is_long = any(
             one.code == Code.OUT_OF_RANGE and one.path[: len(path)] == path
-            for one in self.report.findings
+            for one in self.reading.findings
         )
         if _tried(asked) in tried and asked["model"] and not is_long:
             what = f"{asked['provider']}/{asked['model']}"
             message = f"this fallback asks {what}, which has failed when it is needed"
             fix = "name another provider or model, or remove it"
-            self.report.wrong(Code.NO_USE, path, message, fix, at="table")
+            self.reading.wrong(Code.NO_USE, path, message, fix, at="table")
         return replace(agent, **asked, context=context, fallback=below)
 
     def _asked(self, path: KeyPath, section: AgentDef) -> dict[str, Any]:
         """What an agent and each of its fallbacks has of its own."""
-        known, provider = (
-            self.reading.around.known,
-            section.provider or self.reading.choice.provider,
-        )
+        known, provider = self.reading.known, section.provider or self.reading.choice.provider
         model = usual_model(self.reading, path, provider, section.model)
         max_tokens, most = section.max_tokens, known.output_limit(model)
         if most is not None and max_tokens > most:
             if self.reading.is_given((*path, "max_tokens")):
                 message = f"{quoted(model)} gives at most {most} tokens, not {max_tokens}"
                 where = (*path, "max_tokens")
-                self.report.wrong(Code.OUT_OF_RANGE, where, message, f"write {most}")
+                self.reading.wrong(Code.OUT_OF_RANGE, where, message, f"write {most}")
             max_tokens = most
         if section.thinking and model:
             self._check_thinking(path, provider, model, max_tokens)
@@ -133,7 +121,7 @@ class _Agent:
 
     def _check_thinking(self, path: KeyPath, provider: str, model: str, max_tokens: int) -> None:
         """Of a provider that is not known nothing is said: that is wrong already."""
-        known, own = self.reading.around.known, self.config.providers.get(provider)
+        known, own = self.reading.known, self.config.providers.get(provider)
         preset = known.presets.get(provider)
         wire = preset.wire if preset else own.wire if own else None
         if provider not in self.reading.providers or (wire is None and provider != DEMO):
@@ -141,7 +129,7 @@ class _Agent:
         why = known.no_thinking(provider, wire, model, max_tokens)
         if why is not None:
             fix = "remove it, or choose a model that can"
-            self.report.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
+            self.reading.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
 
     def _context(self, window: int, *, is_noted: bool) -> ContextRules:
         """A budget that the model cannot read becomes what it can."""
@@ -153,7 +141,7 @@ class _Agent:
         if budget != AUTO and is_noted and (is_given(key) or is_given((*self.path, *key))):
             message = f"{budget} tokens are more than the model's window of {window}"
             fix = f"{most} is used; write that or set context_window"
-            self.report.note("context-clamped", (*self.path, *key), message, fix)
+            self.reading.note("context-clamped", (*self.path, *key), message, fix)
         return replace(context, token_budget=most)
 
     def _file(self, key: str, otherwise: str = "") -> str:
@@ -164,8 +152,8 @@ class _Agent:
         """A name of ours, or the file of the operator's own."""
         if self.written.tree.endswith(".bt"):
             return self._file("tree", "for the one that is shipped")
-        where, trees = (*self.path, "tree"), self.reading.around.known.trees
-        self.report.refers(where, "tree", self.written.tree, trees, or_else=", or name a .bt file")
+        where, trees = (*self.path, "tree"), self.reading.known.trees
+        self.reading.refers(where, "tree", self.written.tree, trees, or_else=", or name a .bt file")
         return self.written.tree
 
     def _template(self) -> str:
@@ -175,10 +163,10 @@ class _Agent:
             compile_prompt(file.read_text("utf-8-sig"))
         except TemplateInvalid as error:
             fix = choose(error.name, PLACES) if error.name is not None else "mend the file"
-            self.report.wrong(Code.MALFORMED, where, f"{name}:{error}", fix)
+            self.reading.wrong(Code.MALFORMED, where, f"{name}:{error}", fix)
         except UnicodeDecodeError as error:
             message = f"{name} is not UTF-8 (byte {error.start})"
-            self.report.wrong(Code.MALFORMED, where, message, "save it as UTF-8")
+            self.reading.wrong(Code.MALFORMED, where, message, "save it as UTF-8")
         except OSError:
             pass  # is reported already
         return str(file)
@@ -193,13 +181,13 @@ def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | Non
     if provider not in reading.providers:
         message = f"{quoted(provider)} is not a known provider"
         fix = choose(provider, reading.providers)
-        reading.report.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
+        reading.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
     reading.used.setdefault(provider, (*path, "provider"))
-    model = model or default_model(provider, reading.around.known)
+    model = model or default_model(provider, reading.known)
     if model is None and provider in reading.providers:
         message = f'"model" is missing: {quoted(provider)} has none that is usual'
         where = (*path, "model")
-        reading.report.wrong(Code.MISSING, where, message, 'add model = "..."', at="table")
+        reading.wrong(Code.MISSING, where, message, 'add model = "..."', at="table")
     return model or ""
 
 
@@ -214,32 +202,30 @@ def check_tools(
         plugin = tool if tool in plugins else tool.partition("/")[0]
         if tool in seen:
             message = f"{who} has {quoted(tool)} twice"
-            reading.report.wrong(Code.DUPLICATE, where, message, "keep one")
+            reading.wrong(Code.DUPLICATE, where, message, "keep one")
         elif tool.startswith(FAMILY) and plugin not in plugins:
             server, slash, one = tool.removeprefix(FAMILY).partition("/")
             fix = "; or add [mcp.servers.NAME]"
-            is_there = reading.report.refers(
-                where, "MCP server", server, reading.servers, or_else=fix
-            )
+            is_there = reading.refers(where, "MCP server", server, reading.servers, or_else=fix)
             if is_there and slash and not one:
                 message, fix = (
                     f"{quoted(tool)} names no tool",
                     "write mcp:SERVER or mcp:SERVER/TOOL",
                 )
-                reading.report.wrong(Code.MALFORMED, where, message, fix)
+                reading.wrong(Code.MALFORMED, where, message, fix)
         elif plugin not in plugins:
             message = f"{who}: there is no plugin {quoted(plugin)}"
             fix = _how_to_add(reading, plugin, plugins)
-            reading.report.wrong(Code.UNKNOWN_NAME, where, message, fix)
+            reading.wrong(Code.UNKNOWN_NAME, where, message, fix)
         elif not plugins[plugin]:
             message = f"{who} lists {quoted(tool)}, which is not enabled"
             fix = "remove it, or write enabled = true in its [[plugins]]"
-            reading.report.note("plugin-disabled", where, message, fix)
+            reading.note("plugin-disabled", where, message, fix)
         seen.add(tool)
 
 
 def _how_to_add(reading: Reading, plugin: str, plugins: Mapping[str, bool]) -> str:
-    bundled = reading.around.known.bundled
+    bundled = reading.known.bundled
     if plugin not in bundled:
         return f"{choose(plugin, (*plugins, *bundled))}; or add [[plugins]] name = {quoted(plugin)}"
     needs = json.dumps(list(bundled[plugin].needs))
@@ -252,14 +238,14 @@ def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[Subagent
     tools = [one.tool for one in config.subagents]
     for index, one in enumerate(config.subagents):
         path: KeyPath = ("subagents", index)
-        reading.report.is_taken((*path, "name"), "agent or subagent", one.name, names)
+        reading.is_taken((*path, "name"), "agent or subagent", one.name, names)
         names.add(one.name)
         others = [tool for tool in tools if tool != one.tool]
         check_tools(reading, path, f"subagent {quoted(one.name)}", one.tools, others)
         model = one.model
         if one.provider is not None:
             model = usual_model(reading, path, one.provider, model)
-        known = reading.around.known
+        known = reading.known
         found.append(
             replace(
                 one,
@@ -290,7 +276,7 @@ def check_projects(reading: Reading, projects: Sequence[ProjectDef]) -> None:
                 f"project {quoted(project.id)} {'is open to all' if is_open else 'is there twice'}"
             )
             where = ("projects", index, "id")
-            reading.report.wrong(Code.DUPLICATE, where, message, "choose another id")
+            reading.wrong(Code.DUPLICATE, where, message, "choose another id")
         ids.add(project.id)
 
 
@@ -299,21 +285,18 @@ def check_bindings(reading: Reading, bindings: Sequence[Binding]) -> None:
     first: dict[tuple[str | None, ...], int] = {}
     for index, binding in enumerate(bindings):
         path: KeyPath = ("bindings", index)
-        reading.report.refers((*path, "agent_id"), "agent", binding.agent_id, reading.agents)
         place = tuple(getattr(binding, name) for name in names)
         if not any(place):
             message = f"binding {index} says not where: it matches nothing"
             fix = f"add at least one of {', '.join(names)}"
-            reading.report.wrong(Code.MISSING, path, message, fix, at="table")
+            reading.wrong(Code.MISSING, path, message, fix, at="table")
         channel = binding.channel
         if channel is not None and channel not in (*reading.channels, *OWN_CHANNELS):
             message = f"there is no channel {quoted(channel)}"
             fix = choose(channel, reading.channels)
             fix += "; only who may impersonate can speak as another"
-            reading.report.note("unknown-channel", (*path, "channel"), message, fix)
+            reading.note("unknown-channel", (*path, "channel"), message, fix)
         earlier = first.setdefault(place, index)
         if earlier != index and any(place):
             message = f"it can never win: binding {earlier} asks for the same and comes first"
-            reading.report.note(
-                "bindings.shadowed", path, message, "remove it, or make it say more"
-            )
+            reading.note("bindings.shadowed", path, message, "remove it, or make it say more")

@@ -24,7 +24,6 @@ from gateway.config.problems import (
 )
 from gateway.config.schema import patterns
 from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
-from gateway.config.values import StartNotice
 from gateway.domain.text import printable
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
@@ -345,7 +344,7 @@ def placed(
     document: Document,
     *,
     left_out: int = 0,
-    notices: Sequence[StartNotice] = (),
+    notices: Sequence[Finding] = (),
 ) -> ConfigInvalid:
     """In the order of the file, behind what did not come from it."""
     unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
@@ -354,10 +353,9 @@ def placed(
     return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
 
 
-def warned(notices: Sequence[StartNotice], document: Document) -> tuple[Problem, ...]:
+def warned(notices: Sequence[Finding], document: Document) -> tuple[Problem, ...]:
     """Notices with their places, in the order of the file."""
-    found = [Finding(one.code, one.place, one.message, one.fix) for one in notices]
-    return _problems(found, document, "warning")
+    return _problems(notices, document, "warning")
 
 
 def _problems(

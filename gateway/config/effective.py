@@ -1,25 +1,24 @@
 """Every value that is in force, and where it comes from; secrets stay hidden."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.config.load import Loaded
 from gateway.config.plugins import as_host
 from gateway.config.problems import KeyPath, dotted
-from gateway.config.schema import default_of
 from gateway.config.secrets import MASK, is_sensitive, struck_arguments, struck_value
-from gateway.config.sections import Key, is_section, keys_of
+from gateway.config.sections import ROOT, Key, element_of, is_section, keys_of
 from gateway.config.values import GatewayConfig
 from gateway.domain.budgets import Limit
 from gateway.domain.events import Action
 from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.plugins import PluginSecret
+from gateway.domain.settings import Setting
 
 _SHORTEST = 6  # a shorter value stands in unrelated words by chance
-# Lists of tables have no row of their own if they are empty.
-_LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules", "subagents"}
+_WITHOUT_NONE = {"bindings", "rules"}  # what is not set there has no row
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def effective(loaded: Loaded) -> tuple[Row, ...]:
     return tuple(
         Row(dotted(path), value, _origin(path, loaded))
         for key in keys_of(GatewayConfig).values()
-        for path, value in _values((key.name,), _of_file(key, loaded), key)
+        for path, value in _values((key.name,), _of_file(key, loaded), key.kind, key.setting)
     )
 
 
@@ -54,53 +53,70 @@ def _of_file(key: Key, loaded: Loaded) -> object:
 
 
 def _values(
-    path: KeyPath, value: object, key: Key | None = None
+    path: KeyPath, value: Any, kind: Any, about: Setting = ROOT
 ) -> Iterator[tuple[KeyPath, object]]:
     """Each plain value below, with its path."""
-    if isinstance(value, Secret) or "headers" in path[:-1] or _is_hidden(path, value):
+    element = element_of(kind)
+    if isinstance(value, Secret) or "headers" in path[:-1]:
         yield path, MASK
-    elif isinstance(value, Action):
-        yield from _values(path, {value.kind: value.value, **value.options})
-    elif isinstance(value, PluginSecret):
-        yield (*path, "value"), MASK
-        yield (*path, "hosts"), sorted(map(as_host, value.origins))
-    elif is_section(type(value)):
-        yield from _of_section(path, value, key)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Action | PluginSecret):
+        yield from _as_given(path, _written(value))
+    elif is_section(kind) and value is not None:
+        yield from _of_section(path, value, about)
+    elif isinstance(value, Mapping) and element is not object:
         for name, item in value.items():
-            yield from _values((*path, name), item)
-    elif isinstance(value, list | tuple) and any(_has_keys(item) for item in value):
+            yield from _values((*path, name), item, element, about)
+    elif is_section(element):
         for number, item in enumerate(value):
-            name = item.name if key and key.setting.by_name else number
-            yield from _values((*path, name), item)
-    elif not (path[-1] in _LISTS and len(path) == 1) and not (key and key.setting.by_name):
-        yield path, _plain(value)
+            yield from _values(
+                (*path, item.name if about.by_name else number), item, element, about
+            )
+    else:
+        yield from _as_given(path, value)
 
 
-def _has_keys(item: object) -> bool:
-    is_leaf = isinstance(item, Secret) or not is_section(type(item))
-    return isinstance(item, dict | list | PluginSecret | Action) or not (
-        is_leaf or str(item) != repr(item)
-    )
-
-
-def _of_section(path: KeyPath, section: Any, above: Key | None) -> Iterator[tuple[KeyPath, object]]:
-    only = above.setting.only if above else ()
+def _of_section(path: KeyPath, section: Any, about: Setting) -> Iterator[tuple[KeyPath, object]]:
     for name, key in keys_of(section.__class__).items():
-        value = getattr(section, key.field)
-        if isinstance(section, McpServerDef) and name == "args":
-            values = (*section.env.values(), *section.headers.values())
-            secrets = [one.reveal() for one in values if len(one.reveal()) >= _SHORTEST]
-            value = struck_arguments(section.args, secrets)
-        if value is not None and key.setting.scale > 1:
-            value = value / key.setting.scale
-        is_absent = value is None and (key.name == "fallback" or path[0] in {"bindings", "rules"})
-        if (only and name not in only) or is_absent:
+        if about.only and name not in about.only:
             continue
-        if value == Limit() and default_of(key) is None and path[0] == "budgets":
-            value = None
-        words = {number: word for word, number in key.setting.words.items()}
-        yield from _values((*path, name), words.get(value, value) if words else value, key)
+        value = _shown(section, key)
+        if value is not None or not (name == "fallback" or path[0] in _WITHOUT_NONE):
+            yield from _values((*path, name), value, key.kind, key.setting)
+
+
+def _written(value: Action | PluginSecret) -> Mapping[str, object]:
+    """The table of a value that the file has in another way."""
+    if isinstance(value, Action):
+        return {value.kind: value.value, **value.options}
+    return {"value": MASK, "hosts": sorted(map(as_host, value.origins))}
+
+
+def _shown(section: object, key: Key) -> object:
+    """A value as the file would have it."""
+    value, words = getattr(section, key.field), key.setting.words
+    if isinstance(section, McpServerDef) and key.name == "args":
+        values = [one.reveal() for one in (*section.env.values(), *section.headers.values())]
+        return struck_arguments(section.args, [one for one in values if len(one) >= _SHORTEST])
+    if key.setting.scale > 1 and value is not None:
+        return value / key.setting.scale
+    if words:
+        return next((word for word, number in words.items() if number == value), value)
+    return None if value == Limit() else value
+
+
+def _as_given(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+    """What has no section: nobody here knows its keys, which may look like those of secrets."""
+    items: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        items = enumerate(value)
+    elif path[2:3] == ("config",) and is_sensitive(path[3:]):
+        yield path, MASK
+    else:
+        yield path, _plain(value)
+    for name, item in items:
+        yield from _as_given((*path, name), item)
 
 
 def _plain(value: object) -> object:
@@ -111,13 +127,6 @@ def _plain(value: object) -> object:
     if isinstance(value, str):
         return struck_value(value)
     return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def _is_hidden(path: KeyPath, value: object) -> bool:
-    """What looks like a secret among what a plugin is given, whose keys nobody here knows."""
-    is_list = isinstance(value, list) and not any(isinstance(one, dict | list) for one in value)
-    is_leaf = is_list or not isinstance(value, dict | list)
-    return is_leaf and path[2:3] == ("config",) and is_sensitive(path[3:])
 
 
 def _origin(path: KeyPath, loaded: Loaded) -> str:

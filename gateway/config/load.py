@@ -21,7 +21,7 @@ from gateway.config.problems import KeyPath, without_consequences
 from gateway.config.providers import check_budgets, check_prices, resolve_providers, resolve_servers
 from gateway.config.reading import Reading
 from gateway.config.rules import resolve_rules
-from gateway.config.sections import SectionReader
+from gateway.config.sections import SectionReader, blank
 from gateway.config.values import (
     GatewayConfig,
     GatewaySettings,
@@ -97,17 +97,18 @@ def read(path: Path | None, around: Surroundings) -> Loaded:
 
 def interpreted(document: Document, around: Surroundings) -> Loaded:
     """Raises ConfigInvalid with every problem at once."""
-    reading, reader = Reading(around, document), SectionReader()
+    reading = Reading(around, document)
+    reader = SectionReader(reading.names)
     written = _sections(reader, reading.tree)
     config = _resolved(reading, written)
-    report = reading.report
-    findings = [*reader.findings, *without_consequences(report.findings, reader.findings)]
+    found = [*reader.dangling, *reading.findings]
+    findings = [*reader.findings, *without_consequences(found, reader.findings)]
     if findings:
         sources = reading.variables
         findings = [
             replace(one, variable=one.variable or sources.get(one.path)) for one in findings
         ]
-        raise placed(findings, document, left_out=reader.left_out, notices=report.notices)
+        raise placed(findings, document, left_out=reader.left_out, notices=reading.notices)
     return Loaded(config, document, _origins(reading, config))
 
 
@@ -115,8 +116,9 @@ def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
     """What is written. Agents have the limits and the context that all have, but for their own."""
     shared = {name: tree[name] for name in ("limits", "context") if name in tree}
     for_all = reader.section(GatewayConfig, shared, ())
-    usual = SectionReader().section(AgentDef, {}, ())
-    reader.usual[AgentDef] = replace(usual, limits=for_all.limits, context=for_all.context)
+    reader.usual[AgentDef] = replace(
+        blank(AgentDef), limits=for_all.limits, context=for_all.context
+    )
     rest = {name: value for name, value in tree.items() if name not in shared}
     written: GatewayConfig = reader.section(GatewayConfig, rest, ())
     return replace(written, limits=for_all.limits, context=for_all.context)
@@ -128,7 +130,7 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     delegation, names = written.delegation, [one.name for one in subagents]
     if delegation.is_enabled:
         where, fix = ("delegation", "subagent"), ", or add [[subagents]] with it"
-        reading.report.refers(where, "subagent", delegation.subagent, names, or_else=fix)
+        reading.refers(where, "subagent", delegation.subagent, names, or_else=fix)
     plugins = resolve_plugins(reading, written.plugins)
     channels = resolve_channels(reading, written.channels, plugins)
     servers = resolve_servers(reading, written)
@@ -159,19 +161,19 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
         rule_folder=rule_folder,
         key_origins=key_origins,
         origin=reading.document.path,
-        notices=tuple(reading.report.notices),
+        notices=tuple(reading.notices),
     )
 
 
 def _check_file(reading: Reading) -> None:
     """Who else can read a file with secrets, or write it."""
-    document, report = reading.document, reading.report
-    if document.can_others_read and any(one.code == "literal-secret" for one in report.notices):
+    document = reading.document
+    if document.can_others_read and any(one.code == "literal-secret" for one in reading.notices):
         message = f"others can read {document.name}, and it holds secrets"
-        report.note("readable-file", (), message, f"chmod 600 {document.path}")
+        reading.note("readable-file", (), message, f"chmod 600 {document.path}")
     if why := document.why_writable():
         message = f"{why}, and so decide what the gateway does: {document.name}"
-        report.note("writable-file", (), message, f"chmod go-w {document.path}")
+        reading.note("writable-file", (), message, f"chmod go-w {document.path}")
 
 
 def _origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str]:

@@ -3,7 +3,6 @@ given, as it is, without any secret."""
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, time
@@ -36,14 +35,14 @@ def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[Plu
         path: KeyPath = ("plugins", index)
         if one.name in OWN_TOOLS:
             message = f"{quoted(one.name)} is a tool of the gateway itself"
-            reading.report.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
-        reading.report.is_taken((*path, "name"), "plugin", one.name, plugins)
+            reading.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
+        reading.is_taken((*path, "name"), "plugin", one.name, plugins)
         check_config(reading, (*path, "config"), one.config)
         for at, capability in enumerate(one.capabilities):
             if capability in one.capabilities[:at]:
                 message = f"plugin {quoted(one.name)} is granted {capability} twice"
                 where = (*path, "capabilities", at)
-                reading.report.wrong(Code.DUPLICATE, where, message, "keep one")
+                reading.wrong(Code.DUPLICATE, where, message, "keep one")
         # else what follows from a capability that is reported already is no news
         is_sure = len(one.capabilities) == len(_grants(reading, index))
         file, is_bundled = _file(reading, (*path, "path"), one)
@@ -60,19 +59,17 @@ def _grants(reading: Reading, index: int) -> Sequence[object]:
 
 def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, bool]:
     """Whether a file that is shipped is really there is seen when it is loaded."""
-    written, bundled = str(plugin.path), reading.around.known.bundled
+    written, bundled = str(plugin.path), reading.known.bundled
     if written.startswith(BUNDLED):
         name = written.removeprefix(BUNDLED)
         if name not in bundled:
             message, fix = f"no plugin {quoted(name)} is bundled", choose(name, bundled)
-            reading.report.wrong(Code.UNKNOWN_NAME, path, message, fix)
+            reading.wrong(Code.UNKNOWN_NAME, path, message, fix)
         return bundled[name].file if name in bundled else Path(name), True
-    file = reading.around.path(written, reading.folder).absolute()
-    if plugin.is_enabled and not (file.is_file() and os.access(file, os.R_OK)):
-        message = f"there is no file {quoted(str(file))} that can be read"
+    if plugin.is_enabled:
         fix = "correct the path, build the plugin, or write enabled = false"
-        reading.report.wrong(Code.MISSING_FILE, path, message, fix)
-    return file, False
+        reading.file(path, written, fix)
+    return reading.around.path(written, reading.folder).absolute(), False
 
 
 def _secrets(
@@ -114,11 +111,11 @@ def _origins(
         if not hosts:
             fix = 'add "http:HOST" to its capabilities, the host that the secret is for'
         message = f"plugin {quoted(plugin.name)} may reach {reach}"
-        reading.report.wrong(Code.MISSING, path, message, fix)
+        reading.wrong(Code.MISSING, path, message, fix)
     for where, origin in origins:
         if origin and origin.scheme == "http" and not is_loopback(origin.host):
             message = f"a secret is not sent to {origin}: others could read it on the way"
-            reading.report.wrong(Code.MALFORMED, where, message, "grant and name it with https")
+            reading.wrong(Code.MALFORMED, where, message, "grant and name it with https")
     return frozenset(origin for _, origin in origins if origin)
 
 
@@ -129,12 +126,12 @@ def _named(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Ori
     except BadCapability as error:
         message = f"{quoted(host)} {what_to_write(error)[0]}"
         fix = "write HOST or SCHEME://HOST:PORT"
-        reading.report.wrong(Code.MALFORMED, path, message, fix)
+        reading.wrong(Code.MALFORMED, path, message, fix)
         return None
     if wanted not in granted:
         message = f"plugin {quoted(plugin.name)} is not granted {wanted}"
         fix = f'add "{wanted}" to its capabilities, or name a host that is granted'
-        reading.report.wrong(Code.UNKNOWN_NAME, path, message, fix)
+        reading.wrong(Code.UNKNOWN_NAME, path, message, fix)
     return granted.get(wanted)
 
 
@@ -145,11 +142,11 @@ def as_host(origin: Origin) -> str:
 
 def check_config(reading: Reading, path: KeyPath, config: Mapping[str, object]) -> None:
     """What a plugin is given has to become JSON, and must hold no secret."""
-    known = len(reading.report.findings)
+    known = len(reading.findings)
     _check_value(reading, path, config)
-    if len(reading.report.findings) == known and (size := len(json.dumps(config))) > LARGEST_CONFIG:
+    if len(reading.findings) == known and (size := len(json.dumps(config))) > LARGEST_CONFIG:
         message, fix = f"{size} bytes are too much", f"keep it below {LARGEST_CONFIG} bytes"
-        reading.report.wrong(Code.OUT_OF_RANGE, path, message, fix)
+        reading.wrong(Code.OUT_OF_RANGE, path, message, fix)
 
 
 def _check_value(reading: Reading, path: KeyPath, value: object) -> None:
@@ -158,17 +155,17 @@ def _check_value(reading: Reading, path: KeyPath, value: object) -> None:
         items = value.items() if isinstance(value, dict) else enumerate(value)
     if len(path) > DEEPEST_CONFIG:
         message = "this is nested too deeply"
-        reading.report.wrong(Code.OUT_OF_RANGE, path, message, "flatten it")
+        reading.wrong(Code.OUT_OF_RANGE, path, message, "flatten it")
         return
     for key, item in items:
         _check_value(reading, (*path, key), item)
     problem = _not_json(value)
     if problem:
-        reading.report.wrong(Code.MALFORMED, path, *problem)
+        reading.wrong(Code.MALFORMED, path, *problem)
     elif isinstance(value, str) and looks_secret(str(path[-1])):
         message = "this is given to the plugin, and looks like a secret"
         fix = "put it into secrets: the host fills it in, and the plugin never has it"
-        reading.report.note("secret-in-config", path, message, fix)
+        reading.note("secret-in-config", path, message, fix)
 
 
 def _not_json(value: object) -> tuple[str, str] | None:
@@ -199,15 +196,15 @@ def resolve_channels(
 def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, PluginDef]) -> ChannelDef:
     """What kind of plugin its adapter is, is seen when it is loaded."""
     path: KeyPath = ("channels", written.name)
-    report, names = reading.report, reading.plugins
+    names = reading.plugins
     if written.name in OWN_CHANNELS:
         message = f"{quoted(written.name)} is a surface of the gateway itself"
-        report.wrong(Code.DUPLICATE, path, message, "choose another name")
+        reading.wrong(Code.DUPLICATE, path, message, "choose another name")
     check_config(reading, (*path, "config"), written.config)
     where = (*path, "plugin")
-    if report.refers(where, "plugin", written.plugin, names) and not names[written.plugin]:
+    if not names.get(written.plugin, True):
         message = f"plugin {quoted(written.plugin)} is not enabled"
-        report.wrong(Code.UNKNOWN_NAME, where, message, "enable it, or remove the channel")
+        reading.wrong(Code.UNKNOWN_NAME, where, message, "enable it, or remove the channel")
     lists: list[KeyPath] = [(*path, "allow_from")]
     lists += [(*path, "groups", room, "allow_from") for room in written.groups]
     for people in lists:
@@ -225,14 +222,14 @@ def _check_people(reading: Reading, path: KeyPath) -> None:
     if isinstance(ids, list) and ANYBODY in ids:
         message = f"{quoted(ANYBODY)} is nobody's id"
         fix = 'write dm_policy = "open", or leave allow_from of a room empty'
-        reading.report.wrong(Code.MALFORMED, (*path, ids.index(ANYBODY)), message, fix)
+        reading.wrong(Code.MALFORMED, (*path, ids.index(ANYBODY)), message, fix)
 
 
 def _bundled(
     reading: Reading, channel: ChannelDef, plugins: Mapping[str, PluginDef]
 ) -> BundledPlugin | None:
     """The adapter of a channel, if it ships with the gateway."""
-    plugin, bundled = plugins.get(channel.plugin), reading.around.known.bundled.values()
+    plugin, bundled = plugins.get(channel.plugin), reading.known.bundled.values()
     return next((one for one in bundled if plugin and one.file == plugin.path), None)
 
 
@@ -252,7 +249,7 @@ def _check_proofs(
             )
             path = ("channels", channel.name, *key.split("."))
             fix = "give each channel a value of its own"
-            reading.report.wrong(Code.DUPLICATE, path, message, fix)
+            reading.wrong(Code.DUPLICATE, path, message, fix)
 
 
 def _proofs(channel: ChannelDef, adapter: BundledPlugin | None) -> Iterator[tuple[str, str]]:
@@ -282,4 +279,4 @@ def _check_mentions(
             message = f"rooms need a mention, and config.{key} is missing to know one"
             fix = f"add {key} to config of [channels.{channel.name}], or require_mention = false"
             where = ("channels", channel.name, "groups", room)
-            reading.report.note("no-mentions", where, message, fix)
+            reading.note("no-mentions", where, message, fix)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from gateway.config.values import StartNotice
 from gateway.domain.errors import GatewayError
 from gateway.domain.text import choose, quoted
 
@@ -40,7 +39,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem that does not know yet where in the file it is."""
+    """A problem, or a notice that is none, that does not know yet where in the file it is."""
 
     code: str
     path: KeyPath
@@ -49,6 +48,10 @@ class Finding:
     at: At = "value"
     variable: str | None = None  # where the value came from, if not from the file
     column: int | None = None  # from 0, inside the text that stands there
+
+    @property
+    def key(self) -> str:
+        return dotted(self.path)
 
 
 def without_consequences(later: Iterable[Finding], first: Iterable[Finding]) -> list[Finding]:
@@ -64,12 +67,12 @@ def without_consequences(later: Iterable[Finding], first: Iterable[Finding]) -> 
     ]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Report:
     """What reading a configuration brings to light."""
 
     findings: list[Finding] = field(default_factory=list)
-    notices: list[StartNotice] = field(default_factory=list)
+    notices: list[Finding] = field(default_factory=list)
 
     def wrong(
         self,
@@ -84,7 +87,7 @@ class Report:
         self.findings.append(Finding(code, path, message, fix, at, variable))
 
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
-        self.notices.append(StartNotice(code, dotted(path), message, fix, path))
+        self.notices.append(Finding(code, path, message, fix))
 
     def refers(
         self, path: KeyPath, what: str, name: str, names: Iterable[str], *, or_else: str = ""

@@ -12,7 +12,7 @@ from gateway.config.environment import DEMO, key_variables, value_of
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import Reading
 from gateway.config.secrets import looks_secret
-from gateway.config.sections import SectionReader
+from gateway.config.sections import blank
 from gateway.config.values import GatewayConfig, Preset
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Budgets
@@ -32,7 +32,7 @@ def resolve_providers(
     reading: Reading, config: GatewayConfig
 ) -> tuple[dict[str, ProviderDef], dict[str, str]]:
     """The providers of the file and the presets that agents ask, and where their keys come from."""
-    known, written = reading.around.known, config.providers
+    known, written = reading.known, config.providers
     presets = [name for name in reading.used if name in known.presets and name not in written]
     found: dict[str, ProviderDef] = {}
     origins: dict[str, str] = {}
@@ -41,9 +41,9 @@ def resolve_providers(
             for key in reading.tree["providers"][DEMO]:
                 message = "the demo answers in this process: there is nothing to configure"
                 path = ("providers", DEMO, key)
-                reading.report.wrong(Code.MALFORMED, path, message, "remove it", at="key")
+                reading.wrong(Code.MALFORMED, path, message, "remove it", at="key")
             continue
-        one = written.get(name) or SectionReader().section(ProviderDef, {}, ("providers", name))
+        one = written.get(name) or replace(blank(ProviderDef), name=name)
         provider = _Provider(reading, one)
         if (resolved := provider.resolved()) is not None:
             found[name] = resolved
@@ -58,7 +58,7 @@ class _Provider:
     def __init__(self, reading: Reading, written: ProviderDef) -> None:
         self.reading, self.written, self.name = reading, written, written.name
         self.path: KeyPath = ("providers", written.name)
-        self.preset: Preset | None = reading.around.known.presets.get(written.name)
+        self.preset: Preset | None = reading.known.presets.get(written.name)
         self.origin: str | None = None  # of its key, in words
 
     def resolved(self) -> ProviderDef | None:
@@ -68,7 +68,7 @@ class _Provider:
         elif written.wire not in {None, preset.wire}:
             message = f"the preset {self.name} speaks {preset.wire}"
             fix = "remove wire, or give the provider another name"
-            self.reading.report.wrong(Code.NOT_A_CHOICE, (*self.path, "wire"), message, fix)
+            self.reading.wrong(Code.NOT_A_CHOICE, (*self.path, "wire"), message, fix)
         headers = {}
         for header, text in written.headers.items():
             where, is_open = (*self.path, "headers", header), not looks_secret(header)
@@ -94,7 +94,7 @@ class _Provider:
 
     def _check_own(self) -> None:
         """A provider that is no preset needs its protocol and its address."""
-        presets = ", ".join((*self.reading.around.known.presets, DEMO))
+        presets = ", ".join((*self.reading.known.presets, DEMO))
         lines = {
             "wire": 'wire = "openai" or wire = "anthropic"',
             "base_url": 'base_url = "https://..."',
@@ -103,7 +103,7 @@ class _Provider:
             if getattr(self.written, key) is None:
                 message = f'"{key}" is missing: {quoted(self.name)} is not a preset ({presets})'
                 where = (*self.path, key)
-                self.reading.report.wrong(Code.MISSING, where, message, f"add {line}", at="table")
+                self.reading.wrong(Code.MISSING, where, message, f"add {line}", at="table")
 
     def _key(self, base_url: str) -> str | None:
         """None also if its problem is reported."""
@@ -125,11 +125,11 @@ class _Provider:
         if variable and not is_own and value_of(source.environment, variable):
             message = f"{variable} is not sent to an address of your own"
             fix = f'write api_key = "${{env:{variable}}}" if it should be'
-            self.reading.report.note("key-kept-back", path, message, fix)
+            self.reading.note("key-kept-back", path, message, fix)
         elif variable and is_own and self.is_used:
             message = f'no key for provider "{self.name}": {variable} is not set'
             fix = f"set {variable}, or write the key into {source.folder}/{file} (chmod 600)"
-            self.reading.report.wrong(Code.NO_KEY, self.reading.used[self.name], message, fix)
+            self.reading.wrong(Code.NO_KEY, self.reading.used[self.name], message, fix)
         return None
 
 
@@ -139,7 +139,7 @@ def check_budgets(reading: Reading, config: GatewayConfig) -> None:
         if name not in reading.agents:
             where, fix = ("budgets", "agent", name), choose(name, reading.agents)
             message = f"there is no agent {quoted(name)}"
-            reading.report.wrong(Code.UNKNOWN_NAME, where, message, fix, at="key")
+            reading.wrong(Code.UNKNOWN_NAME, where, message, fix, at="key")
 
 
 def check_prices(
@@ -181,28 +181,28 @@ def _check_price(
 ) -> None:
     provider, model = asked
     definition, where = config.providers.get(provider), (*path, "model")
-    if definition is None or not model or reading.around.known.is_priced(definition, model):
+    if definition is None or not model or reading.known.is_priced(definition, model):
         return  # demo costs nothing, and what does not exist is reported already
-    if any(found.path == where for found in reading.report.findings):
+    if any(found.path == where for found in reading.findings):
         return
     message = f"budgets.{limit} is in USD, and {quoted(model)} of {quoted(provider)} has no price"
     fix = (
         f"in [providers.{provider}] add prices = {{ {quoted(model)} = {{ input = USD, output = "
         "USD } }, for a million tokens each; 0 if it costs nothing"
     )
-    reading.report.wrong(Code.MISSING, where, message, fix)
+    reading.wrong(Code.MISSING, where, message, fix)
 
 
 def resolve_servers(reading: Reading, config: GatewayConfig) -> tuple[McpServerDef, ...]:
     """The MCP servers with their secrets; checks what is served at /mcp as well."""
     _check_trust(reading, config)
     _check_served(reading, config)
-    if not reading.around.known.has_mcp:
+    if not reading.known.has_mcp:
         where: list[KeyPath] = [("mcp", "servers", one.name) for one in config.mcp.servers]
         where += [("mcp", "serve", "enabled")] if config.mcp.serve.is_enabled else []
         message, _, fix = str(McpNotInstalled()).partition(": ")
         for path in where:
-            reading.report.wrong(Code.NOT_INSTALLED, path, message, fix, at="table")
+            reading.wrong(Code.NOT_INSTALLED, path, message, fix, at="table")
     return tuple(_server(reading, one) for one in config.mcp.servers)
 
 
@@ -216,7 +216,7 @@ def _check_trust(reading: Reading, config: GatewayConfig) -> None:
         fix = f"read it, then chown or chmod 600 it, or name it: --config {name}"
         for program in programs:
             where = ("mcp", "servers", program, "command")
-            reading.report.wrong(Code.UNTRUSTED_FILE, where, message, fix)
+            reading.wrong(Code.UNTRUSTED_FILE, where, message, fix)
 
 
 def _check_served(reading: Reading, config: GatewayConfig) -> None:
@@ -225,14 +225,14 @@ def _check_served(reading: Reading, config: GatewayConfig) -> None:
         where = ("mcp", "serve", "tools", index)
         if tool not in plugins:
             message = f"{quoted(tool)} is no plugin, and only tools of plugins are served"
-            reading.report.wrong(Code.UNKNOWN_NAME, where, message, choose(tool, plugins))
+            reading.wrong(Code.UNKNOWN_NAME, where, message, choose(tool, plugins))
         elif tool in served[:index]:
             message = f"{quoted(tool)} is there twice"
-            reading.report.wrong(Code.DUPLICATE, where, message, "keep one")
+            reading.wrong(Code.DUPLICATE, where, message, "keep one")
         elif not plugins[tool]:
             message = f"{quoted(tool)} is served, and not enabled"
             fix = "remove it, or write enabled = true in its [[plugins]]"
-            reading.report.note("plugin-disabled", where, message, fix)
+            reading.note("plugin-disabled", where, message, fix)
 
 
 def _server(reading: Reading, written: McpServerDef) -> McpServerDef:
@@ -251,10 +251,10 @@ def _server(reading: Reading, written: McpServerDef) -> McpServerDef:
 
 
 def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> None:
-    report, name, own = reading.report, quoted(written.name), written.user_header
+    name, own = quoted(written.name), written.user_header
     if (written.url is None) == (written.command is None):
         message = f"the MCP server {name} needs url or command, one of the two"
-        report.wrong(Code.MISSING, path, message, "write the one that it is", at="table")
+        reading.wrong(Code.MISSING, path, message, "write the one that it is", at="table")
         return
     kind, others = ("url", ("args", "env"))
     if written.url is None:
@@ -262,14 +262,14 @@ def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> Non
     for key in others:
         if reading.is_given((*path, key)):
             message = f"the MCP server {name} has a {kind}: {key} says nothing to it"
-            report.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
+            reading.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
     named = [((*path, "headers", header), header) for header in written.headers]
     for where, header in [*named, ((*path, "user_header"), own)]:
         if header.lower() in _OUR_HEADERS:
             message = f"{quoted(header)} is a header that the gateway itself sets"
-            report.wrong(Code.MALFORMED, where, message, "take another name")
+            reading.wrong(Code.MALFORMED, where, message, "take another name")
     for where, header in named:
         if header.lower() == own.lower():
             message = f"{quoted(header)} says who the user is: it cannot be the same for all"
             fix = "remove it, or choose another user_header"
-            report.wrong(Code.DUPLICATE, where, message, fix)
+            reading.wrong(Code.DUPLICATE, where, message, fix)

@@ -21,8 +21,8 @@ from gateway.config.environment import (
 )
 from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.secrets import SecretSource
-from gateway.config.values import Surroundings
-from gateway.domain.agents import OWN_TOOLS, RESULT
+from gateway.config.values import Known, Surroundings
+from gateway.domain.agents import OPEN_PROJECT, OWN_TOOLS, RESULT
 from gateway.domain.mcp import FAMILY
 from gateway.domain.text import quoted
 
@@ -38,12 +38,11 @@ _NEEDED = {
 
 
 @dataclass(slots=True)
-class Reading:
+class Reading(Report):
     """One configuration while it is read."""
 
     around: Surroundings
     document: Document
-    report: Report = field(default_factory=Report)
     tree: dict[str, Any] = field(init=False)
     choice: Choice = field(init=False)
     variables: dict[KeyPath, str] = field(default_factory=dict)  # what they gave, by path
@@ -51,10 +50,14 @@ class Reading:
 
     def __post_init__(self) -> None:
         self.tree = dict(self.document.content)
-        self.choice = usual_choice(self.around.environment, self.around.known)
+        self.choice = usual_choice(self.around.environment, self.known)
         if "agent" not in self.tree and "agents" not in self.tree:
             self._add_usual_agent()
         self._add_variables()
+
+    @property
+    def known(self) -> Known:
+        return self.around.known
 
     @property
     def folder(self) -> Path:
@@ -64,7 +67,7 @@ class Reading:
 
     @property
     def source(self) -> SecretSource:
-        return SecretSource(self.around.environment, self.around.home, self.report)
+        return SecretSource(self.around.environment, self.around.home, self)
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -73,7 +76,7 @@ class Reading:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        names = (*self.around.known.presets, DEMO, *_table(self.tree.get("providers")))
+        names = (*self.known.presets, DEMO, *_table(self.tree.get("providers")))
         return tuple(dict.fromkeys(names))
 
     @property
@@ -92,6 +95,20 @@ class Reading:
             for table in _list(self.tree.get("plugins"))
             if isinstance(table, dict) and isinstance(table.get("name"), str)
         } | dict.fromkeys(OWN_TOOLS, True)
+
+    @property
+    def names(self) -> dict[str, Collection[str]]:
+        """What texts of the file may refer to."""
+        named = (("project", "projects", "id"), ("subagent", "subagents", "name"))
+        found: dict[str, Collection[str]] = {
+            kind: [
+                str(one.get(key)) for one in _list(self.tree.get(section)) if isinstance(one, dict)
+            ]
+            for kind, section, key in named
+        }
+        found["project"] = (OPEN_PROJECT, *found["project"])
+        decisions = self.known.decisions
+        return {**found, "agent": self.agents, "plugin": self.plugins, "decision tree": decisions}
 
     @property
     def plugins_alone(self) -> dict[str, bool]:
@@ -115,7 +132,7 @@ class Reading:
         found = self.around.path(written, self.folder).absolute()
         if not found.is_file() or not os.access(found, os.R_OK):
             message = f"there is no file {quoted(str(found))} that can be read"
-            self.report.wrong(Code.MISSING_FILE, where, message, fix)
+            self.wrong(Code.MISSING_FILE, where, message, fix)
         return str(found)
 
     def _add_usual_agent(self) -> None:
@@ -132,7 +149,7 @@ class Reading:
         if choice.others:
             message = f"{choice.variable} is used; set as well: {', '.join(choice.others)}"
             fix = "choose with [agent] provider"
-            self.report.note("several-keys", ("agent", "provider"), message, fix)
+            self.note("several-keys", ("agent", "provider"), message, fix)
 
     def _add_usual_plugins(self) -> None:
         """Behind those of the file, so that a position in the list is one in the file."""
@@ -144,7 +161,7 @@ class Reading:
         taken = [one.get("name") for one in tables] + [one.get("path") for one in tables]
         usual = [
             {"name": name, "path": f"{BUNDLED}{name}", "capabilities": list(plugin.needs)}
-            for name, plugin in self.around.known.bundled.items()
+            for name, plugin in self.known.bundled.items()
             if plugin.is_usual and name not in taken and f"{BUNDLED}{name}" not in taken
         ]
         self.tree["plugins"] = [*own, *usual]
@@ -180,13 +197,13 @@ class Reading:
             variables["agent", "tools"] = MCP_URL
         if value_of(environment, ENCODING):
             message = f"{ENCODING} is set, but there is no tokenizer: tokens are estimated"
-            self.report.note("unused-variable", ("agent",), message, "unset it")
+            self.note("unused-variable", ("agent",), message, "unset it")
         for variable, (path, kind) in AGENT_KEYS.items():
             text, (needed, called) = value_of(environment, variable), _NEEDED[path[0]]
             if text and variable != MCP_URL and not self.is_given(needed):
                 message = f"{variable} is set, but there is no {called}"
                 fix = f"add [{'.'.join(needed)}], or unset it"
-                self.report.note("unused-variable", path, message, fix)
+                self.note("unused-variable", path, message, fix)
             elif text and self._put(path, kind, text):
                 variables[path] = variable
 

@@ -104,23 +104,25 @@ def resolve_rules(
     reading: Reading, config: GatewayConfig
 ) -> tuple[tuple[RuleDef, ...], RuleFolder | None]:
     """All rules by their ids, the core ones first, and what `rules_dir` holds."""
-    known, report, folder = reading.around.known, reading.report, None
+    known, folder = reading.known, None
     reader = RuleReader(known.rule_problems, reading.around.name)
     core = reader.file(known.core_rules, {}) if known.core_rules else ()
     rules = {rule.id: rule for rule in core}
-    rules |= {rule.id: rule for rule in reader.rules(config.rules, reading.document, report, rules)}
+    rules |= {
+        rule.id: rule for rule in reader.rules(config.rules, reading.document, reading, rules)
+    }
     if config.rules_dir:
         path = reading.around.path(config.rules_dir, reading.folder).absolute()
         if not path.is_dir():
             message = f"there is no folder {quoted(str(path))}"
             fix = "create it, or remove this"
-            report.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
+            reading.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
         folder = reader.folder(path, rules)
     if folder is None or not folder.refused:  # else it may be there once that is mended
         ids = [*rules, *(rule.id for rule in (folder.rules if folder else ()))]
         for place, agent in places(config):
             for index, name in enumerate(agent.rules):
-                report.refers((*place, "rules", index), "rule", name, ids)
+                reading.refers((*place, "rules", index), "rule", name, ids)
     return tuple(rules.values()), folder
 
 

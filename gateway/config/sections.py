@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from datetime import date, time
 from functools import cache
 from ipaddress import ip_address, ip_network
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_t
 
 from gateway.config.capabilities import FORMS as CAPABILITY_FORMS
 from gateway.config.capabilities import BadCapability, parse_capability
-from gateway.config.problems import Code, Finding, KeyPath, dotted
+from gateway.config.problems import At, Code, Finding, KeyPath, dotted
 from gateway.config.secrets import MASK, is_sensitive
 from gateway.config.values import ActionKeys, GatewayConfig, Plain, SecretKeys
 from gateway.domain.budgets import Limit
@@ -28,6 +28,15 @@ MOST = 1_000  # findings: whoever has more wrote no configuration
 DEEPEST = 40  # of tables in tables
 PLACEHOLDER = "placeholder"  # for a needed text that is missing or wrong
 ROOT = Setting("The configuration of exogate.")
+_PLACEHOLDERS: Mapping[Any, Any] = {
+    float: 0.0,
+    Secret: Secret(PLACEHOLDER),
+    Path: Path(PLACEHOLDER),
+    tuple[str, ...]: (),
+    tuple[Action, ...]: (),
+}
+NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
+_ADDED = ("project", "subagent")  # what is easily defined where it is missing
 _WRONG = object()  # what stands for a value that was reported
 # Values that are written in another way, and the key that a plain text or number stands for.
 AS_WRITTEN: Mapping[Any, type] = {PluginSecret: SecretKeys, Action: ActionKeys}
@@ -140,82 +149,83 @@ def is_section(kind: Any) -> bool:
     return isinstance(kind, type) and is_dataclass(kind) and kind is not Secret
 
 
-def section_at(path: KeyPath) -> tuple[type | None, Key | None]:
-    """The section that a path leads to or into, and its last key; None for what is not known."""
-    section: type | None = GatewayConfig
-    key: Key | None = None
-    parts = iter(path)
-    for part in parts:
-        key = keys_of(section).get(str(part)) if section else None
-        if key is None:
-            return None, None
-        kind = key.kind
-        if (element := element_of(kind)) is not None:
-            kind = element
-            next(parts, None)  # a position, or a name of the operator's own
-        section = kind if is_section(kind) else None
-    return section, key
+@cache
+def blank(section: Any) -> Any:
+    """A section of which nothing is written; what is needed there has a placeholder."""
+    keys = keys_of(section).values()
+    values = {
+        key.field: _PLACEHOLDERS.get(key.kind, PLACEHOLDER) if key.is_needed else key.default
+        for key in keys
+    }
+    return section(**({"name": ""} if _is_named(section) else {}), **values)
 
 
-def described(path: KeyPath) -> str:
-    """What a key is for, or the section that it stands in."""
-    keys = (section_at(path[:length])[1] for length in range(len(path), 0, -1))
-    return next((key.setting.help for key in keys if key), "")
+def _is_named(section: type) -> bool:
+    """Whether its name is that of the table."""
+    return "name" in section.__annotations__ and "name" not in keys_of(section)
 
 
 class SectionReader:
     """Reads sections; what is wrong is gathered in `findings`, and left out of the values."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, Collection[str]] = NO_NAMES) -> None:
+        self.names = names  # that may be referred to, by what they are names of
         self.findings: list[Finding] = []
+        self.dangling: list[Finding] = []  # references that lead nowhere: of the right form
         self.left_out = 0
-        self.usual: dict[
-            type, object
-        ] = {}  # sections whose defaults depend on the rest of the file
+        # sections whose defaults depend on the rest of the file
+        self.usual: dict[type, Any] = {}
 
-    def wrong(self, code: Code, path: KeyPath, message: str, fix: str, at: Any = "value") -> object:
+    def wrong(self, code: Code, path: KeyPath, message: str, fix: str, at: At = "value") -> object:
         self.findings.append(Finding(code, path, message[:200], fix, at))
         return _WRONG
 
     def section(
-        self, kind: type, table: object, path: KeyPath, base: object = None, about: Setting = ROOT
+        self, kind: Any, table: object, path: KeyPath, base: Any = None, about: Setting = ROOT
     ) -> Any:
         """A section with what the table gives; what is absent is as `base` has it. `about`: the
         setting of the key that the section is the value of."""
-        keys, needs, only = keys_of(kind), about.needs, about.only
-        is_table = isinstance(table, dict)
-        if not isinstance(table, dict):
-            self._wrong_type(path, table, "a table")
-            table = {}
-        elif len(path) > DEEPEST:
-            self.wrong(Code.MALFORMED, path[:8], "this is nested too deeply", "flatten it")
-            table = {}
-        known = [name for name in keys if not only or name in only]
-        for name in table.keys() - set(known):
-            self._unknown((*path, name), known)
         base = self.usual.get(kind, base)
-        values: dict[str, Any] = {"name": str(path[-1])} if _is_named(kind) else {}
-        for name in known:
-            key, value = keys[name], _WRONG
+        made = blank(kind) if base is None else base
+        if _is_named(kind):
+            made = replace(made, name=str(path[-1]))
+        if not isinstance(table, dict) or len(path) > DEEPEST:
+            self._no_section(table, path, about)
+            return made
+        keys = {n: key for n, key in keys_of(kind).items() if not about.only or n in about.only}
+        for name in table:
+            if name not in keys:
+                self._unknown((*path, name), keys)
+        values: dict[str, Any] = {}
+        for name, key in keys.items():
+            where = (*path, name)
             if name in table:
-                default = getattr(base, key.field) if base else key.default
-                value = self.value(key.kind, table[name], (*path, name), key.setting, default)
-            elif is_table and (name in needs or (key.is_needed and base is None)):
-                self._missing((*path, name), name)
-            if value is not _WRONG:
-                values[key.field] = value
-        for key in keys.values():
-            if key.field not in values and base is None:
-                values[key.field] = _placeholder(key.kind) if key.is_needed else key.default
-        return kind(**{**_values_of(base), **values})
+                default = getattr(made, key.field)
+                value = self.value(key.kind, table[name], where, key.setting, default)
+                values |= {key.field: value} if value is not _WRONG else {}
+            elif name in about.needs or (key.is_needed and base is None):
+                message, fix = f'"{name}" is missing', f"add {name} = ..."
+                self.wrong(Code.MISSING, where, message, fix, "table")
+        return replace(made, **values)
+
+    def _no_section(self, table: object, path: KeyPath, about: Setting) -> None:
+        if isinstance(table, dict):
+            self.wrong(Code.MALFORMED, path[:8], "this is nested too deeply", "flatten it")
+        else:
+            self._wrong_type(path, table, "a table", about)
 
     def value(
         self, kind: Any, raw: object, path: KeyPath, about: Setting, default: object = None
     ) -> Any:
         """The value of a key, or a sign that it was wrong."""
         if is_section(kind):
-            if kind in SHORT and not isinstance(raw, dict):
-                return self._short(kind, raw, path)
+            if kind in SHORT and not isinstance(
+                raw, dict
+            ):  # only its most important key is written
+                key = keys_of(kind)[SHORT[kind]]
+                value = self.value(key.kind, raw, path, key.setting)
+                whole = self.section(kind, {}, path, blank(kind))
+                return value if value is _WRONG else replace(whole, **{key.field: value})
             base = default if isinstance(default, kind) else None
             return self.section(kind, raw, path, base, about)
         if about.by_name or get_origin(kind) is Mapping:
@@ -224,25 +234,18 @@ class SectionReader:
             return self._list(kind, raw, path, about)
         return self._leaf(kind, raw, path, about)
 
-    def _short(self, kind: type, raw: object, path: KeyPath) -> Any:
-        """A section of which only the most important key is written."""
-        key = keys_of(kind)[SHORT[kind]]
-        value = self.value(key.kind, raw, path, key.setting)
-        name = {"name": str(path[-1])} if _is_named(kind) else {}
-        return value if value is _WRONG else kind(**name, **{key.field: value})
-
     def _list(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, list):
-            return self._wrong_type(path, raw, "a list")
+            return self._wrong_type(path, raw, "a list", about)
         if about.least is not None and len(raw) < about.least:
             return self.wrong(Code.MALFORMED, path, "this list is empty", about.help)
         element = element_of(kind)
         values = [self.value(element, one, (*path, at), about) for at, one in enumerate(raw)]
-        return _WRONG if _WRONG in values else get_origin(kind)(values)
+        return _WRONG if any(one is _WRONG for one in values) else get_origin(kind)(values)
 
     def _by_name(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, dict):
-            return self._wrong_type(path, raw, "a table")
+            return self._wrong_type(path, raw, "a table", about)
         element, found = element_of(kind), {}
         for name, one in raw.items():
             where = (*path, name)
@@ -267,8 +270,10 @@ class SectionReader:
             )
         if kind == Plain:
             kind = type(raw) if isinstance(raw, Plain) else str
+        if kind is bool and not isinstance(raw, bool):
+            return self._wrong_type(path, raw, "true or false", about)
         if kind is bool:
-            return raw if isinstance(raw, bool) else self._wrong_type(path, raw, "true or false")
+            return raw
         if kind in {int, float}:
             return self._number(kind, raw, path, about)
         return self._text(kind, raw, path, about)
@@ -276,9 +281,9 @@ class SectionReader:
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1
         if isinstance(raw, bool) or not isinstance(raw, int if is_whole else int | float):
-            return self._wrong_type(path, raw, "a whole number" if is_whole else "a number")
+            return self._wrong_type(path, raw, "a whole number" if is_whole else "a number", about)
         if isinstance(raw, float) and not math.isfinite(raw):
-            return self._wrong_type(path, raw, "a finite number")
+            return self._wrong_type(path, raw, "a finite number", about)
         least, most, above = about.least, about.most, about.above
         if least is not None and raw < least:
             beyond = f"at least {least}"
@@ -293,7 +298,7 @@ class SectionReader:
 
     def _text(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, str):
-            return self._wrong_type(path, raw, "a text")
+            return self._wrong_type(path, raw, "a text", about)
         if kind == Capability:
             return self._capability(raw, path)
         if raw == "" and about.form != "any":
@@ -308,6 +313,11 @@ class SectionReader:
         except ValueError as error:
             message = str(error)
             return self.wrong(Code.MALFORMED, path, message, about.help)
+        names = self.names.get(about.refers or "")
+        if names is not None and text not in names:
+            message, fix = f"there is no {about.refers} {quoted(text)}", choose(text, names)
+            fix += f", or add [[{about.refers}s]] with it" if about.refers in _ADDED else ""
+            self.dangling.append(Finding(Code.UNKNOWN_NAME, path, message, fix))
         return kind(text) if kind in {Secret, Path} else text
 
     def _capability(self, raw: str, path: KeyPath) -> Any:
@@ -317,10 +327,7 @@ class SectionReader:
             problem, fix = what_to_write(error)
             return self.wrong(Code.MALFORMED, path, f"capability {quoted(raw)} {problem}", fix)
 
-    def _missing(self, path: KeyPath, name: str) -> None:
-        self.wrong(Code.MISSING, path, f'"{name}" is missing', f"add {name} = ...", "table")
-
-    def _unknown(self, path: KeyPath, known: list[str]) -> None:
+    def _unknown(self, path: KeyPath, known: Collection[str]) -> None:
         if len(self.findings) >= MOST:
             self.left_out += 1
             return
@@ -332,9 +339,9 @@ class SectionReader:
             fix = f"it belongs into {' or '.join(elsewhere)}"
         self.wrong(Code.UNKNOWN_KEY, path, f"unknown key {quoted(key)}", fix, "key")
 
-    def _wrong_type(self, path: KeyPath, raw: object, wanted: str) -> object:
+    def _wrong_type(self, path: KeyPath, raw: object, wanted: str, about: Setting) -> object:
+        fix = about.help
         section = dotted(tuple(part for part in path if isinstance(part, str)))
-        fix = described(path)
         match wanted, raw:
             case "a list", dict():
                 fix = f"write [[{section}]] with two brackets, once for each"
@@ -345,20 +352,6 @@ class SectionReader:
             case "a whole number" | "a number" | "true or false", str():
                 fix = "write it without quotes"
         return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
-
-
-def _is_named(kind: type) -> bool:
-    return "name" in kind.__annotations__ and "name" not in keys_of(kind)
-
-
-def _values_of(base: object) -> dict[str, Any]:
-    return {} if base is None else {one.name: getattr(base, one.name) for one in fields(base)}  # type: ignore[arg-type]  # a section
-
-
-def _placeholder(kind: Any) -> Any:
-    if get_origin(kind) is tuple:
-        return ()
-    return 0.0 if kind is float else kind(PLACEHOLDER) if kind in {Secret, Path} else PLACEHOLDER
 
 
 @cache
@@ -396,9 +389,3 @@ def _plain(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 200:
         return "a very large number"
     return str(value)[:60]
-
-
-def keys_at(path: KeyPath) -> tuple[str, ...]:
-    """The keys of the section that a path leads to."""
-    section, key = section_at(path)
-    return tuple(keys_of(section)) if section and key else ()

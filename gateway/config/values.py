@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from gateway.config.problems import Finding
 from gateway.domain.agents import (
     AgentDef,
     Binding,
@@ -172,17 +173,6 @@ class ActionKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class StartNotice:
-    """Something an operator should know that is no error."""
-
-    code: str
-    path: str
-    message: str
-    fix: str
-    place: tuple[str | int, ...] = ()  # the same path, part by part
-
-
-@dataclass(frozen=True, slots=True)
 class Preset:
     """A provider that is known by name. `key_variable` is None where no key is needed."""
 
@@ -316,4 +306,4 @@ class GatewayConfig:
     )  # provider -> where its key is from
     origin: Path | None = None  # None: a start without a file
     rule_folder: RuleFolder | None = None
-    notices: tuple[StartNotice, ...] = ()
+    notices: tuple[Finding, ...] = ()  # what an operator should know that is no error

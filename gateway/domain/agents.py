@@ -129,13 +129,18 @@ class AgentDef:
         (), "Plugins, each with all of its tools, or PLUGIN/TOOL; mcp:SERVER, or mcp:SERVER/TOOL."
     )
     project: str = setting(
-        OPEN_PROJECT, "default: it answers everybody; else one of [[projects]].", form="id"
+        OPEN_PROJECT,
+        "default: it answers everybody; else one of [[projects]].",
+        form="id",
+        refers="project",
     )
     tree: str = setting(
         "default", "Its loop: default, oracle-agent, or a .bt file of your own.", form="path"
     )
     decision: str = setting(
-        "default", "Who judges whether a run goes on: default, or an installed one."
+        "default",
+        "Who judges whether a run goes on: default, or an installed one.",
+        refers="decision tree",
     )
     rules: tuple[str, ...] = setting(
         (), "Ids of the rules for it, besides core ones. Empty: all of them."
@@ -151,7 +156,9 @@ class AgentDef:
     )
     limits: Limits = setting(Limits(), "Its own; what is absent comes from [limits].")
     context: ContextRules = setting(ContextRules(), "Its own; what is absent comes from [context].")
-    subagents: tuple[str, ...] = setting((), "Names of [[subagents]] that it may give tasks to.")
+    subagents: tuple[str, ...] = setting(
+        (), "Names of [[subagents]] that it may give tasks to.", refers="subagent"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +312,7 @@ class Address:
 class Binding:
     """Every field that is given must match."""
 
-    agent_id: Annotated[AgentId, Setting("The agent that answers.")]
+    agent_id: Annotated[AgentId, Setting("The agent that answers.", refers="agent")]
     channel: str | None = setting(None, "The channel's name.")
     account_id: str | None = setting(None, "The account on that channel.")
     peer_id: str | None = setting(None, "The person or room.")

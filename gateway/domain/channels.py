@@ -79,7 +79,9 @@ class ChannelDef:
     """One channel as it is configured. `groups` is by the room's id, `*` for any."""
 
     name: str
-    plugin: Annotated[str, Setting("Its adapter: the name of one of [[plugins]].", form="plugin")]
+    plugin: Annotated[
+        str, Setting("Its adapter: the name of one of [[plugins]].", form="plugin", refers="plugin")
+    ]
     account: str = setting("default", "What the account is called in bindings and sessions.")
     transport: TransportKind | None = setting(None, "Absent: the first that the adapter offers.")
     secrets: tuple[PluginSecret, ...] = setting(

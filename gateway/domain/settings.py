@@ -27,6 +27,7 @@ class Setting:
     most: float | None = None
     above: float | None = None  # a bound that is not allowed itself
     form: str = "text"  # of the texts in the value
+    refers: str | None = None  # to what the text is the name of: agent, project, plugin ...
     names: str = "text"  # form of the names in a table that the operator fills
     key: str | None = None  # the name in the file, if the field has another
     usual: object = NEEDED  # the default in the file, if the field has another or none

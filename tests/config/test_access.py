@@ -144,7 +144,7 @@ def test_a_literal_token_works_and_is_noted(arena: Arena) -> None:
 
     assert config.gateway.token is not None
     assert config.gateway.token.reveal() == "literal-token"
-    assert [(n.code, n.path) for n in config.notices] == [("literal-secret", "gateway.token")]
+    assert [(n.code, n.key) for n in config.notices] == [("literal-secret", "gateway.token")]
 
 
 def test_a_readable_file_with_a_literal_secret_is_noted(arena: Arena) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.environment import Choice, default_model, key_variables, usual_choice, value_of
 from gateway.config.load import find_file
-from gateway.config.values import Overrides
-from tests.config.arena import Arena
+from gateway.config.values import Overrides, Surroundings
+from tests.config.arena import KNOWN, Arena
 
 
 @pytest.mark.requirement("S-003-Config-07")
@@ -256,3 +257,52 @@ def test_a_configuration_is_read_without_pydantic() -> None:
     )
 
     assert done.stdout.strip() == "1 False"
+
+
+AROUND = Surroundings({}, Path("/home/me"), Path("/cwd"), KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("~", "/home/me"), ("~/x", "/home/me/x"), ("/abs", "/abs"), ("soul.md", "/etc/exo/soul.md")],
+)
+def test_home_and_the_files_folder_are_where_a_path_starts(text: str, path: str) -> None:
+    assert AROUND.path(text, Path("/etc/exo")) == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/cwd/sub/c.toml", "sub/c.toml"), ("/home/me/c.toml", "~/c.toml"), ("/etc/c", "/etc/c")],
+)
+def test_a_file_is_called_by_its_shortest_clear_name(path: str, name: str) -> None:
+    assert AROUND.name(Path(path)) == name
+
+
+def test_an_empty_variable_is_none() -> None:
+    assert value_of({"A": ""}, "A") is None
+    assert value_of({"A": "x"}, "A") == "x"
+
+
+@pytest.mark.requirement("S-003-AgentDef-05")
+@pytest.mark.parametrize(
+    ("variables", "choice"),
+    [
+        ([], Choice()),
+        (["OPENAI_API_KEY"], Choice("openai", "OPENAI_API_KEY")),
+        (["AGENT_GEMINI_API_KEY"], Choice("gemini", "AGENT_GEMINI_API_KEY")),
+        (
+            ["OPENAI_API_KEY", "ANTHROPIC_API_KEY"],
+            Choice("anthropic", "ANTHROPIC_API_KEY", ("OPENAI_API_KEY",)),
+        ),
+    ],
+)
+def test_the_first_provider_with_a_key_is_chosen_and_the_others_are_told(
+    variables: list[str], choice: Choice
+) -> None:
+    assert usual_choice(dict.fromkeys(variables, "k"), KNOWN) == choice
+
+
+def test_the_demo_needs_nothing() -> None:
+    assert (Choice().agent_id, default_model("demo", KNOWN)) == ("demo", "demo")
+    assert default_model("ollama", KNOWN) is None
+    assert key_variables("ollama", None) == ()

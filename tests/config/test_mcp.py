@@ -7,7 +7,7 @@ import pytest
 from gateway.config.load import load
 from gateway.config.problems import ConfigInvalid
 from gateway.domain.ids import Secret
-from gateway.domain.mcp import McpServerDef
+from gateway.domain.mcp import McpServerDef, McpServing
 from tests.config.arena import KNOWN, Arena
 
 BOOKS = "[mcp.servers.books]\nurl = 'https://books.example/mcp'\n"
@@ -137,3 +137,46 @@ def test_mcp_that_is_not_installed_is_an_error_at_its_place(
     (problem,) = caught.value.problems
     assert (problem.code, problem.key, problem.line) == ("CFG016", key, line)
     assert "pip install 'exogate[mcp]'" in problem.fix
+
+
+SERVED = """
+[agent]
+
+[[plugins]]
+name = "echo"
+path = "bundled:echo"
+
+[[plugins]]
+name = "off"
+path = "bundled:fetch"
+enabled = false
+"""
+
+
+def test_nothing_is_served_unless_it_is_enabled(arena: Arena) -> None:
+    assert arena.load("[agent]").mcp.serve == McpServing()
+
+
+def test_tools_of_plugins_are_served_in_their_order(arena: Arena) -> None:
+    config = arena.load(f'{SERVED}[mcp.serve]\nenabled = true\ntools = ["off", "echo"]')
+
+    assert config.mcp.serve == McpServing(is_enabled=True, tools=("off", "echo"))
+    (notice,) = config.notices
+    assert (notice.code, notice.key) == ("plugin-disabled", "mcp.serve.tools.0")
+
+
+@pytest.mark.parametrize(
+    "tool", ["memory", "result", "delegate_librarian", "mcp:files", "mcp:files/read", "ehco"]
+)
+def test_what_is_no_plugin_is_not_served(arena: Arena, tool: str) -> None:
+    (problem,) = arena.problems(f'{SERVED}[mcp.serve]\ntools = ["echo", "{tool}"]')
+
+    assert (problem.key, problem.line) == ("mcp.serve.tools.1", 13)
+    assert f'"{tool}" is no plugin' in problem.message
+    assert "choose one of: echo, off" in problem.fix
+
+
+def test_no_plugin_is_served_twice(arena: Arena) -> None:
+    (problem,) = arena.problems(f'{SERVED}[mcp.serve]\ntools = ["echo", "echo"]')
+
+    assert "twice" in problem.message

@@ -294,7 +294,7 @@ def test_a_literal_secret_is_noted(arena: Arena) -> None:
         table(capabilities="['http:a.example']", secrets="{ k = 'hunter2-hunter2' }")
     )
 
-    noted = [(notice.code, notice.path) for notice in config.notices]
+    noted = [(notice.code, notice.key) for notice in config.notices]
     assert ("literal-secret", "plugins.0.secrets.k") in noted
     assert SECRET not in repr(config)
 
@@ -347,7 +347,7 @@ def test_a_placeholder_for_the_host_may_be_given_to_a_plugin(arena: Arena) -> No
 def test_what_looks_like_a_secret_and_is_given_to_the_plugin_is_noted(arena: Arena) -> None:
     config = arena.load(table(config="{ api_key = 'hunter2-hunter2', units = 'metric' }"))
 
-    assert [(notice.code, notice.path) for notice in config.notices] == [
+    assert [(notice.code, notice.key) for notice in config.notices] == [
         ("secret-in-config", "plugins.0.config.api_key")
     ]
     assert SECRET not in str(config.notices)

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 
 from gateway.config.schema import DIALECT, default_of, json_schema, patterns
-from gateway.config.sections import keys_at, sections_with
+from gateway.config.sections import sections_with
 from gateway.domain.settings import NEEDED
 from tests.config.arena import Arena
 
@@ -236,9 +236,7 @@ def test_what_is_not_built_is_not_configurable(arena: Arena, text: str) -> None:
     assert {problem.code for problem in arena.problems(text)} == {"CFG002"}
 
 
-def test_keys_are_found_at_every_depth() -> None:
-    assert keys_at(("providers", "any"))[0] == "wire"
-    assert "fallback" in keys_at(("agents", 3, "fallback", "fallback"))
-    assert "max_iterations" in keys_at(("agents", 0, "limits"))
-    assert keys_at(("nothing", "there")) == ()
+def test_a_key_knows_its_sections() -> None:
     assert sections_with("port") == ("[gateway]",)
+    assert sections_with("soul_path") == ("[agent]", "[[agents]]")
+    assert sections_with("wire") == ()
