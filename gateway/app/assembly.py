@@ -62,21 +62,18 @@ from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
 from gateway.web.asgi import WebApp, twins
 from gateway.web.asgi import build as build_web
-from gateway.web.chat_api import ChatApi
+from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
 from gateway.web.health import Health, StoreWatch
 from gateway.web.identity import Identities
-from gateway.web.mcp import McpApi
-from gateway.web.methods.chat import ChatMethods
-from gateway.web.methods.events import EventMethods
-from gateway.web.methods.memory import MemoryMethods, SettingsMethods
-from gateway.web.methods.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
-from gateway.web.methods.sessions import SessionMethods
-from gateway.web.methods.status import About, StatusMethods
+from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
 from gateway.web.openai import OpenAiApi
+from gateway.web.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
 from gateway.web.rpc import Handler, Registry
+from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
+from gateway.web.status import About, EventMethods, StatusMethods
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.store.opening import open_store
-from gateway.web.methods.status import ProviderTrial
+from gateway.web.status import ProviderTrial
 
 Opened = TypeVar("Opened")
 

@@ -21,7 +21,7 @@ from gateway.sessions.intake import Front
 from gateway.sessions.runs import LiveRun, events_of
 from gateway.sessions.stateless import CHANNEL, Question, StatelessRuns
 from gateway.web.asgi import Described, require_scope
-from gateway.web.chat_api import STATUS, TOO_LATE, key_of_header, run_with_log
+from gateway.web.chat import STATUS, TOO_LATE, key_of_header, run_with_log
 from gateway.web.identity import Principal, may_use
 from gateway.web.responses import OpenAiFailure, encode, json_response
 from gateway.web.rpc import Run, read_body

@@ -34,9 +34,8 @@ from gateway.domain.errors import GatewayError
 from gateway.web.responses import error_body
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import StallTimer, Timer, Wire
-from gateway.web.wire.guards import SECURITY_HEADERS
 from gateway.web.wire.lobby import Lobby
-from gateway.web.wire.visitors import parse_address
+from gateway.web.wire.visitors import SECURITY_HEADERS, parse_address
 
 _SLACK = 512  # what a head holds besides its target and headers: method, version, line ends
 _WEBSOCKET = b"websocket"
