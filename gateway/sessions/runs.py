@@ -69,6 +69,7 @@ class RecordedJournal(RunJournal):
         clock: Clock,
         store: Journal,
         encode: Encode,
+        *,
         granted: Sequence[JournalEntry] = (),
         parts: int = 0,
     ) -> None:

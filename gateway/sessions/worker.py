@@ -22,7 +22,7 @@ from gateway.domain.events import Event
 from gateway.domain.facts import Recalled, Remember, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
-from gateway.domain.journal import grants_of, pack_text
+from gateway.domain.journal import JournalEntry, grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
 from gateway.domain.sessions import with_settings
@@ -247,11 +247,12 @@ class RunWorker:
         if entry.state == "queued":
             attempt = await retry_store(self.clock, self.inbox.begin, run.run_id)
         parts: Sequence[bytes] = ()
+        granted: Sequence[JournalEntry] = ()
         if attempt > 1:
             parts = await retry_store(self.clock, self.journal.read, run.run_id)
-        granted = grants_of(parts, self.decode) if parts else ()
+            granted = grants_of(parts, self.decode)
         recording = (run.run_id, self.clock, self.journal, self.encode)
-        journal = RecordedJournal(*recording, granted, len(parts))
+        journal = RecordedJournal(*recording, granted=granted, parts=len(parts))
         run.start(attempt, journal.begin(attempt, batch.news, run.control), journal)
         try:
             end = await self._finish(batch, journal)
