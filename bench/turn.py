@@ -122,7 +122,7 @@ class Whole:
     """Turns through the whole runtime, each in a new session: accept, lane, turn, commit."""
 
     def __init__(self, rooms: Gateway) -> None:
-        self._front, self._count, self.events = rooms.core.front, 0, 0
+        self._front, self._count, self.events = rooms.front, 0, 0
         rooms.shared.bus.subscribe(self._hear)  # as a client that has subscribed to events
 
     def _hear(self, _event: Event) -> None:
@@ -162,7 +162,7 @@ def configured(store: str, model_port: int, home: Path) -> GatewayConfig:
 @asynccontextmanager
 async def whole(config: GatewayConfig) -> AsyncIterator[Whole]:
     async with assembled(config, version="bench") as rooms:
-        rooms.core.front.intake.open()
+        rooms.front.intake.open()
         yield Whole(rooms)
 
 

@@ -576,16 +576,21 @@ class Metered:
                 outcome = "failed"  # the provider refused, and charges nothing
             raise
         finally:
-            if outcome is None:
-                meter.settle(reservation)
-            elif reply is None:
-                usage, size = Usage(), progress.size
-                if outcome == "broken":
-                    # A reply that is not streamed may be complete before any of it arrives.
-                    output = max(0 if request.stream else most, ceil(size / BYTES_A_TOKEN))
-                    usage = _guessed(progress.told or Usage(reservation.input_tokens), output)
-                meter.settle(meter.record(reservation, outcome, usage))
+            if reply is None:
+                # A reply that is not streamed may be complete before any of it arrives.
+                least = 0 if request.stream else most
+                self._settle_broken(reservation, outcome, progress, least)
         return self._settled(reply, reservation, raw, progress, granted)
+
+    def _settle_broken(
+        self, call: Reservation, outcome: Outcome | None, progress: ReplyProgress, least: int
+    ) -> None:
+        """Settles a call without a reply. `outcome` is None if nothing was sent."""
+        meter, usage = self._meter, Usage()
+        if outcome == "broken":
+            output = max(least, ceil(progress.size / BYTES_A_TOKEN))
+            usage = _guessed(progress.told or Usage(call.input_tokens), output)
+        meter.settle(meter.record(call, outcome, usage) if outcome else call)
 
     def _settled(
         self,
@@ -601,8 +606,7 @@ class Metered:
         if is_overrun:
             dense = estimates.densities.get(call.model, BYTES_OF_REPLY)
             output = ceil(progress.size / dense)
-            counted = Usage(call.input_tokens) if usage.estimated else usage
-            usage = counted if counted.output_tokens >= output else _guessed(counted, output)
+            usage = _overrun(usage, call.input_tokens, output)
         elif not usage.estimated:
             estimates.learn(raw, call.payer.session_key, call.model, usage.input_tokens)
             if progress.size >= LEAST_LEARNED:
@@ -616,6 +620,12 @@ class Metered:
         if usage is reply.usage and not warnings:
             return reply
         return replace(reply, usage=usage, warnings=warnings)
+
+
+def _overrun(counted: Usage, expected: int, output: int) -> Usage:
+    """Of a reply that was cut off: what the provider counted of it, or an estimate by its size."""
+    known = Usage(expected) if counted.estimated else counted
+    return known if known.output_tokens >= output else _guessed(known, output)
 
 
 def _guessed(known: Usage, output: int) -> Usage:

@@ -69,10 +69,6 @@ class Router:
             for fields, table in sorted(tables.items(), key=lambda one: (one[0][0], -len(one[0])))
         ]
 
-    @property
-    def agents(self) -> frozenset[AgentId]:
-        return frozenset(self._agents.values())
-
     def resolve(self, address: Address, *, requested: str | None = None) -> Route:
         """The route of a message. `requested` names an agent and overrides the bindings.
 
@@ -110,12 +106,10 @@ class Router:
 
     def rejected(self, address: Address) -> tuple[Rejection, ...]:
         """Every binding that did not decide, with the reason, in file order."""
-        winner = self._winner(address)
-        said = _said(address)
+        winner, said = self._winner(address), _said(address)
+        others = [index for index in range(len(self._given)) if index != winner]
         return tuple(
-            Rejection(index, self._why_not(given, said, winner))
-            for index, given in enumerate(self._given)
-            if index != winner
+            Rejection(one, self._why_not(self._given[one], said, winner)) for one in others
         )
 
     def _winner(self, address: Address) -> int | None:

@@ -161,13 +161,7 @@ class Driver:
         while (ask := self._begin(None)) is not None:
             await self._wait(ask)
         if turn.end is None:
-            async with anyio.create_task_group() as group:
-                ask = self._begin(group)
-                while turn.end is None:
-                    await self._wait(ask)
-                    ask = self._begin(group)
-                if turn.open:  # nothing that still runs is wanted
-                    group.cancel_scope.cancel()
+            await self._drive_side_by_side()
         control.close()
         del turn.run  # nothing in a turn refers to itself then, so it is freed at once
         turn.output.release()
@@ -186,6 +180,15 @@ class Driver:
             turn.replies > 0 or bool("".join(turn.pieces)) or turn.failure is not None,
             turn.last.finish if turn.last else None,
         )
+
+    async def _drive_side_by_side(self) -> None:
+        async with anyio.create_task_group() as group:
+            ask = self._begin(group)
+            while self.turn.end is None:
+                await self._wait(ask)
+                ask = self._begin(group)
+            if self.turn.open:  # nothing that still runs is wanted
+                group.cancel_scope.cancel()
 
     def progress(self) -> Mapping[str, object]:
         """How far the run is, for `run.inspect`."""
@@ -248,13 +251,16 @@ class Driver:
             until = deadline if tree is None else min(deadline, tree)
             has_come = await journal.wait(queue, until - now)
         if not has_come:
-            if journal.moment().at < deadline:
-                queue.put(TimePassed())
-            elif is_ending:
-                turn.give_up()
-            else:
-                queue.put(StopRequested("timeout"))
+            self._pass_time(deadline, is_ending=is_ending)
         self._tell()
+
+    def _pass_time(self, deadline: float, *, is_ending: bool) -> None:
+        if self.journal.moment().at < deadline:
+            self._queue.put(TimePassed())
+        elif is_ending:
+            self.turn.give_up()
+        else:
+            self._queue.put(StopRequested("timeout"))
 
     # -- effects
 
@@ -265,11 +271,7 @@ class Driver:
         while effects:
             effect = effects[0]
             if isinstance(effect, Cancel):
-                task = self._tasks.pop(effect.ticket, None)
-                if task is not None:
-                    task.cancel()
-                for spent in self._spent.pop(effect.ticket, ()):
-                    turn.state.spend(spent)
+                self._cancel(effect.ticket)
             elif effect.ticket in turn.open:  # else it is cancelled already
                 is_lasting = bool(self.journal.is_played or turn.run.ground.timers)
                 if isinstance(effect, AskModel) and len(turn.open) == 1 and not is_lasting:
@@ -281,6 +283,13 @@ class Driver:
                     self._tasks[effect.ticket] = group.create_task(work)
             del effects[0]
         return alone
+
+    def _cancel(self, ticket: int) -> None:
+        task = self._tasks.pop(ticket, None)
+        if task is not None:
+            task.cancel()
+        for spent in self._spent.pop(ticket, ()):
+            self.turn.state.spend(spent)
 
     async def _ask(self, ask: AskModel) -> None:
         """Puts a reply into the queue, or the failure to get one."""
@@ -383,10 +392,9 @@ class Driver:
             payer=Payer(scope.session_key, scope.run_id, is_accepted=is_accepted),
             record=self.journal if self.journal.is_recorded else None,
         )
-        one: AgentDef | None = agent  # a tree or a rule may have chosen the model of a fallback
-        while one is not None and one.model != request.model:
-            one = one.fallback
-        window = (one or agent).context_window
+        window = agent.context_window
+        if request.model != agent.model:
+            window = _window_of(agent, request.model)
         told = self.turn.state.context_tokens  # which may count system and tools, or may not
         most = told + context.system_tokens + context.tools_tokens + SLACK
         return request if most + request.max_tokens <= window else fitted(request, context, window)
@@ -445,6 +453,14 @@ class Driver:
         left = state.limits.token_budget - state.usage.total - sum(self._shares.values())
         self._shares[ticket] = tokens = max(0, left // (len(waiting) + 1))
         return Allowance(tokens, seconds)
+
+
+def _window_of(agent: AgentDef, model: str) -> int:
+    """Of a model that a tree or a rule may have chosen: as the agent or one of its fallbacks has it."""
+    one: AgentDef | None = agent
+    while one is not None and one.model != model:
+        one = one.fallback
+    return (one or agent).context_window
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,16 @@ class RunState:
             self.terminate(limit)
         return self.reason is None
 
+    def may_ask(self, more: int) -> bool:
+        """Whether a model may be asked, with so many tokens more than it is shown now."""
+        reason = self.stop_after or self.exhausted
+        room = self.limits.token_budget - self.tokens_used - self.context_tokens
+        if reason is None and room <= more:
+            reason = "token_budget"
+        if reason is not None:
+            self.terminate(reason)
+        return self.reason is None
+
     @property
     def exhausted(self) -> DoneReason | None:
         """The limit that no policy and no tree goes beyond."""

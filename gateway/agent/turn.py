@@ -252,12 +252,8 @@ class Turn:
                 self._broke(event)
             case ToolReturned():
                 self._returned(event)
-            case StopRequested(reason, at_once):
-                if at_once:
-                    self.interrupt(reason=reason)
-                else:
-                    self.state.stop_after = self.state.stop_after or reason
-                    self.state.is_cancelled = True
+            case StopRequested():
+                self._stopped(event)
             case Steered():
                 self.queued.append(event)
             case TimePassed():
@@ -291,6 +287,13 @@ class Turn:
         if self.end is None:
             self.state.terminate(reason, why)
             self.run.ground.wake()
+
+    def _stopped(self, event: StopRequested) -> None:
+        if event.at_once:
+            self.interrupt(reason=event.reason)
+        else:
+            self.state.stop_after = self.state.stop_after or event.reason
+            self.state.is_cancelled = True
 
     def give_up(self) -> None:
         """Ends it although the `:finally` of its tree is not done."""
@@ -330,21 +333,8 @@ class Turn:
         if self.calls:
             self.close_round()
         said = [Message("user", one.text) for one in self.queued] if self.queued else []
-        reason = state.stop_after or state.exhausted
-        room = state.limits.token_budget - state.tokens_used - state.context_tokens
-        if reason is None and room <= sum(map(message_tokens, said)):
-            reason = "token_budget"
-        if reason is not None:
-            state.terminate(reason)
-        if state.reason is not None:
+        if not state.may_ask(sum(map(message_tokens, said))):
             return leaf.failed(f"the run ends: {state.reason}", "stopped")
-        options = dict[str, Any].fromkeys(_OPTIONS)
-        for name in leaf.plan.options.keys() & options.keys():
-            value = leaf.option(name)
-            options[name] = number(value) if name in _NUMBERS else value
-        model = options["model"]
-        if not isinstance(model, str) or model in {"", self.job.agent.model}:
-            model = None
         self.failure = None
         self.pieces.clear()
         taken, self.queued = tuple(self.queued), []
@@ -356,15 +346,15 @@ class Turn:
         state.asked += 1
         state.sent = state.context_tokens
         state.watch_tokens()
-        ticket = Ticket(self, leaf)
+        options, ticket = _options(leaf, self.job.agent.model), Ticket(self, leaf)
         ask = AskModel(
             ticket.number,
             self.replies,
             self.system,
             paired(tuple(self.messages)),  # whatever the tree put between them
             self._offered(options["tools"]),
-            self.output.model or model,
-            int(options["budget"] or 0) or None,
+            self.output.model or options["model"],
+            options["budget"],
             options["timeout"],
             options["idle-timeout"],
             taken,
@@ -378,12 +368,16 @@ class Turn:
         tools, without = self.job.tools, self.output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
+        if self._has_excerpt():
+            tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
+        return tuple([tool for tool in tools if tool.name not in without]) if without else tools
+
+    def _has_excerpt(self) -> bool:
         for message in self.messages:
             result = message.result
             if result is not None and result.excerpt is not None and result.excerpt.reference:
-                tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
-                break
-        return tuple([tool for tool in tools if tool.name not in without]) if without else tools
+                return True
+        return False
 
     def _replied(self, event: ModelReplied) -> None:
         """Takes a complete reply and opens its calls."""
@@ -393,10 +387,7 @@ class Turn:
         output, state = self.output, self.state
         self.last = reply = with_distinct_ids(reply, self.said)
         if not event.was_heard:
-            if reply.thinking:
-                output.emit(Chunk("thinking", {"content": reply.thinking}))
-            if reply.text:
-                output.emit(Chunk("content", {"content": reply.text}))
+            self._show_reply(reply)
         self.replies += 1
         self.pieces.clear()
         calls, thinking, extras = reply.tool_calls, reply.thinking, reply.extras
@@ -413,11 +404,21 @@ class Turn:
         leaf, keys = ticket.leaf, ticket.leaf.plan.options.get("stream-to")
         try:
             leaf.write("tool_calls", self.waiting_calls() if calls else [])
-            for key in keys.constant if keys and isinstance(keys.constant, list) else ():
-                leaf.write(key, reply.text)
+            if keys is not None:
+                self._stream_to(leaf, keys.constant, reply.text)
         except BadWrite as error:  # a text where the tree keeps a number
             ticket.complete(error)
         ticket.complete()
+
+    def _stream_to(self, leaf: LeafCall, keys: object, text: str) -> None:
+        for key in keys if isinstance(keys, list) else ():
+            leaf.write(key, text)
+
+    def _show_reply(self, reply: ModelReply) -> None:
+        if reply.thinking:
+            self.output.emit(Chunk("thinking", {"content": reply.thinking}))
+        if reply.text:
+            self.output.emit(Chunk("content", {"content": reply.text}))
 
     def _broke(self, event: ModelBroke) -> None:
         ticket = self.open.pop(event.ticket, None)
@@ -476,7 +477,7 @@ class Turn:
     def call_tool(self, leaf: LeafCall, named: object) -> object:
         """Has the call executed that a value of the tree names, or takes the result that there is."""
         id_ = named.get("id") if isinstance(named, Mapping) else None
-        wanted = next((call for call in self.calls if call.id == id_), None)
+        wanted = self._call(id_)
         if wanted is None:
             return leaf.failed("this is none of the calls that the model asked for", "unknown_call")
         known = self.results.get(wanted.id)
@@ -485,11 +486,7 @@ class Turn:
         if known is None and any(one.wanted == wanted for one in self.open.values()):
             return leaf.failed("this call is at work already", "busy")
         step = self.replies - 1
-        # A call that has a result of an earlier attempt begins, and gets it.
-        if known is None and self.queued and self.job.known(step, wanted) is None:
-            known = self.refuse(wanted, SKIPPED)
-        elif known is None and wanted.name in self.output.without:
-            known = self.refuse(wanted, TAKEN_AWAY)
+        known = known or self._refused(step, wanted)
         if known is not None:
             return _given(leaf, known)
         self._executed.add(wanted.id)
@@ -499,6 +496,16 @@ class Turn:
         ticket, timeout = Ticket(self, leaf, wanted), number(leaf.option("timeout"))
         self.effects.append(CallTool(ticket.number, step, wanted, timeout))
         return ticket
+
+    def _call(self, call_id: object) -> ToolCall | None:
+        return next((call for call in self.calls if call.id == call_id), None)
+
+    def _refused(self, step: int, wanted: ToolCall) -> ToolResult | None:
+        """Answers a call that must not begin. One that has a result of an earlier attempt begins, and
+        gets it."""
+        if self.queued and self.job.known(step, wanted) is None:
+            return self.refuse(wanted, SKIPPED)
+        return self.refuse(wanted, TAKEN_AWAY) if wanted.name in self.output.without else None
 
     def refuse(self, call: ToolCall, why: str) -> ToolResult:
         """Answers a call that is not executed."""
@@ -623,15 +630,20 @@ class Turn:
         if self.failure is not None:
             return _failed(self.failure.failure, heard)
         if outcome.reason == "done" and self.is_answered:
-            text, last = self.last_text, self.last
-            if not text.strip():
-                is_overrun = last is not None and last.finish == "overrun"
-                text = OVERRUN.format(provider=last.provider) if last and is_overrun else EMPTY
-            return Finish("answered", text)
+            return Finish("answered", self.last_text if self.last_text.strip() else self._excuse())
+        return self._unanswered(outcome, heard)
+
+    def _unanswered(self, outcome: TreeOutcome, heard: str) -> Fail:
         facts = {"tree": self.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
         log.error("a tree ended without an answer", extra=facts)
         told = DEFECT if outcome.reason == "internal_error" else NO_END
         return Fail(told, heard or self.last_text or told, "internal_error")
+
+    def _excuse(self) -> str:
+        """What stands in the place of an empty answer."""
+        if self.last is not None and self.last.finish == "overrun":
+            return OVERRUN.format(provider=self.last.provider)
+        return EMPTY
 
 
 def _failed(failure: ModelFailed | BudgetExceeded, heard: str) -> Fail:
@@ -660,6 +672,19 @@ def _given(leaf: LeafCall, result: ToolResult) -> bool:
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
     offered = leaf.plan.offered
     return not result.is_error or (offered is not None and offered.name == EXECUTE)
+
+
+def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
+    """The options of a question to a model, as far as they make sense. `usual` is the agent's model."""
+    options = dict[str, Any].fromkeys(_OPTIONS)
+    for name in leaf.plan.options.keys() & options.keys():
+        value = leaf.option(name)
+        options[name] = number(value) if name in _NUMBERS else value
+    if options["budget"] is not None:
+        options["budget"] = int(options["budget"]) or None
+    if not isinstance(options["model"], str) or options["model"] in {"", usual}:
+        options["model"] = None
+    return options
 
 
 def number(value: object) -> float | None:

@@ -26,13 +26,20 @@ from gateway.domain.facts import ClaimRefused
 from gateway.domain.sessions import ImportRefused, SettingsRefused
 
 
-class Unauthorized(GatewayError):
+class Refusal(GatewayError):
+    """Says `text` unless it is told what to say."""
+
+    text = ""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(self.text if message is None else message)
+
+
+class Unauthorized(Refusal):
     """Missing and wrong credentials read the same."""
 
     code = "unauthorized"
-
-    def __init__(self, message: str = "a valid bearer token is required") -> None:
-        super().__init__(message)
+    text = "a valid bearer token is required"
 
 
 class TooManyFailures(GatewayError):
@@ -53,27 +60,19 @@ def delay_of(error: GatewayError) -> float:
     return error.delay_s if isinstance(error, TooManyFailures) else 0.0
 
 
-class Forbidden(GatewayError):
+class Forbidden(Refusal):
     code = "forbidden"
-
-    def __init__(self, message: str = "your token does not allow this") -> None:
-        super().__init__(message)
+    text = "your token does not allow this"
 
 
 class HostRefused(Forbidden):
     code = "host_refused"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this gateway does not answer to that Host; add its origin to [gateway] allowed_origins"
-        )
+    text = "this gateway does not answer to that Host; add its origin to [gateway] allowed_origins"
 
 
 class OriginRefused(Forbidden):
     code = "origin_refused"
-
-    def __init__(self) -> None:
-        super().__init__("this Origin is not in [gateway] allowed_origins")
+    text = "this Origin is not in [gateway] allowed_origins"
 
 
 class InvalidRequest(GatewayError):
@@ -86,11 +85,9 @@ class InvalidJson(InvalidRequest):
     code = "invalid_json"
 
 
-class VersionNotSupported(GatewayError):
+class VersionNotSupported(Refusal):
     code = "http_version_not_supported"
-
-    def __init__(self) -> None:
-        super().__init__("this gateway speaks HTTP/1.1 and HTTP/1.0")
+    text = "this gateway speaks HTTP/1.1 and HTTP/1.0"
 
 
 class NotUpgradable(InvalidRequest):
@@ -144,11 +141,9 @@ class TargetTooLong(GatewayError):
         super().__init__(f"the request target is longer than {limit} bytes")
 
 
-class HeadTooLarge(GatewayError):
+class HeadTooLarge(Refusal):
     code = "headers_too_large"
-
-    def __init__(self) -> None:
-        super().__init__("too many or too large headers")
+    text = "too many or too large headers"
 
 
 class TooSlow(GatewayError):
@@ -165,20 +160,16 @@ class Full(Busy):
         super().__init__("too many connections", retry_after_s=5.0)
 
 
-class TooManyOfAddress(GatewayError):
+class TooManyOfAddress(Refusal):
     code = "too_many_connections"
+    text = "too many connections from your address"
     retryable = True
-
-    def __init__(self) -> None:
-        super().__init__("too many connections from your address")
-        self.retry_after_s = 5.0
+    retry_after_s = 5.0
 
 
-class NotHere(GatewayError):
+class NotHere(Refusal):
     code = "not_found"
-
-    def __init__(self) -> None:
-        super().__init__("there is nothing at this address")
+    text = "there is nothing at this address"
 
 
 class MethodNotAllowed(GatewayError):

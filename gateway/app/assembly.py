@@ -3,8 +3,8 @@
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,8 +15,6 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.driver import Runner
-from gateway.agent.effects import Gate
-from gateway.agent.journal import RunJournal
 from gateway.agent.leaves import Plans
 from gateway.agent.subagents import Delegating, Subagents
 from gateway.api.methods import METHODS
@@ -27,12 +25,12 @@ from gateway.budgets import Meter
 from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
-from gateway.channels.room import ChannelRoom, channel_room, delivering, keep_lines
+from gateway.channels.room import channel_room, delivering, keep_lines
 from gateway.config.authority import note_start
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
-from gateway.domain.ids import RunId, Secret
+from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
@@ -40,7 +38,7 @@ from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
 from gateway.memory.extraction import Keeping
 from gateway.memory.recall import Recall
-from gateway.memory.room import Memory, memory_of, vaults_of
+from gateway.memory.room import memory_of, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
@@ -64,21 +62,18 @@ from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
 from gateway.web.asgi import WebApp, twins
 from gateway.web.asgi import build as build_web
-from gateway.web.chat_api import ChatApi
+from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
 from gateway.web.health import Health, StoreWatch
 from gateway.web.identity import Identities
-from gateway.web.mcp import McpApi
-from gateway.web.methods.chat import ChatMethods
-from gateway.web.methods.events import EventMethods
-from gateway.web.methods.memory import MemoryMethods, SettingsMethods
-from gateway.web.methods.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
-from gateway.web.methods.sessions import SessionMethods
-from gateway.web.methods.status import About, StatusMethods
+from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
 from gateway.web.openai import OpenAiApi
+from gateway.web.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
 from gateway.web.rpc import Handler, Registry
+from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
+from gateway.web.status import About, EventMethods, StatusMethods
 
 log = logging.getLogger(__name__)
 
@@ -97,27 +92,120 @@ class Resources:
     rules: Rulebook
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
-    front: Front
-    memory: Memory
-    replays: Replayer
-    stateless: StatelessRuns
-
-
-@dataclass(frozen=True, slots=True)
 class Gateway:
-    """The rooms of one generation over what is shared. `mcp` is what is served to MCP clients."""
+    """The rooms of one generation over what is shared, connected and at rest. `mcp` is what is served to
+    MCP clients."""
 
-    made: Generation
-    version: str
-    shared: Shared
-    opened: Resources
-    core: Core
-    channels: ChannelRoom
-    pairing: PairingBook
-    watch: StoreWatch
     mcp: Door | None = None
+
+    def __init__(self, made: Generation, version: str, shared: Shared, opened: Resources) -> None:
+        self.made, self.version, self.shared, self.opened = made, version, shared, opened
+        stores, clock, ids = shared.stores, shared.clock, shared.ids
+        codec = (to_json, from_json)
+        keeping = Keeping(made.agents, stores.facts, opened.model, clock, ids, *codec)
+        self.memory = memory = memory_of(stores, keeping, opened.group)
+        worker, forget = self._worker()
+        self.front = Front(
+            agents=made.agents,
+            router=made.router,
+            intake=MessageIntake(
+                router=made.router,
+                worker=worker,
+                lanes=shared.lanes,
+                ids=ids,
+                bounds=made.bounds,
+                policy=made.manner,
+            ),
+            live=shared.live,
+            inbox=stores.inbox,
+            sessions=stores.sessions,
+            episodes=shared.episodes,
+            souls=opened.souls,
+            plans=opened.plans,
+            clock=clock,
+            on_import=memory.indexer.note,
+            on_erase=memory.forget,
+        )
+        width = made.config.queue.max_running
+        self.stateless = StatelessRuns(worker, ids, opened.group, width=width, forget=forget)
+        providers = frozenset({*made.config.providers, "demo"})
+        self.replays = Replayer(worker, stores.sessions, self._replayed_models, providers)
+        self.pairing = PairingBook(stores.channels, stores.audit, clock, ids, shared.tell)
+        commands = ChatCommands(
+            front=self.front,
+            spending=stores.ledger,
+            budgets=made.config.budgets,
+            facts=stores.facts,
+            find=memory.recall,
+            settled=memory.settled,
+            shared=made.sharing,
+            book=self.pairing,
+            decode=from_json,
+        )
+        self.channels = channel_room(
+            stores, commands, tell=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
+        )
+        self.watch = StoreWatch(stores.care.probe, clock)
+
+    def _worker(self) -> tuple[RunWorker, Callable[[SessionKey], Awaitable[None]]]:
+        """The worker, and what forgets the tool results of a run that leaves nothing. Agents that people
+        talk to have subagents as tools."""
+        made, shared, opened, memory = self.made, self.shared, self.opened, self.memory
+        config, stores, gate, clock = made.config, shared.stores, opened.gate, shared.clock
+        runner = Runner(
+            opened.model,
+            gate,
+            opened.plans,
+            made.decisions,
+            opened.rules.now,
+            from_json,
+            shared.bus.publish,
+            shared.bus.hears,
+            opened.meter.cost_usd,
+        )
+        known = {one.name: one for one in config.subagents}
+        beside = (opened.souls, shared.settings.of, clock, shared.journal_of, made.agents)
+        subagents = Subagents(known, runner, *beside)
+        gate.renew("", subagents.tools)
+        forget: Callable[[SessionKey], Awaitable[None]] = gate.excerpts.forget
+        if config.delegation.is_enabled:
+            reading = Delegating(gate, subagents, config.delegation, stores.tools, to_json)
+            runner, forget = replace(runner, gate=reading), stores.tools.forget_originals
+        caches = (stores.sessions, shared.episodes, shared.lanes, clock, shared.ids)
+        compaction = Compaction(opened.model, *caches, on_compacted=memory.keeper.on_compacted)
+        vaults = vaults_of(config.agents, gate.offered, config.plugins, stores.tools)
+        worker = RunWorker(
+            agents=made.agents,
+            runner=runner,
+            inbox=stores.inbox,
+            journal=stores.journal,
+            episodes=shared.episodes,
+            souls=opened.souls,
+            settings=shared.settings,
+            clock=clock,
+            bus=shared.bus,
+            encode=to_json,
+            decode=from_json,
+            channels=frozenset(one.name for one in config.channels),
+            runs=shared.live,
+            extractor=memory.keeper,
+            on_finished=memory.indexer.note,
+            recall=TurnRecall(memory.recall, vaults),
+            compact=compaction.consider,
+        )
+        return worker, forget
+
+    def _replayed_models(self, reel: Reel) -> Model:
+        """The same clients over what was recorded: without keys, addresses and waiting."""
+        key = Secret("replayed")
+        return Models(
+            {
+                name: ProviderClient(
+                    replace(one, api_key=key), reel, reel, reel.random, encoder=reel
+                )
+                for name, one in self.made.config.providers.items()
+            }
+        )
 
     @property
     def health(self) -> Health:
@@ -126,7 +214,7 @@ class Gateway:
     def web(self, settings: WebSettings) -> WebApp:
         """The front door, with all methods and routes."""
         meter, gate, clock = self.opened.meter, self.opened.gate, self.shared.clock
-        stores, front = self.shared.stores, self.core.front
+        stores, front = self.shared.stores, self.front
         spending = BudgetMethods(front, stores.ledger, meter)
         registry = Registry(METHODS, self._handlers(spending))
         metrics = Metrics(
@@ -142,7 +230,7 @@ class Gateway:
         started = int(clock.now().timestamp())
         apis = (
             ChatApi(front, to_json, from_json, self.shared.ids),
-            OpenAiApi(front, self.core.stateless, to_json, from_json, started),
+            OpenAiApi(front, self.stateless, to_json, from_json, started),
             spending,
             McpApi(self.mcp),
             *((metrics,) if self.made.config.observability.metrics else ()),
@@ -164,9 +252,9 @@ class Gateway:
         return app
 
     def _handlers(self, spending: BudgetMethods) -> Mapping[str, Handler]:
-        shared, core, config = self.shared, self.core, self.made.config
+        shared, config = self.shared, self.made.config
         stores, clock, plugins = shared.stores, shared.clock, self.opened.plugins
-        front, memory = core.front, core.memory
+        front, memory = self.front, self.memory
         about = About(
             version=self.version,
             started=clock.monotonic(),
@@ -207,7 +295,7 @@ class Gateway:
             PairMethods(self.pairing),
             channels,
             MemoryMethods(*remembering, self.made.sharing, front),
-            ChatMethods(front, core.replays, to_json, from_json),
+            ChatMethods(front, self.replays, to_json, from_json),
             SessionMethods(front),
             EventMethods(shared.bus),
             SettingsMethods(shared.settings, self.made.choosable),
@@ -224,22 +312,22 @@ class Gateway:
 
     async def drain(self) -> None:
         """Refuses new work, and waits for the runs that are at work."""
-        core, lanes = self.core, self.shared.lanes
+        lanes = self.shared.lanes
         self.health.draining = True
         self.channels.hang_up()
-        core.front.intake.close()
-        core.stateless.close()
+        self.front.intake.close()
+        self.stateless.close()
         lanes.pause()
         log.info("draining", extra={"running": lanes.working})
         with anyio.move_on_after(self.made.config.gateway.drain_s) as scope:
             await lanes.rest()
-            await core.stateless.rest()
+            await self.stateless.rest()
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
         for run in tuple(self.shared.live.values()):
             run.abandon()
-        core.stateless.abandon_all()
+        self.stateless.abandon_all()
 
 
 @asynccontextmanager
@@ -271,17 +359,34 @@ async def start(
         found = await _open(made, shared, stack, patience_s)
         await follow(found.plugins, found.gate, stores.audit, clock)
         await note_start(stores.audit, config, found.plugins.infos, version, clock.now())
-        core = wired(made, shared, found)
-        book = PairingBook(stores.channels, stores.audit, clock, shared.ids, shared.tell)
-        room = _channels(made, shared, core, book)
+        gateway = Gateway(made, version, shared, found)
+        room = gateway.channels
         await room.load(config.channels, found.plugins.adapters, found.plugins.infos)
         room.refuse_alike()
-        await _deliver(made, shared, room, core.front, stack)
-        mcp = await _serve_mcp(config, shared, found.gate, core.front, stack)
-        watch = StoreWatch(stores.care.probe, clock)
-        gateway = Gateway(made, version, shared, found, core, room, book, watch, mcp)
-        await core.memory.keeper.resume()
-        _work_beside(gateway)
+        if config.channels:
+            accounts = frozenset((one.name, one.account) for one in config.channels)
+            fetch = await shared.sockets.guarded("deliveries")
+            known = (accounts, stores.outbox, gateway.front, shared.bus)
+            await stack.enter_async_context(delivering(room, *known, fetch=fetch))
+        else:
+            await stores.outbox.strand((), at=clock.now())
+        if config.mcp.serve.is_enabled:
+            gateway.mcp = await stack.enter_async_context(_mcp_door(gateway))
+        await gateway.memory.keeper.resume()
+        sweeping = partial(sweep, config, stores, clock)
+        for name, task in (
+            ("souls", found.souls.keep_fresh),
+            ("trees", found.plans.keep_fresh),
+            ("rules", found.rules.keep_fresh),
+            ("store", gateway.watch.run),
+            ("sweep", sweeping),
+            ("index", gateway.memory.indexer.run),
+            ("channels", partial(room.open_late, found.plugins)),
+        ):
+            may_end = name in {"rules", "channels"}  # there may be none to follow, or to wait for
+            found.group.start_soon(
+                partial(supervise, name, task, clock, may_end=may_end), name=name
+            )
         try:
             yield gateway
         finally:
@@ -370,206 +475,14 @@ async def _open_mcp_servers(
     gate.foreign = await stack.enter_async_context(open_servers(config.mcp.servers, means))
 
 
-async def _serve_mcp(
-    config: GatewayConfig, shared: Shared, gate: ToolGate, front: Front, stack: AsyncExitStack
-) -> Door | None:
-    """The application at /mcp; None if MCP is not served."""
-    if not config.mcp.serve.is_enabled:
-        return None
+def _mcp_door(gateway: Gateway) -> AbstractAsyncContextManager[Door]:
+    """The application at /mcp."""
     from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
 
+    config, ids = gateway.made.config, gateway.shared.ids
     agent = replace(usual_agent(config), tools=config.mcp.serve.tools)
-    desk = ServedDesk(front, gate, agent, to_json, from_json, shared.ids)
-    most_bytes = config.gateway.max_body_bytes
-    door = serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)
-    return await stack.enter_async_context(door)
-
-
-def _channels(made: Generation, shared: Shared, core: Core, book: PairingBook) -> ChannelRoom:
-    stores = shared.stores
-    commands = ChatCommands(
-        front=core.front,
-        spending=stores.ledger,
-        budgets=made.config.budgets,
-        facts=stores.facts,
-        find=core.memory.recall,
-        settled=core.memory.settled,
-        shared=made.sharing,
-        book=book,
-        decode=from_json,
-    )
-    return channel_room(
-        stores, commands, tell=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
-    )
-
-
-async def _deliver(
-    made: Generation, shared: Shared, room: ChannelRoom, front: Front, stack: AsyncExitStack
-) -> None:
-    channels, outbox = made.config.channels, shared.stores.outbox
-    if not channels:
-        await outbox.strand((), at=shared.clock.now())
-        return
-    accounts = frozenset((one.name, one.account) for one in channels)
-    fetch = await shared.sockets.guarded("deliveries")
-    sending = delivering(room, accounts, outbox, front, shared.bus, fetch=fetch)
-    await stack.enter_async_context(sending)
-
-
-def _work_beside(gateway: Gateway) -> None:
-    """Starts the tasks that run as long as the generation is at work."""
-    opened, shared = gateway.opened, gateway.shared
-    sweeping = partial(sweep, gateway.made.config, shared.stores, shared.clock)
-    beside = (
-        ("souls", opened.souls.keep_fresh),
-        ("trees", opened.plans.keep_fresh),
-        ("rules", opened.rules.keep_fresh),
-        ("store", gateway.watch.run),
-        ("sweep", sweeping),
-        ("index", gateway.core.memory.indexer.run),
-        ("channels", partial(gateway.channels.open_late, opened.plugins)),
-    )
-    for name, task in beside:
-        may_end = name in {"rules", "channels"}  # there may be none to follow, or to wait for
-        work = partial(supervise, name, task, shared.clock, may_end=may_end)
-        opened.group.start_soon(work, name=name)
-
-
-def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
-    """Connects the core of a generation. It starts nothing."""
-    stores, clock, ids = shared.stores, shared.clock, shared.ids
-    memory = _memory(made, shared, opened)
-    gate = _gate(made, shared, opened)
-    worker = _worker(made, shared, opened, memory, gate)
-    alone = gate is opened.gate
-    forget = opened.gate.excerpts.forget if alone else stores.tools.forget_originals
-    intake = MessageIntake(
-        router=made.router,
-        worker=worker,
-        lanes=shared.lanes,
-        ids=ids,
-        bounds=made.bounds,
-        policy=made.manner,
-    )
-    front = Front(
-        agents=made.agents,
-        router=made.router,
-        intake=intake,
-        live=shared.live,
-        inbox=stores.inbox,
-        sessions=stores.sessions,
-        episodes=shared.episodes,
-        souls=opened.souls,
-        plans=opened.plans,
-        clock=clock,
-        on_import=memory.indexer.note,
-        on_erase=memory.forget,
-    )
-    width = made.config.queue.max_running
-    return Core(
-        front,
-        memory,
-        _replays(made, shared, worker),
-        StatelessRuns(worker, ids, opened.group, width=width, forget=forget),
-    )
-
-
-def _memory(made: Generation, shared: Shared, opened: Resources) -> Memory:
-    stores = shared.stores
-    keeping = Keeping(
-        agents=made.agents,
-        facts=stores.facts,
-        model=opened.model,
-        clock=shared.clock,
-        ids=shared.ids,
-        encode=to_json,
-        decode=from_json,
-    )
-    return memory_of(stores, keeping, opened.group)
-
-
-def _gate(made: Generation, shared: Shared, opened: Resources) -> Gate:
-    """The gate of agents that people talk to; they have subagents as tools."""
-    config, stores = made.config, shared.stores
-    known = {one.name: one for one in config.subagents}
-
-    def journal_of(run_id: RunId) -> RunJournal | None:
-        run = shared.live.get(run_id)
-        return None if run is None else run.journal
-
-    found = (shared.settings.of, shared.clock, journal_of)
-    runner = _runner(made, shared, opened, opened.gate)
-    subagents = Subagents(known, runner, opened.souls, *found, made.agents)
-    opened.gate.renew("", subagents.tools)
-    if not config.delegation.is_enabled:
-        return opened.gate
-    return Delegating(opened.gate, subagents, config.delegation, stores.tools, to_json)
-
-
-def _runner(made: Generation, shared: Shared, opened: Resources, gate: Gate) -> Runner:
-    return Runner(
-        opened.model,
-        gate,
-        opened.plans,
-        made.decisions,
-        opened.rules.now,
-        from_json,
-        shared.bus.publish,
-        shared.bus.hears,
-        opened.meter.cost_usd,
-    )
-
-
-def _worker(
-    made: Generation, shared: Shared, opened: Resources, memory: Memory, gate: Gate
-) -> RunWorker:
-    stores = shared.stores
-    compaction = Compaction(
-        opened.model,
-        stores.sessions,
-        shared.episodes,
-        shared.lanes,
-        shared.clock,
-        shared.ids,
-        on_compacted=memory.keeper.on_compacted,
-    )
-    config = made.config
-    vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.tools)
-    return RunWorker(
-        agents=made.agents,
-        runner=_runner(made, shared, opened, gate),
-        inbox=stores.inbox,
-        journal=stores.journal,
-        episodes=shared.episodes,
-        souls=opened.souls,
-        settings=shared.settings,
-        clock=shared.clock,
-        bus=shared.bus,
-        encode=to_json,
-        decode=from_json,
-        channels=frozenset(one.name for one in config.channels),
-        runs=shared.live,
-        extractor=memory.keeper,
-        on_finished=memory.indexer.note,
-        recall=TurnRecall(memory.recall, vaults),
-        compact=compaction.consider,
-    )
-
-
-def _replays(made: Generation, shared: Shared, worker: RunWorker) -> Replayer:
-    """Replays have the same clients, over what was recorded: without keys, addresses and waiting."""
-    key = Secret("replayed")
-    definitions = {name: replace(one, api_key=key) for name, one in made.config.providers.items()}
-
-    def wired_to(reel: Reel) -> Model:
-        clients = {
-            name: ProviderClient(definition, reel, reel, reel.random, encoder=reel)
-            for name, definition in definitions.items()
-        }
-        return Models(clients)
-
-    providers = frozenset({*definitions, "demo"})
-    return Replayer(worker, shared.stores.sessions, wired_to, providers)
+    desk = ServedDesk(gateway.front, gateway.opened.gate, agent, to_json, from_json, ids)
+    return serving(desk, schemas=SchemaChecks(), most_bytes=config.gateway.max_body_bytes)
 
 
 def strict_json(text: str | bytes) -> Any:

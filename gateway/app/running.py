@@ -118,7 +118,7 @@ async def open_doors(
     address: ListenAddress = await group.start(server.serve)
     url = f"http://{address}"
     await note_owner(data_dir, url)
-    resumed = await rooms.core.front.intake.resume()
+    resumed = await rooms.front.intake.resume()
     lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
     group.start_soon(lines, name="lines")
     rooms.health.starting = False

@@ -12,6 +12,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.agent.journal import RunJournal
 from gateway.budgets import BudgetQueue, Estimates, Meter
 from gateway.channels.room import Traffic
 from gateway.channels.translating import Scrub
@@ -19,6 +20,7 @@ from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
 from gateway.domain.dialling import Dialler
 from gateway.domain.events import Event, kind_named
+from gateway.domain.ids import RunId
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
 from gateway.host.clock import SystemClock, TimeIds
@@ -32,7 +34,7 @@ from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.store.opening import open_store
-from gateway.web.methods.status import ProviderTrial
+from gateway.web.status import ProviderTrial
 
 Opened = TypeVar("Opened")
 
@@ -97,6 +99,11 @@ class Shared:
         kind = kind_named(type_)
         severity = kind.severity if kind else "info"
         self.bus.publish(Event(type_, severity, "gateway", self.clock.now(), None, None, payload))
+
+    def journal_of(self, run_id: RunId) -> RunJournal | None:
+        """The journal of a live run."""
+        run = self.live.get(run_id)
+        return None if run is None else run.journal
 
     def meter(self, config: GatewayConfig, prices: PriceTable) -> Meter:
         """The budgets of a configuration over the one ledger."""

@@ -178,7 +178,7 @@ class ScriptPlayer:
     async def _until_quiet(self) -> bool:
         """Whether every turn has ended and every answer is sent, or never will be."""
         with anyio.move_on_after(WITHIN_S):
-            while self.rooms.core.front.intake.pending or await self._waiting():
+            while self.rooms.front.intake.pending or await self._waiting():
                 await self.rooms.shared.clock.sleep(LOOKS_EVERY_S)
             return True
         return False

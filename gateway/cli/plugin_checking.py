@@ -31,7 +31,7 @@ from gateway.sandbox.plugins import Plugins, Sandbox, info
 from gateway.schemas import SchemaChecks
 from gateway.store.opening import open_memory
 from gateway.tools.gate import ToolGate
-from gateway.web.methods.status import inspected
+from gateway.web.status import inspected
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from gateway.config import editing
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
 from gateway.providers.prices import DEFAULT_MODELS
-from gateway.web.methods.status import WITHIN_S
+from gateway.web.status import WITHIN_S
 
 if TYPE_CHECKING:
     from gateway.cli.plugin_place import Place

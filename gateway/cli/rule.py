@@ -22,7 +22,7 @@ from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
 from gateway.host.terminal import one_line
-from gateway.web.methods.status import rules as told_rules
+from gateway.web.status import rules as told_rules
 
 GIVEN_ROOTS = ROOTS[2:]  # without event and payload, which have options of their own
 

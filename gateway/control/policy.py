@@ -59,11 +59,6 @@ class Circles:
         count = 1 + next((one.count for one in same), 0)
         return replace(self, repeats=(*others, Repeat(signature, result, count)))
 
-    def going_on(self, asked: Sequence[CallAsked]) -> tuple[Repeat, ...]:
-        """The repeats that are asked for again; the others are over."""
-        present = {call.signature for call in asked}
-        return tuple(one for one in self.repeats if one.signature in present)
-
 
 @dataclass(frozen=True, slots=True)
 class LoopFinding:
@@ -71,6 +66,12 @@ class LoopFinding:
 
     loop: str | None = None
     refused: frozenset[str] = frozenset()
+
+
+def _going_on(circles: Circles, asked: Sequence[CallAsked]) -> Sequence[Repeat]:
+    """The repeats that are asked for again; the others are over."""
+    present = {call.signature for call in asked}
+    return [one for one in circles.repeats if one.signature in present]
 
 
 def looked_at(
@@ -83,7 +84,7 @@ def looked_at(
     is_loop = turns.count(turn) >= threshold and turn not in circles.reported
     fruitless = {one.signature for one in circles.repeats if one.count >= repeats}
     refused = frozenset(call.id for call in asked if call.signature in fruitless)
-    kept = circles.going_on(asked)
+    kept = _going_on(circles, asked)
     is_stuck = circles.is_stuck or any(one.was_refused for one in kept if one.count >= repeats)
     refusing = tuple(replace(one, was_refused=one.count >= repeats) for one in kept)
     reported = circles.reported | {turn} if is_loop else circles.reported
@@ -212,30 +213,22 @@ class DefaultDecisionTree:
         return state if warned <= state.warnings else state.evolve(warnings=state.warnings | warned)
 
     def on_tool_result(self, state: AgentState, result: Mapping[str, object]) -> AgentState:
+        """The calls of one turn count as one error, and only if none of them worked."""
         signature, digest = str(result["signature"]), str(result["digest"])
-        actions = (*state.recent_actions, signature)[-RECENT_ACTIONS:]
+        errors, judged = state.consecutive_errors, state.judged
+        if not result["is_error"]:
+            errors, judged = 0, (state.turn, True)
+        elif judged[0] != state.turn:
+            errors, judged = errors + 1, (state.turn, False)
         return state.evolve(
-            recent_actions=actions,
+            recent_actions=(*state.recent_actions, signature)[-RECENT_ACTIONS:],
             circles=state.circles.noted(signature, digest),
-            **_errors(state, is_error=bool(result["is_error"])),
+            consecutive_errors=errors,
+            judged=judged,
         )
 
     def get_config(self) -> AgentConfig:
         return self.config
-
-
-def _errors(state: AgentState, *, is_error: bool) -> dict[str, Any]:
-    """The calls of one turn count as one error, and only if none of them worked."""
-    turn, has_worked = state.judged
-    is_first = turn != state.turn
-    if not is_error:
-        return {"consecutive_errors": 0, "judged": (state.turn, True)}
-    if is_first:
-        return {
-            "consecutive_errors": state.consecutive_errors + 1,
-            "judged": (state.turn, False),
-        }
-    return {"judged": (turn, has_worked)}
 
 
 BEARABLE = 2  # or what can be set, if that is less: a run gets nowhere with limits below

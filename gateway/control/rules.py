@@ -507,13 +507,9 @@ class RunRules:
     ) -> None:
         self._rules, self._only, self.hearing = rules, frozenset(only), rules.hearing
         self._kept = dict(kept)
-        self._has_changed = False
         self._fired: set[str] = set()
-
-    @property
-    def kept(self) -> Mapping[str, object] | None:
-        """What the session keeps from now on; None if nothing has changed."""
-        return MappingProxyType(self._kept) if self._has_changed else None
+        # What the session keeps from now on; None if nothing has changed.
+        self.kept: Mapping[str, object] | None = None
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
         """What the rules want done about an event, in the order of their priority."""
@@ -548,4 +544,4 @@ class RunRules:
         return acts
 
     def _keep(self, key: str, value: object) -> None:
-        self._kept[key], self._has_changed = value, True
+        self._kept[key], self.kept = value, MappingProxyType(self._kept)

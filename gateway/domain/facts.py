@@ -264,13 +264,12 @@ def require_claim(claim: Claim) -> None:
     """Raises ClaimRefused."""
     if not 0.0 <= claim.confidence <= 1.0:  # also if it is not a number
         raise ClaimRefused(f"confidence {claim.confidence} of a fact is not from 0 to 1")
-    texts = {
-        "subject": (form(claim.subject), claim.subject, LONGEST_NAME),
-        "predicate": (predicate_form(claim.predicate), claim.predicate, LONGEST_NAME),
-        "object": (form(claim.object), claim.object, LONGEST_OBJECT),
-    }
-    for name, (even, text, most) in texts.items():
-        if not even:
+    for name, text, most in (
+        ("subject", claim.subject, LONGEST_NAME),
+        ("predicate", claim.predicate, LONGEST_NAME),
+        ("object", claim.object, LONGEST_OBJECT),
+    ):
+        if not form(text.replace("_", " ") if name == "predicate" else text):
             raise ClaimRefused(f"the {name} of a fact is empty: say what it is")
         if len(text) > most:
             raise ClaimRefused(
@@ -363,10 +362,6 @@ class _Period:
     until: datetime | None = None
     told: dict[int, Told] = field(default_factory=dict)
 
-    @property
-    def in_order(self) -> tuple[Told, ...]:
-        return tuple(one for _, one in sorted(self.told.items()))
-
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -393,9 +388,29 @@ def settled(
     for lane, those in lanes.items():
         following: str | None = None
         for period in reversed(_periods(those)):
-            fact = _fact(scope, period, following, before, now, functional=not lane)
+            claims = tuple(one for _, one in sorted(period.told.items()))
+            first, claim, known = claims[0], claims[0].claim, before.get(claims[0].id)
+            is_over = following is not None or (period.until is not None and period.until <= now)
+            superseded_at = (known and known.superseded_at) or now
+            fact = Fact(
+                first.id,
+                scope,
+                claim.entity_type,
+                claim.subject,
+                claim.predicate,
+                claim.object,
+                not lane,
+                max(one.claim.confidence for one in claims),
+                claim.session_key,
+                first.learned_at,
+                period.since,
+                period.until,
+                superseded_at if is_over else None,
+                following,
+                messages_of([one.claim.source for one in claims if one.claim.source]),
+            )
             following = fact.id
-            facts.append(Settled(fact, period.in_order))
+            facts.append(Settled(fact, claims))
     return facts
 
 
@@ -420,9 +435,10 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
     """Consecutive periods. Neighbours have different objects unless the first one ended."""
     periods: list[_Period] = []
     for at, is_end, number, one in _points(told):
-        last = _open_one(periods)
+        last = periods[-1] if periods and periods[-1].until is None else None
         goes_on = last is not None and last.object == one.object
-        if not is_end and _is_beside(last, one):
+        if one.only_ends and not (is_end or last is None or goes_on):
+            # The end of one object says nothing about another that holds now.
             periods.insert(0, _Period(one.object, at, at, {number: one}))
             continue
         if last is not None and goes_on == is_end:  # it has ended, or there is another
@@ -433,15 +449,6 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
             periods.append(_Period(one.object, at))
         periods[-1].told[number] = one
     return periods
-
-
-def _open_one(periods: Sequence[_Period]) -> _Period | None:
-    return periods[-1] if periods and periods[-1].until is None else None
-
-
-def _is_beside(last: _Period | None, one: Told) -> bool:
-    """The end of one object says nothing about another that holds now."""
-    return last is not None and last.object != one.object and one.only_ends
 
 
 def _points(
@@ -473,27 +480,6 @@ def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
         return next((begin for begin, end, _ in others if begin < one.since < end), one.since)
 
     return since
-
-
-def _fact(
-    scope: str,
-    period: _Period,
-    following: str | None,
-    before: Mapping[str, Fact],
-    now: datetime,
-    *,
-    functional: bool,
-) -> Fact:
-    told = period.in_order
-    first = told[0]
-    claim, known = first.claim, before.get(first.id)
-    is_over = following is not None or (period.until is not None and period.until <= now)
-    superseded_at = (known and known.superseded_at) or now
-    sources = [one.claim.source for one in told if one.claim.source]
-    what = (claim.entity_type, claim.subject, claim.predicate, claim.object, functional)
-    how = (max(one.claim.confidence for one in told), claim.session_key, first.learned_at)
-    when = (period.since, period.until, superseded_at if is_over else None)
-    return Fact(first.id, scope, *what, *how, *when, following, messages_of(sources))
 
 
 @dataclass(frozen=True, slots=True)

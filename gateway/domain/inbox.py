@@ -64,12 +64,12 @@ class NewEntry:
     memos: tuple[ChannelMemo, ...] = ()  # written with it, also if it is a duplicate
 
     @property
-    def whither(self) -> tuple[str, str | None]:
+    def destination(self) -> tuple[str, str | None]:
         """The room and the thread that an answer goes to."""
         if not self.whence:
             return place_in(self.session_key)
-        told = json.loads(self.whence)
-        return told.get("peer", self.session_key.peer), told.get("thread")
+        whence = json.loads(self.whence)
+        return whence.get("peer", self.session_key.peer), whence.get("thread")
 
 
 @dataclass(frozen=True, slots=True)

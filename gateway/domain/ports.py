@@ -506,7 +506,7 @@ class ChannelStore(Protocol):
     async def find_pairing(self, channel: str, account: str, person: str) -> Pairing | None: ...
 
     async def may_ask(self, asked: Pairing) -> bool:
-        """A look alone: who asks is written with what the person is told, by ChannelEvents.hear.
+        """A look alone: who asks is written with what the person is told, by `hear`.
         False if the line of that account is full, or the person waits already, is paired or denied."""
 
     async def decide_pairing(

@@ -269,7 +269,7 @@ class UserSettings:
         }
 
 
-def as_wished(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
+def with_settings(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
     """The agent for one query of this user, with the request's own limits. A user chooses among the
     models that the operator has configured for it: nothing else can be paid for."""
     if not settings.kept and not asked:

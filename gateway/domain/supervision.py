@@ -8,9 +8,9 @@ the gateway silently. Here such an end is a failure like any other.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import anyio
 
@@ -23,6 +23,7 @@ LONGEST_PAUSE_S = 60.0
 STEADY_S = 60.0  # one that was at work for so long begins anew with the shortest pause
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Work = Callable[[], Awaitable[object]]
 
 
@@ -54,10 +55,17 @@ async def contained(name: str, work: Work) -> bool:
     return True
 
 
-async def result_of(event: str, work: Callable[[], Awaitable[T]], **facts: object) -> T | None:
-    """The result of the work. A failure is logged as this event and ends nothing else: None."""
+async def result_of(
+    event: str,
+    facts: Mapping[str, object],
+    work: Callable[P, Awaitable[T]],
+    *args: P.args,
+    **more: P.kwargs,
+) -> T | None:
+    """The result of the work. A failure is logged as this event with the facts, and ends nothing
+    else: None."""
     try:
-        return await work()
+        return await work(*args, **more)
     except BaseException as error:
         _raise_unless_contained(error)
         log.exception(event, extra=facts)

@@ -26,23 +26,19 @@ class Folder:
         root = plugin.config.get("folder")
         if not isinstance(root, str) or not Path(root).is_absolute():
             raise Denied("the operator has to set config.folder to an absolute path")
-        asked = self._asked(text)
-        prefix, cursor = asked.get("path") or "", asked.get("cursor") or ""
-        if asked.get("op") != "next" or not isinstance(prefix, str) or not isinstance(cursor, str):
-            raise Denied(_ASKED)
-        read = partial(_batch, root, prefix, tuple(cursor.split("/")) if cursor else ())
-        files, last = await to_thread.run_sync(read)
-        batch = [{"path": path, "text": content} for path, content in files]
-        return self._encode({"files": batch, "cursor": last}).decode()
-
-    def _asked(self, text: str) -> dict[str, object]:
         try:
             asked = self._decode(text)
         except ValueError as error:
             raise Denied(_ASKED) from error
-        if not isinstance(asked, dict):
+        if not isinstance(asked, dict) or asked.get("op") != "next":
             raise Denied(_ASKED)
-        return asked
+        prefix, cursor = asked.get("path") or "", asked.get("cursor") or ""
+        if {type(prefix), type(cursor)} != {str}:
+            raise Denied(_ASKED)
+        read = partial(_batch, root, prefix, tuple(filter(None, cursor.split("/"))))
+        files, last = await to_thread.run_sync(read)
+        batch = [{"path": path, "text": content} for path, content in files]
+        return self._encode({"files": batch, "cursor": last}).decode()
 
 
 def _batch(

@@ -46,7 +46,7 @@ def hold_hangup() -> None:
 def detached(stream: TextIO | None) -> TextIO:
     """The stream, written by a thread: what nobody reads is dropped, and never waited for."""
     if stream is None:  # closed before the start
-        return io.TextIOWrapper(_Nowhere(), encoding="utf-8", write_through=True)
+        return io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8", write_through=True)
     try:
         number = stream.fileno()
     except (OSError, ValueError):
@@ -54,11 +54,6 @@ def detached(stream: TextIO | None) -> TextIO:
     kind = type(stream) if isinstance(stream, io.TextIOWrapper) else io.TextIOWrapper
     how = {"encoding": stream.encoding, "errors": stream.errors}
     return kind(_Writer(number), **how, line_buffering=True, write_through=True)
-
-
-class _Nowhere(io.BytesIO):
-    def write(self, data: object, /) -> int:
-        return len(bytes(data)) if isinstance(data, bytes | bytearray | memoryview) else 0
 
 
 class _Writer(io.RawIOBase):

@@ -306,12 +306,11 @@ def _memory(agent: AgentDef, besides: Besides, shown: Sequence[Node], room: int)
     """What fits into the shares of the room, the most important first, without turns that are
     shown anyhow."""
     ids = {node.id for node in shown}
-    wanted: dict[str, list[Recalled]] = {"fact": [], "turn": []}
-    for one in besides.recalled:
-        if one.kind in wanted and (one.kind == "fact" or (one.message_id or one.id) not in ids):
-            wanted[one.kind].append(one)
-    facts = _within(wanted["fact"][: agent.context.facts], room * FACTS_SHARE)
-    turns = _within(wanted["turn"], min(RECALL_TOKENS, room * RECALL_SHARE))
+    known = [one for one in besides.recalled if one.kind == "fact"][: agent.context.facts]
+    said = [one for one in besides.recalled if one.kind == "turn"]
+    new = [one for one in said if (one.message_id or one.id) not in ids]
+    facts = _within(known, room * FACTS_SHARE)
+    turns = _within(new, min(RECALL_TOKENS, room * RECALL_SHARE))
     is_apart = besides.template is not None and "facts" in besides.template.places
     placed = _block(facts) if is_apart else None
     message = _block(turns if is_apart else [*facts, *turns])
@@ -321,13 +320,13 @@ def _memory(agent: AgentDef, besides: Besides, shown: Sequence[Node], room: int)
         of_facts = message_tokens(placed)
     elif turns:
         of_facts = estimate_tokens("\n".join(text for _, text, _ in facts))
-    known, said = (
-        [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
-        for lines in (facts, turns)
-    )
-    recalled = said or [("none", 0, besides.missing)] if besides.missing or said else ()
-    parts: tuple[Part, Part] = ("facts", of_facts, known), ("recall", total - of_facts, recalled)
-    return _Memory(message, placed, total, parts)
+    absent = [("none", 0, besides.missing)] if besides.missing else []
+    recalled: Part = ("recall", total - of_facts, _items(turns) or absent)
+    return _Memory(message, placed, total, (("facts", of_facts, _items(facts)), recalled))
+
+
+def _items(lines: Sequence[_Line]) -> Sequence[Item]:
+    return [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
 
 
 def _block(lines: Sequence[_Line]) -> Message | None:

@@ -81,11 +81,14 @@ def request(
     encode: Encode,
 ) -> ModelRequest:
     """`said` holds messages of one person. The session of the last message pays."""
-    told = [(one.text[:SHOWN_CHARACTERS], f"{one.at:%A %Y-%m-%d %H:%M UTC}") for one in said]
     facts = [f"{one.subject} {one.predicate}: {one.object}"[:200] for one in known[:KNOWN_SHOWN]]
     messages = [
-        {"message": number, "date": date, "text": text}
-        for number, (text, date) in enumerate(told, 1)
+        {
+            "message": number,
+            "date": f"{one.at:%A %Y-%m-%d %H:%M UTC}",
+            "text": one.text[:SHOWN_CHARACTERS],
+        }
+        for number, one in enumerate(said, 1)
     ]
     shown = {"messages": messages, "known": facts}
     return ModelRequest(
@@ -107,48 +110,42 @@ def claims_of(
     are left out. None if the reply is not in the requested form. Never raises."""
     if len(reply) > REPLY_CHARACTERS:
         return None
+    plain = reply.strip()
+    # Not by a regular expression: hostile text could make one very slow.
+    if plain.startswith("```") and plain.endswith("```"):
+        plain = plain.removeprefix("```").removesuffix("```").removeprefix("json")
     try:
-        told = decode(_unfenced(reply.strip()))
+        told = decode(plain)
     except (ValueError, RecursionError):
         return None
     facts = told.get("facts") if isinstance(told, dict) else None
     if not isinstance(facts, list):
         return None
-    claims = dict.fromkeys(_claims(facts, key, said))
+    some = [fact for fact in facts[: 2 * MOST_CLAIMS] if isinstance(fact, dict)]
+    claims = [claim for fact in some if (claim := _claim(fact, key, said))]
     texts = {str(one.message_id): (number, one.text) for number, one in enumerate(said)}
-    return tuple(sorted(claims, key=partial(_stated_at, texts)))[:MOST_CLAIMS]
 
+    def stated_at(claim: Claim) -> tuple[int, int]:
+        """Number of the message and position in it: a model lists facts in any order."""
+        assert claim.source is not None
+        number, text = texts[claim.source.message_id]
+        quote = claim.source.quote
+        within = quote.lower().rfind(claim.object.lower())
+        return number, text.index(quote) + max(0, within)
 
-def _stated_at(texts: Mapping[str, tuple[int, str]], claim: Claim) -> tuple[int, int]:
-    """Number of the message and position in it, to restore the order: a model lists facts in any
-    order."""
-    assert claim.source is not None
-    number, text = texts[claim.source.message_id]
-    quote = claim.source.quote
-    within = quote.lower().rfind(claim.object.lower())
-    return number, text.index(quote) + max(0, within)
-
-
-def _unfenced(reply: str) -> str:
-    """Removes a code fence without a regular expression: hostile text could make one very slow."""
-    if not (reply.startswith("```") and reply.endswith("```")):
-        return reply
-    return reply.removeprefix("```").removesuffix("```").removeprefix("json")
-
-
-def _claims(facts: Sequence[Any], key: SessionKey, said: Sequence[SaidMessage]) -> Iterator[Claim]:
-    for fact in facts[: 2 * MOST_CLAIMS]:
-        if isinstance(fact, dict) and (claim := _claim(fact, key, said)):
-            yield claim
+    return tuple(sorted(dict.fromkeys(claims), key=stated_at))[:MOST_CLAIMS]
 
 
 def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[SaidMessage]) -> Claim | None:
-    one = _named(fact.get("message"), said)
+    number = fact.get("message")
+    if type(number) is not int or not 1 <= number <= len(said):
+        return None
+    one = said[number - 1]
     subject, object_, quote = (_text(fact.get(name), most) for name, most in _MOST.items())
     predicate = predicate_of(_text(fact.get("predicate"), 80))
     sure = fact.get("confidence", 1.0)
     is_share = type(sure) in {int, float} and 0 <= sure <= 1
-    if one is None or not all((subject, predicate, object_, quote, is_share)):
+    if not all((subject, predicate, object_, quote, is_share)):
         return None
     since, until = _since(fact, quote, one), dates.parse(fact.get("valid_to"), one.at)
     if since is None or quote not in one.text[:SHOWN_CHARACTERS]:
@@ -159,10 +156,6 @@ def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[SaidMessage]
     source = SaidSource(one.message_id, key, one.at, quote, one.sender or key.peer)
     how = (_TYPES.get(str(fact.get("type")), "fact"), float(sure), until, source)
     return Claim(subject, predicate, object_, functional, since, key, *how)
-
-
-def _named(number: object, said: Sequence[SaidMessage]) -> SaidMessage | None:
-    return said[number - 1] if type(number) is int and 1 <= number <= len(said) else None
 
 
 def _since(fact: Mapping[str, Any], quote: str, one: SaidMessage) -> datetime | None:
@@ -213,14 +206,12 @@ class Keeping:
         agent = self.agents.get(key.agent)
         return agent.context.extraction if agent else "off"
 
-    def is_shared(self, key: SessionKey) -> bool:
-        return self.agents[key.agent].context.fact_scope == "agent"
-
     async def keep(self, key: SessionKey, person: str | None, claims: Sequence[Claim]) -> None:
         """Stores claims. A claim that makes no valid fact is left out. Raises StoreUnavailable."""
-        scope = scope_of(key, person, is_shared=self.is_shared(key))
         if not claims:
             return
+        is_shared = self.agents[key.agent].context.fact_scope == "agent"
+        scope = scope_of(key, person, is_shared=is_shared)
         claims = [one for claim in in_order(claims) for one in _affirmed(claim)]
         ids = [f"f_{self.ids.new()}" for _ in claims]
         try:
@@ -268,22 +259,22 @@ class ModelQueue:
     def resume(self, keys: Sequence[SessionKey]) -> None:
         now = self._keeping.clock.monotonic()
         self.debts = {key: _Debt(now, None) for key in keys}
-        self._start(partial(self._pay_all, tuple(keys)))
+        self._group.start_soon(self._pay_all, dict(self.debts))
 
     def owe(self, key: SessionKey, since: NodeId) -> None:
         """Queues everything said since that node, to be read once the session is quiet."""
         now, debt = self._keeping.clock.monotonic(), self.debts.get(key)
         if debt is None:
             debt = self.debts[key] = _Debt(now, since)
-            self._start(partial(self._pay, key, debt))
+            self._group.start_soon(self._pay_all, {key: debt})
         debt.said_at, debt.since = now, debt.since or since
 
-    def _start(self, work: Work) -> None:
-        self._group.start_soon(contained, "facts by a model", work)
-
-    async def _pay_all(self, keys: Sequence[SessionKey]) -> None:
-        for key in keys:
-            await self._pay(key, self.debts[key])
+    async def _pay_all(self, debts: Mapping[SessionKey, _Debt]) -> None:
+        for key, debt in debts.items():
+            try:
+                await contained("facts by a model", partial(self._pay, key, debt))
+            finally:
+                del self.debts[key]
 
     async def _pay(self, key: SessionKey, debt: _Debt) -> None:
         keeping, is_resumed = self._keeping, debt.since is None
@@ -297,11 +288,6 @@ class ModelQueue:
                     await self._read(key, debt)
         except StoreUnavailable as error:  # it is owed still, and seen to with the next turn
             log.warning("a model looks later", extra={"why": str(error), "session": str(key)})
-        except Exception:
-            # As with a lane's work: a defect of ours must not cancel the neighbours.
-            log.exception("a model cannot look for facts", extra={"session": str(key)})
-        finally:
-            del self.debts[key]
 
     async def _until_quiet(self, debt: _Debt, quiet_s: float) -> None:
         clock = self._keeping.clock
@@ -329,7 +315,7 @@ class ModelQueue:
     ) -> Sequence[Claim]:
         """Returns nothing if the model cannot be asked: the patterns have looked already."""
         keeping, agent = self._keeping, self._keeping.agents[key.agent]
-        theirs = whose(key, person, is_shared=keeping.is_shared(key))
+        theirs = whose(key, person, is_shared=agent.context.fact_scope == "agent")
         words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
         known = await keeping.facts.facts_matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
         asked = request(agent, key, said, known, keeping.encode)
@@ -437,13 +423,9 @@ class FactExtractor:
             for person, those in groupby(found, key=itemgetter(0)):
                 await self._keeping.keep(key, person, [claim for _, claim in those])
             self._places[key] = upto
-            if not self._is_noting:
-                self._start(self._note)
+            self._start(self._note)
         except StoreUnavailable as error:
             self._fall_behind(key, error)
-        except Exception:
-            # As with a lane's work: a defect of ours must not cancel the neighbours.
-            log.exception("facts are lost", extra={"session": str(key)})
         finally:
             written.set()
             if self._writing.get(key) is written:

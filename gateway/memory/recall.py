@@ -64,13 +64,33 @@ def ranked(
     """The best depths with their scores, down to the share `least` of the best score. `boosts` are
     initial scores by depth."""
     length = found.trail.length
-    many = (length >> _BLOCK_BITS) + 1
     weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
     if sum(len(hits.depths) for hits, _ in weighed) > _CELLS:
         cells = _best_cells(weighed)
         scored = [[at for at in hits.depths if at >> _CELL_BITS in cells] for hits, _ in weighed]
     else:
         scored = [[*hits.depths] for hits, _ in weighed]
+    around, own, blocks = _parts(weighed, scored, length)
+    whole = defaultdict(float, boosts)
+    for part, weight in ((around, 1.0), (own, _OWN)):
+        share = weight / max(part.values(), default=1.0)
+        for depth, score in part.items():
+            whole[depth] += share * score
+    share = _BLOCK / max(blocks.values(), default=1.0)
+    best = [
+        (score + share * blocks.get(depth >> _BLOCK_BITS, 0.0), depth)
+        for depth, score in whole.items()
+        if depth not in without
+    ]
+    best.sort(reverse=True)
+    return [(depth, score) for score, depth in best[:limit] if score >= least * best[0][0]]
+
+
+def _parts(
+    weighed: Sequence[tuple[Hits, float]], scored: Sequence[Sequence[int]], length: int
+) -> tuple[Scores, Scores, Scores]:
+    """Scores of each turn together with its neighbours, of each turn alone, and of each block."""
+    many = (length >> _BLOCK_BITS) + 1
     around, own, blocks = Scores(float), Scores(float), Scores(float)
     for depths, (hits, rarity) in zip(scored, weighed, strict=True):
         near = Scores(float)
@@ -89,19 +109,7 @@ def ranked(
             telling = _rarity(reached, of) * (_SATURATION + 1)
             for at, count in counts.items():  # as in BM25, each further one adds less
                 scores[at] += telling * count / (count + _SATURATION)
-    whole = defaultdict(float, boosts)
-    for part, weight in ((around, 1.0), (own, _OWN)):
-        share = weight / max(part.values(), default=1.0)
-        for depth, score in part.items():
-            whole[depth] += share * score
-    share = _BLOCK / max(blocks.values(), default=1.0)
-    best = [
-        (score + share * blocks.get(depth >> _BLOCK_BITS, 0.0), depth)
-        for depth, score in whole.items()
-        if depth not in without
-    ]
-    best.sort(reverse=True)
-    return [(depth, score) for score, depth in best[:limit] if score >= least * best[0][0]]
+    return around, own, blocks
 
 
 def _best_cells(weighed: Sequence[tuple[Hits, float]]) -> set[int]:
@@ -322,19 +330,22 @@ def _recalled(
     why = [f"says {', '.join(held)}" if held else "beside what says it"]
     if is_source:
         why.append("source of a fact")
-    label, score, speaker = _SPEAKER.match(turn.text), turn.score, None
-    for name in (label and label[1], turn.sender):
-        if name and said.intersection(words_of(name)) - _STOP:
-            speaker = name
-            break
-    else:
-        speaker = "the user" if turn.role == "user" and said & _MINE else None
+    score, speaker = turn.score, _speaker(turn, said)
     if speaker is not None:
         why.append(f"said by {speaker}")
         score += _OF_SPEAKER
     who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
     told = (turn.text, round(score, 4), "; ".join(why), key, turn.at)
     return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
+
+
+def _speaker(turn: PastTurn, said: frozenset[str]) -> str | None:
+    """Who said it, if the question is about them."""
+    label = _SPEAKER.match(turn.text)
+    for name in (label and label[1], turn.sender):
+        if name and said.intersection(words_of(name)) - _STOP:
+            return name
+    return "the user" if turn.role == "user" and said & _MINE else None
 
 
 def _shared(fact: Fact, words: Sequence[str]) -> str:

@@ -53,14 +53,13 @@ def _masked(text: str) -> str:
     """The text in the same length, with blanks instead of code, quotations and quotation marks."""
     for pattern in (_CODE, _QUOTED_LINE):
         text = pattern.sub(lambda match: "\n" * len(match[0]), text)
-    return _TITLE.sub("\u2024", _SPEECH.sub(_unmarked, text))
 
+    def unmarked(match: re.Match[str]) -> str:
+        inner = match["said"]
+        is_speech = len(inner.split()) > 3 or _OF_ONESELF.search(inner)
+        return "\x00" * len(match[0]) if is_speech else f" {inner} "
 
-def _unmarked(match: re.Match[str]) -> str:
-    inner = match["said"]
-    if len(inner.split()) > 3 or _OF_ONESELF.search(inner):
-        return "\x00" * len(match[0])
-    return f" {inner} "
+    return _TITLE.sub("\u2024", _SPEECH.sub(unmarked, text))
 
 
 def _stated(said: str, *, is_question: bool) -> Iterator[str]:
@@ -190,9 +189,8 @@ def claims_in(
         for clause in sentence.clauses:
             if made := _claims(clause, source):
                 claims += made
-            elif corrected := _corrected(clause, source, claims[-1] if claims else last):
-                before = () if claims else _taken_back(last, corrected)
-                claims[-1:] = [*before, corrected]
+            elif before := claims.pop() if claims else last:
+                claims += _corrected(clause, source, before, is_new=before is not last)
     return tuple(claims[:MOST_CLAIMS])
 
 
@@ -239,18 +237,14 @@ def _of_form(
         yield from _made(form.predicate, was, source, since - _JUST_BEFORE, ends=True)
     at = source.at if form.makes is Makes.MENTIONED else since
     is_beside = _ANOTHER.match(match.string) is not None
-    for object_ in _objects(form, parts["object"]):
+    texts = _AND_ALSO.split(parts["object"]) if form.is_list else (parts["object"],)
+    for object_ in filter(None, (tidied(text, form.keeps) for text in texts)):
         subject, predicate = _about(form, parts, object_)
         type_: EntityType = "relationship" if subject != SUBJECT else form.type
         made = _made(predicate, object_, source, at, ends=form.makes is Makes.END)
         for one in made if predicate else ():
             functional = one.functional and not is_beside
             yield replace(one, subject=subject, entity_type=type_, functional=functional)
-
-
-def _objects(form: PhraseForm, text: str) -> Iterator[str]:
-    texts = _AND_ALSO.split(text) if form.is_list else (text,)
-    return filter(None, (tidied(one, form.keeps) for one in texts))
 
 
 def _about(form: PhraseForm, parts: dict[str, str | None], object_: str) -> tuple[str, str]:
@@ -262,12 +256,10 @@ def _about(form: PhraseForm, parts: dict[str, str | None], object_: str) -> tupl
             return SUBJECT, predicate_of(f"{one} name")
         case Makes.FAVOURITE:
             return SUBJECT, predicate_of(f"favourite {thing}")
-        case Makes.ATTRIBUTE:
-            return SUBJECT, _attribute(thing, object_)
         case Makes.OF_MINE:
             return SUBJECT, predicate_of(f"{of} {thing}")
-        case Makes.OF_ANOTHER:
-            return of, _attribute(thing, object_)
+        case Makes.ATTRIBUTE | Makes.OF_ANOTHER:
+            return of or SUBJECT, _attribute(thing, object_)
         case _:
             return SUBJECT, form.predicate
 
@@ -314,25 +306,21 @@ def _birth(clause: str, source: SaidSource, when: dates.TimeWord) -> Sequence[Cl
     return _made("birthday" if when.is_day else "birth_date", text, source, when.at)
 
 
-def _corrected(clause: str, source: SaidSource, before: Claim | None) -> Claim | None:
-    """`Actually it's Y`: replaces the object of the previous claim by one of the same sort."""
+def _corrected(clause: str, source: SaidSource, before: Claim, *, is_new: bool) -> Sequence[Claim]:
+    """`Actually it's Y`: replaces the object of the previous claim by one of the same sort. Returns
+    the claims to make; `is_new`: the previous claim is one of this message."""
+    unchanged = (before,) if is_new else ()
     match = _CORRECTION.match(clause)
-    if match is None or before is None or before.valid_to is not None:
-        return None
+    if match is None or before.valid_to is not None:
+        return unchanged
     object_ = tidied(match["object"], "name")
-    if match["named"] and not before.predicate.endswith("name"):
-        return None
-    if object_ is None or _sort(object_) != _sort(before.object):
-        return None
-    return replace(before, object=object_, source=source)
-
-
-def _taken_back(before: Claim | None, corrected: Claim) -> Sequence[Claim]:
-    """Ends the corrected claim explicitly: a new object does not end one that is not functional."""
-    if before is None or before.functional:
-        return ()
-    return [replace(before, valid_to=before.valid_from, source=corrected.source)]
-
-
-def _sort(text: str) -> tuple[bool, bool]:
-    return text[0].isupper(), text[0].isdigit()
+    if object_ is None or (match["named"] and not before.predicate.endswith("name")):
+        return unchanged
+    new, old = object_[0], before.object[0]
+    if (new.isupper(), new.isdigit()) != (old.isupper(), old.isdigit()):
+        return unchanged
+    corrected = replace(before, object=object_, source=source)
+    if is_new or before.functional:
+        return (corrected,)
+    # Ended explicitly: a new object does not end one that is not functional.
+    return (replace(before, valid_to=before.valid_from, source=source), corrected)

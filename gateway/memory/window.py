@@ -223,6 +223,19 @@ class Episodes:
             return warm
         path = await self._transcript.path(key, upto=upto, limit=PAGE)
         summary = summary_of(path.summary)
+        window, is_whole = await self._window(key, path, summary, rules)
+        is_all = is_whole and summary is None and _is_shown(window, rules)
+        last = path.nodes[-1] if path.nodes else None
+        follows = last.parent_id if last and last.message.role == "summary" else None
+        episode = Episode(upto or path.head, window, summary, follows, is_all)
+        if upto is None:
+            self._keep(key, episode)
+        return episode
+
+    async def _window(
+        self, key: SessionKey, path: Path, summary: Summary | None, rules: ContextRules
+    ) -> tuple[Window, bool]:
+        """Also whether it begins with the first message of the session."""
         nodes, more = not_covered(path, summary)
         oldest = path.nodes
         while more and (window := Window(nodes)).needed(rules) is window:
@@ -231,14 +244,7 @@ class Episodes:
             nodes, oldest = (*earlier, *nodes), page.nodes
         # Without the rest of an exchange whose question was cut off.
         window = Window(Window(nodes).since(0))
-        begins_all = not more and bool(window) and window[0].seq == 1
-        is_all = begins_all and summary is None and _is_shown(window, rules)
-        last = path.nodes[-1] if path.nodes else None
-        follows = last.parent_id if last and last.message.role == "summary" else None
-        episode = Episode(upto or path.head, window, summary, follows, is_all)
-        if upto is None:
-            self._keep(key, episode)
-        return episode
+        return window, not more and bool(window) and window[0].seq == 1
 
     def append(
         self, key: SessionKey, episode: Episode, nodes: Sequence[Node], rules: ContextRules

@@ -388,7 +388,12 @@ class ReplyReader(ABC):
             if self.has_ended:
                 break
             around, plain = self.around_text, None
-            if around and data.startswith(around[0]) and data.endswith(around[1]):
+            if (
+                around
+                and event != b"error"
+                and data.startswith(around[0])
+                and data.endswith(around[1])
+            ):
                 plain = _PLAIN_TEXT.fullmatch(data, len(around[0]), len(data) - len(around[1]))
             if plain:
                 text = plain[0].decode()
@@ -430,8 +435,10 @@ class ReplyReader(ABC):
         self._add(text, self.thoughts)
 
     def _add(self, text: str, into: list[str]) -> None:
-        if as_text(text):
-            self.progress.size += text_bytes(text)
+        if not isinstance(text, str):
+            raise TypeError("something that should be text is none")
+        if text:
+            self.progress.size += len(text) if text.isascii() else len(text.encode())
             into.append(text)
 
     @property

@@ -13,7 +13,7 @@ from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, estimate_tokens
-from gateway.domain.model import ModelReply, ModelRequest
+from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, Ids, Model, SessionStore
 from gateway.domain.sessions import Summary
 from gateway.domain.supervision import result_of
@@ -78,9 +78,8 @@ class Compaction:
             self.lanes.beside(partial(self._compact, key, agent, run_id))
 
     async def _compact(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> None:
-        work = partial(self._submit_summary, key, agent, run_id)
-        event = "a conversation cannot be summed up"
-        outcome = await result_of(event, work, session=str(key))
+        event, facts = "a conversation cannot be summed up", {"session": str(key)}
+        outcome = await result_of(event, facts, self._submit_summary, key, agent, run_id)
         if outcome is None:
             self._give_up(key, inf)
         if outcome != "submitted":
@@ -121,25 +120,22 @@ class Compaction:
                 reply = await self.model.reply(_request(job), lambda _: None)
             summary = summed_up(read_reply(reply.text), job.earlier, job.span)
         except (ModelFailed, BudgetExceeded, TimeoutError, ValueError) as error:
-            self._fail(job, str(error) or "it took too long")
+            self._fail(job, str(error) or "it took too long", most=MOST_FAILURES)
             return None
         if not shrinks(summary, job.earlier, job.span):
-            log.warning("a summary is hardly shorter", extra={"session": str(job.key)})
-            self._give_up(job.key, job.span.covered.tokens)
+            self._fail(job, "the summary is hardly shorter", most=1)
             return None
         self._failures.pop(job.key, None)
         self._not_before.pop(job.key, None)
-        return self._node(job, summary, reply)
-
-    def _node(self, job: _Job, summary: Summary, reply: ModelReply) -> Node:
-        message, now = summary_message(summary), self.clock.now()
-        tokens, node_id = message_tokens(message), NodeId(f"s_{self.ids.new()}")
+        message, node_id = summary_message(summary), NodeId(f"s_{self.ids.new()}")
+        tokens, now = message_tokens(message), self.clock.now()
         return Node(node_id, None, job.run_id, message, now, tokens, model=reply.model)
 
-    def _fail(self, job: _Job, why: str) -> None:
+    def _fail(self, job: _Job, why: str, *, most: int) -> None:
+        """Gives up after so many failures."""
         log.warning("a conversation is not summed up", extra={"session": str(job.key), "why": why})
         failures = self._failures[job.key] = self._failures.get(job.key, 0) + 1
-        if failures >= MOST_FAILURES:
+        if failures >= most:
             self._give_up(job.key, job.span.covered.tokens)
 
     def _give_up(self, key: SessionKey, tokens: float) -> None:

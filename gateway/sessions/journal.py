@@ -13,25 +13,22 @@ from typing import Any
 from anyio import to_thread
 
 from gateway.agent.effects import Job
-from gateway.agent.journal import retry_store
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import BadSessionKey, ModelFailed
 from gateway.domain.events import Batching, Notice
 from gateway.domain.facts import Fact, Recalled
-from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
+from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.domain.journal import (
     GRANTS,
     Attempt,
-    JournalEntry,
     attempt_of,
     damaged,
-    grants_of,
     pack_text,
 )
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest, ToolSpec
-from gateway.domain.ports import Clock, Decode, Encode, Journal
+from gateway.domain.ports import Decode, Encode
 from gateway.domain.scrubbing import STARS, scanner
 
 log = logging.getLogger(__name__)
@@ -244,19 +241,25 @@ def _values(plain: Mapping[str, Any]) -> dict[str, Any]:
 Line = bytes | tuple[str, tuple[Any, ...]]  # a chunk, or an entry
 
 
+def _provider_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
+    """All bytes of providers, a character a byte, without any secret, also one that came in two
+    pieces."""
+    whole = bytearray()
+    for one in lines:
+        if isinstance(one, tuple) and one[0] == "bytes":
+            whole += one[1][0]
+    data = bytes(whole)
+    if data and secrets:
+        data = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(data)
+    return data.decode("latin-1")
+
+
 def packed(
     lines: Sequence[Line], encode: Encode, secrets: Sequence[str] = (), *, is_cut: bool = False
 ) -> bytes:
     """A part of a journal, with every secret blotted out. What has no form is left out, and the run
     cannot be replayed: it ends all the same."""
-    whole = bytearray()  # all bytes of providers, because a secret may have come in two pieces
-    for one in lines:
-        if isinstance(one, tuple) and one[0] == "bytes":
-            whole += one[1][0]
-    data, at, is_broken = bytes(whole), 0, False
-    if data and secrets:
-        data = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(data)
-    text = data.decode("latin-1")
+    text, at, is_broken = _provider_text(lines, secrets), 0, False
     packed_lines: list[bytes] = []
     for one in lines:
         if isinstance(one, bytes):
@@ -275,24 +278,6 @@ def packed(
     if is_cut or is_broken:
         packed_lines.append(encode(["cut"]))
     return pack_text(packed_lines)
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierAttempts:
-    """What earlier attempts of a run left: entries, and in how many parts."""
-
-    entries: Sequence[JournalEntry] = ()
-    parts: int = 0
-
-
-NO_ATTEMPTS = EarlierAttempts()
-
-
-async def earlier_attempts(
-    run_id: RunId, store: Journal, clock: Clock, decode: Decode
-) -> EarlierAttempts:
-    parts = await retry_store(clock, store.read, run_id)
-    return EarlierAttempts(grants_of(parts, decode), len(parts))
 
 
 async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:

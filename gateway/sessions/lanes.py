@@ -135,7 +135,7 @@ class Lanes:
         is_cancelled = True
         try:
             # A message's own trouble is told by its work; what still fails here is a defect of ours.
-            await result_of("a lane's work failed", work, session=str(key))
+            await result_of("a lane's work failed", {"session": str(key)}, work)
             is_cancelled = False
         finally:
             self._paused = self._paused or is_cancelled  # with the whole group
@@ -204,7 +204,7 @@ class TurnBatch:
     `behind`, it may take some on its way, which it `took` then."""
 
     asked: Sequence[QueuedMessage]
-    behind: Callable[[], Iterable[QueuedMessage]] = tuple
+    behind: Iterable[QueuedMessage] = ()
     model: str | None = None  # that was chosen for this session
     took: Sequence[NewEntry] = ()
     crowded: AgentDef | None = None  # whose rules want less than it had to show
@@ -222,7 +222,7 @@ class TurnBatch:
 
     def take(self, runs: Sequence[RunId]) -> None:
         """Of the messages behind, it has taken those of these runs."""
-        waiting = {one.run.run_id: one for one in self.behind()}
+        waiting = {one.run.run_id: one for one in self.behind}
         taken = [waiting[run] for run in runs if run in waiting]
         self.took, self.merged = [one.entry.new for one in taken], (*self.asked[:-1], *taken)
 
@@ -319,7 +319,7 @@ class SessionQueues:
 
     async def _turn(self, key: SessionKey, queue: _Queue) -> None:
         asked, choice = self._next(key, queue), self._choices.get(key, NOTHING)
-        batch = TurnBatch(asked, lambda: queue.waiting, choice.model)
+        batch = TurnBatch(asked, queue.waiting, choice.model)
         queue.at_work = asked
         for one in asked:
             one.run.control = batch.run.control  # to stop one of them is to stop the turn
@@ -390,6 +390,7 @@ def _fits(batch: Sequence[QueuedMessage], one: QueuedMessage) -> bool:
         and size <= MOST_CHARACTERS
         and first.context_id is None
         and new.context_id is None
-        and (first.sender, first.limits, first.whither) == (new.sender, new.limits, new.whither)
+        and (first.sender, first.limits, first.destination)
+        == (new.sender, new.limits, new.destination)
         and not (batch[-1].is_stopped or one.is_stopped)
     )

@@ -176,10 +176,10 @@ class Deliveries:
         attempt = _Attempt(
             self.outbox, line, self.clock, new.id, delivery.arrived, delivery.attempts
         )
-        deliver = partial(self._receipt, delivery, attempt)
+        facts = {"delivery": new.id}
         try:
             # One answer that cannot be sent keeps no other one from being sent.
-            receipt = await result_of("a delivery failed", deliver, delivery=new.id)
+            receipt = await result_of("a delivery failed", facts, self._receipt, delivery, attempt)
             if receipt != "not ours":
                 await self._settle(delivery, attempt, receipt or DEFECT)
         finally:

@@ -589,9 +589,9 @@ class Replayer:
     def _with_model(self, agent: AgentDef, model: str) -> AgentDef:
         """The agent with another model: of another provider if its name stands in front of a `/`."""
         provider, slash, rest = model.partition("/")
-        if slash and provider in self.providers:
-            return replace(agent, provider=provider, model=rest, fallback=None)
-        return replace(agent, model=model, fallback=None)
+        if not slash or provider not in self.providers:
+            provider, rest = agent.provider, model
+        return replace(agent, provider=provider, model=rest, fallback=None)
 
     async def attempt(self, record: RunRecord) -> Attempt:
         run_id = record.entry.new.run_id
@@ -615,7 +615,7 @@ class Replayer:
         """What it answered, and what was said to it on its way."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
-        return TurnBatch([*asked, self._as_queued(record)], lambda: behind)
+        return TurnBatch([*asked, self._as_queued(record)], behind)
 
     async def _queued(self, ids: Sequence[str]) -> Sequence[QueuedMessage]:
         records = [await self.worker.inbox.find_run(RunId(run_id)) for run_id in ids]

@@ -1,7 +1,7 @@
 """Live runs: their chunks and journal, who listens to them, and how they are stopped."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -17,13 +17,11 @@ from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import Busy, ModelFailed
 from gateway.domain.ids import RunId, SessionKey, to_micros
 from gateway.domain.inbox import SEQ_A_ATTEMPT, NewEntry, RunRecord
-from gateway.domain.journal import MOST_BYTES
+from gateway.domain.journal import MOST_BYTES, JournalEntry
 from gateway.domain.messages import Chunk, Spent, ToolCall
 from gateway.domain.model import ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Decode, Encode, Journal
 from gateway.sessions.journal import (
-    NO_ATTEMPTS,
-    EarlierAttempts,
     Line,
     RequestParts,
     failure_values,
@@ -54,12 +52,14 @@ Pack = Callable[[], bytes]
 _LONG = 256 * 1024  # bytes that are packed in a thread
 _ENTRY_BYTES = 32  # that an entry takes besides its texts
 _RUN_ID = attrgetter("run_id")
+_REQUESTS = {StopRequested: "stop", Steered: "said", Withdrawn: "unsaid"}
 _TEXTS = frozenset({"bytes", "text", "thinking"})
 
 
 class RecordedJournal(RunJournal):
     """The journal of a run that is answered for a conversation. It is written in parts: before
-    what was granted takes effect, and with the end of the run."""
+    what was granted takes effect, and with the end of the run. Earlier attempts left so many `parts`,
+    and what they were `granted`."""
 
     is_recorded = True
 
@@ -69,11 +69,12 @@ class RecordedJournal(RunJournal):
         clock: Clock,
         store: Journal,
         encode: Encode,
-        earlier: EarlierAttempts = NO_ATTEMPTS,
+        *,
+        granted: Sequence[JournalEntry] = (),
+        parts: int = 0,
     ) -> None:
-        super().__init__(clock, earlier.entries)
-        self._run_id, self._store, self._encode = run_id, store, encode
-        self._parts = earlier.parts
+        super().__init__(clock, granted)
+        self._run_id, self._store, self._encode, self._parts = run_id, store, encode, parts
         self.lines: list[Line] = []  # not written yet; bytes are chunks
         self._asked = RequestParts()
         self._writing = anyio.Lock()
@@ -90,13 +91,7 @@ class RecordedJournal(RunJournal):
         return moment
 
     def _requested(self, one: StopRequested | Steered | Withdrawn) -> None:
-        match one:
-            case StopRequested(reason, at_once):
-                self("stop", reason, at_once)
-            case Steered(run_id, text):
-                self("said", run_id, text)
-            case Withdrawn(run_id):
-                self("unsaid", run_id)
+        self(_REQUESTS[type(one)], *astuple(one))
 
     def __call__(self, kind: str, *values: object) -> None:
         if kind == "sent":

@@ -1,6 +1,5 @@
 """Runs for callers who keep their conversation themselves: we keep nothing of it but what it cost."""
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.messages import Message, Node, ToolResult
 from gateway.domain.ports import Ids, ToolScope
-from gateway.domain.sessions import as_wished
+from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import contained, result_of
 from gateway.memory.context import Besides
 from gateway.memory.window import message_tokens
@@ -123,7 +122,6 @@ class StatelessRuns:
         self._worker, self._ids, self._group, self._width = worker, ids, group, width
         self._forget = forget
         self._answers = Answers()
-        self._by_account: Counter[str] = Counter()
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
         self._idle = anyio.Event()
         self._is_closed = False
@@ -139,7 +137,8 @@ class StatelessRuns:
         if self._is_closed:
             raise Busy("the gateway is restarting; send it again in a moment")
         # Whoever has none at work is let in all the same, or one caller could keep all others out.
-        if len(self._working) >= self._width and self._by_account[question.account]:
+        accounts = {run.session_key.account for run, _ in self._working.values()}
+        if len(self._working) >= self._width and question.account in accounts:
             raise Busy(f"{self._width} requests are being answered already; send it again later")
         run_id = RunId(f"r_{self._ids.new()}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
@@ -149,7 +148,6 @@ class StatelessRuns:
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
-        self._by_account[question.account] += 1
         work = partial(self._work, run, question, scope)
         self._group.start_soon(contained, "a run of which nothing is kept", work)
         return run
@@ -182,15 +180,14 @@ class StatelessRuns:
                 end = await self._end_of(run, question)
         finally:
             del self._working[run.run_id]
-            self._by_account -= Counter((question.account,))  # without those that have none
             run.release()
             if end is None:
                 run.abandon()
             else:
                 run.seal(end.terminal)
                 run.publish()
-            if end is not None and end.event is not None:
-                worker.bus.publish(end.event)
+                if end.event is not None:
+                    worker.bus.publish(end.event)
             is_answered = end is not None and end.outcome not in {"failed", "timeout"}
             self._answers.end(question, worker.clock.monotonic(), is_answered=is_answered)
             if not self._working:
@@ -203,11 +200,8 @@ class StatelessRuns:
         journal = RunJournal(self._worker.clock)
         message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
         new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
-        messages, drive = (
-            TurnMessages([new], began=run.began),
-            partial(self._drive, run, question, journal),
-        )
-        result = await result_of("a run failed", drive, run=run.run_id)
+        messages, facts = TurnMessages([new], began=run.began), {"run": run.run_id}
+        result = await result_of("a run failed", facts, self._drive, run, question, journal)
         if result is None:
             return messages.refused("internal_error", DEFECT, journal.moment())
         return messages.answered(result, journal.moment())
@@ -215,7 +209,7 @@ class StatelessRuns:
     async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
         worker, person = self._worker, speaker(CHANNEL, question.account, "")
         settings = await retry_store(worker.clock, worker.settings.of, person)
-        agent = question.shaped(as_wished(question.agent, settings, {}))
+        agent = question.shaped(with_settings(question.agent, settings, {}))
         own, template = agent.system_prompt, worker.souls.template_of(agent.id)
         if template is not None and "system_prompt" not in template.places:
             own, template = "", Template((*template.parts, ("\n\n", "system_prompt")))

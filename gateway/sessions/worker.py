@@ -22,17 +22,17 @@ from gateway.domain.events import Event
 from gateway.domain.facts import Recalled, Remember, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
-from gateway.domain.journal import pack_text
+from gateway.domain.journal import JournalEntry, grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
-from gateway.domain.sessions import as_wished
+from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
 from gateway.memory.context import Besides
 from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episode, Episodes, message_tokens
-from gateway.sessions.journal import NO_ATTEMPTS, RunInputs, earlier_attempts
+from gateway.sessions.journal import RunInputs
 from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.runs import LiveRuns, RecordedJournal
 from gateway.sessions.settings import SettingsBook
@@ -206,7 +206,7 @@ class TurnRecall:
 
 async def _found(look: Callable[[], Awaitable[tuple[Recalled, ...]]], new: NewEntry) -> Found:
     with anyio.move_on_after(LONGEST_S):
-        found = await result_of("nothing remembered", look, run=new.run_id)
+        found = await result_of("nothing remembered", {"run": new.run_id}, look)
         return ((), FAILED) if found is None else (found, "")
     log.warning("nothing remembered in time", extra={"run": new.run_id})
     return (), TOO_SLOW
@@ -243,12 +243,16 @@ class RunWorker:
         entry, run, key = batch.entry, batch.run, batch.run.session_key
         if self.extractor is not None:
             await self.extractor.settled(key)
-        attempt, earlier = entry.attempts, NO_ATTEMPTS
+        attempt = entry.attempts
         if entry.state == "queued":
             attempt = await retry_store(self.clock, self.inbox.begin, run.run_id)
+        parts: Sequence[bytes] = ()
+        granted: Sequence[JournalEntry] = ()
         if attempt > 1:
-            earlier = await earlier_attempts(run.run_id, self.journal, self.clock, self.decode)
-        journal = RecordedJournal(run.run_id, self.clock, self.journal, self.encode, earlier)
+            parts = await retry_store(self.clock, self.journal.read, run.run_id)
+            granted = grants_of(parts, self.decode)
+        recording = (run.run_id, self.clock, self.journal, self.encode)
+        journal = RecordedJournal(*recording, granted=granted, parts=len(parts))
         run.start(attempt, journal.begin(attempt, batch.news, run.control), journal)
         try:
             end = await self._finish(batch, journal)
@@ -279,16 +283,16 @@ class RunWorker:
         """Drives the run to its end, and commits that."""
         run, facts = batch.run, {"run": batch.run.run_id}
         agent = self.agents.get(run.session_key.agent)
-        read = partial(self._episode, batch, agent)
-        episode = await result_of("a conversation cannot be read", read, **facts)
+        unread = "a conversation cannot be read"
+        episode = await result_of(unread, facts, self._episode, batch, agent)
         messages = TurnMessages(batch.news, episode.head if episode else None, run.began)
         if episode is None:
             episode = Episode(None)
             end = messages.refused("internal_error", DEFECT, journal.moment())
         else:
             end = await self.end_of(batch, agent, episode, journal)
-        commit = partial(self._commit, batch, episode, end, journal)
-        if not await result_of("an answer cannot be stored", commit, **facts):
+        unstored, given = "an answer cannot be stored", (batch, episode, end, journal)
+        if not await result_of(unstored, facts, self._commit, *given):
             # Something in the answer cannot be kept; the question can, and an honest word.
             run.progress = dict
             for sealed in (batch.asked[-1], *batch.merged):
@@ -331,8 +335,8 @@ class RunWorker:
         if agent is None:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
             return messages.refused("config_error", told, journal.moment())
-        drive = partial(self._drive, batch, agent, episode, journal, read)
-        result = await result_of("a run failed", drive, run=run.run_id)
+        facts, given = {"run": run.run_id}, (batch, agent, episode, journal, read)
+        result = await result_of("a run failed", facts, self._drive, *given)
         if result is None:
             return messages.refused("internal_error", DEFECT, journal.moment())
         if result.taken:
@@ -355,7 +359,7 @@ class RunWorker:
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
         if settings.kept or new.limits:
-            agent = as_wished(agent, settings, new.limits)
+            agent = with_settings(agent, settings, new.limits)
         if run.attempt > 1:
             run.emit(_made_anew(journal.moment().wall))
         if read is None:
@@ -451,7 +455,7 @@ class RunWorker:
         deliveries: tuple[NewDelivery, ...] = ()
         # What came by a channel that is gone is kept for the operator.
         if key.channel in self.channels or new.whence is not None:
-            place = (key.channel, key.account, *new.whither)
+            place = (key.channel, key.account, *new.destination)
             deliveries = (NewDelivery(f"d_{new.message_id}", *place, end.text, new.whence),)
         ending = Ending(
             run_id=new.run_id,

@@ -187,7 +187,8 @@ def _finish(pen: Pen, ending: Ending) -> bool:
     session = pen.session(ending.session_key)
     if session is None:
         raise NotFound(f"session {ending.session_key}")
-    parent = pen.place(session, ending.grown_from)
+    is_head = ending.grown_from == session.head_id
+    parent = session.head if is_head else pen.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
     if ending.merged and _is_open(ending.run_id, session, pen.db):

@@ -116,7 +116,7 @@ class SqliteLedger(SqliteStore):
             known = [one for one in accounts if one.known.is_set()]
             if len(known) == len(scopes):
                 break
-            await self._get_to_know(scopes)
+            await self._load_accounts(scopes)
         grant = decide([one.tally() for one in known])
         call = replace(wanted, day=day, held=grant.held)
         self._hold(call)
@@ -131,7 +131,7 @@ class SqliteLedger(SqliteStore):
         finally:
             if not is_covered:
                 del self._open[call.id]
-                self._taken(call, call)
+                self._charge(call, call)
         return call, grant
 
     def _hold(self, call: Reservation) -> None:
@@ -144,14 +144,14 @@ class SqliteLedger(SqliteStore):
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def _accounts_of(self, call: Reservation) -> list[_Account]:
-        """Those that are known by heart."""
+        """Those that are in memory."""
         known = self._accounts
         scopes = scopes_of(call.payer.session_key, call.day)
         return [known[scope] for scope in scopes if scope in known]
 
-    async def _get_to_know(self, scopes: Sequence[Scope]) -> None:
-        """Reads what was used in scopes that are not known by heart. Calls go on meanwhile: what
-        they hold and use is added."""
+    async def _load_accounts(self, scopes: Sequence[Scope]) -> None:
+        """Reads what was used in scopes that are not in memory. Calls go on meanwhile: what they hold
+        and use is added."""
         new = {
             scope: _Account(scope, self.held(scope).held, self._aside_in(scope))
             for scope in scopes
@@ -200,7 +200,8 @@ class SqliteLedger(SqliteStore):
         if accounts and _fits(decide, accounts, call, need + call.held):
             need += call.held
         elif not _fits(decide, accounts, call, need):
-            spare = self._spare_beside(part)
+            others = [one for one in self._kept.values() if one is not part]
+            spare = [(one, one.amount - one.held) for one in others if one.amount != one.held]
         for other, amount in spare:
             self._resize(other, other.amount - amount)
         self._resize(part, part.amount + need)
@@ -216,10 +217,6 @@ class SqliteLedger(SqliteStore):
             raise
         finally:
             part.growing -= 1
-
-    def _spare_beside(self, part: _Slice) -> Sequence[tuple[_Slice, Amount]]:
-        others = (one for one in self._kept.values() if one is not part)
-        return [(one, one.amount - one.held) for one in others if one.amount != one.held]
 
     def _resize(self, part: _Slice, amount: Amount) -> None:
         more, part.amount = amount - part.amount, amount
@@ -258,31 +255,31 @@ class SqliteLedger(SqliteStore):
         call = self._open.pop(ended.id, None)
         if call is None:
             return ()
-        rows, accounts = self._taken(call, ended)
-        told: list[Tally] = []
+        rows, accounts = self._charge(call, ended)
+        warnings: list[Tally] = []
         for account in accounts if due else ():
             limit = due(account.tally()) if due else ""
             if limit not in {"", account.warned}:
                 account.warned = limit
-                told.append(account.tally())
+                warnings.append(account.tally())
         if isinstance(ended, TokenRecord):
-            operation: Operation[None] = partial(_record, ended, call, rows, told)
+            operation: Operation[None] = partial(_record, ended, call, rows, warnings)
         elif rows:
             operation = partial(_save, rows)
         else:
-            return told
+            return warnings
         self._writer.write_soon(operation, partial(self._not_written, call, failed))
-        return told
+        return warnings
 
     async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
         failures: list[Exception] = []
-        told = self.settle_soon(ended, failures.append, due)
+        warnings = self.settle_soon(ended, failures.append, due)
         await self._writer.caught_up()
         if failures:
             raise failures[0]
-        return told
+        return warnings
 
-    def _taken(self, call: Reservation, ended: Ended) -> tuple[list[_Saved], list[_Account]]:
+    def _charge(self, call: Reservation, ended: Ended) -> tuple[list[_Saved], list[_Account]]:
         """Uses what a call came to, in memory: the rows that change, and its accounts."""
         part, rows = self._slices.pop(call.id, None), list[_Saved]()
         if part is None and not self._accounts:

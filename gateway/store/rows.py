@@ -54,7 +54,9 @@ def append(
             role, summary = "tool", place
         elif role in {"user", "assistant"}:
             count += 1
-        said = (role, message.text, pack_message(message))
+        has_more = message.tool_calls or message.result or message.thinking or message.extras
+        packed = pack_message(message) if has_more or message.notices else None
+        said = (role, message.text, packed)
         at = (node.created_at - EPOCH) // MICROSECOND
         about = (node.status, node.token_count, node.model, at, node.label)
         rows.append((place, node.id, parent, node.run_id, *said, *about, summary, parent))
@@ -72,11 +74,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
 """
 
 
-def pack_message(message: Message) -> bytes | None:
-    """The parts of a message besides role and text, as JSON; None if it has none."""
-    beside = message.thinking or message.extras or message.notices
-    if not (message.tool_calls or message.result or beside):
-        return None
+def pack_message(message: Message) -> bytes:
+    """The parts of a message besides role and text, as JSON."""
     return to_json(
         [
             [[call.id, call.name, call.arguments] for call in message.tool_calls],

@@ -80,8 +80,7 @@ class SqliteTurns(SqliteStore):
         limit: int,
     ) -> FoundTurns:
         """Runs in one go in a reader's thread: two trips would cost more than all they do."""
-        length, common = self._common.get(key, (0, _NO_WORDS))
-        asked = [*filterfalse(common.__contains__, words)]
+        asked = [*filterfalse(self._common.get(key, (0, _NO_WORDS))[1].__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
         matches = chain.from_iterable(zip(map('"{}"'.format, asked), repeat(limit)))
         row = db.execute(query, (*ids, _MOST_FORKS, *matches, str(key))).fetchone()
@@ -94,17 +93,8 @@ class SqliteTurns(SqliteStore):
             raise NotFound(f"message {upto}")
         trail = trail_of(forks[::-1], head if upto is None else seqs[upto], last)
         index = _Index(db, session, trail, limit, indexed)
-        is_stale = not length <= trail.length <= length * _STAYS_COMMON
-        if is_stale and common:  # what is common is counted anew
-            found = index.depths_of({word: f'"{word}"' for word in words})
-        else:
-            found = index.visible(dict(zip(asked, places, strict=True)))
-        if is_stale:
-            length, common = trail.length, _NO_WORDS
-        hits, too_common = index.hits_of(found)
-        self._common[key] = (length, common | too_common)
-        if len(self._common) > _MOST_COMMON_KEPT:
-            del self._common[next(iter(self._common))]
+        found = index.visible(dict(zip(asked, places, strict=True)))
+        hits = self._telling(key, words, found, index)
         at: dict[str, int] = {}
         for one in messages:
             if one in seqs and (depth := trail.depth_of(seqs[one])) is not None:
@@ -114,6 +104,22 @@ class SqliteTurns(SqliteStore):
         if not chosen:
             return found_turns
         return FoundTurns(trail, hits, at, index.turns(key, chosen, has_forgotten=has_forgotten))
+
+    def _telling(
+        self, key: SessionKey, words: Sequence[str], found: dict[str, set[int]], index: "_Index"
+    ) -> Mapping[str, Hits]:
+        """The hits of the words that are not common in this session. As long as it has not grown by
+        much, its common words stay known, and are not asked for."""
+        length, common = self._common.get(key, (0, _NO_WORDS))
+        if not length <= index.trail.length <= length * _STAYS_COMMON:
+            if common:
+                found = index.depths_of({word: f'"{word}"' for word in words})
+            length, common = index.trail.length, _NO_WORDS
+        hits, too_common = index.hits_of(found)
+        self._common[key] = (length, common | too_common)
+        if len(self._common) > _MOST_COMMON_KEPT:
+            del self._common[next(iter(self._common))]
+        return hits
 
     async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
         if not self._has_small_pages:
@@ -146,7 +152,14 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
     starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
-    # The last message of each conversation, by its first.
+    for root, tip in _tips(forks, starts, last).items():
+        if root < own:
+            spans.update(spans_to(tip, forks, starts))
+    return Trail.of(spans)
+
+
+def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[int, int]:
+    """The last message of each conversation, by its first."""
     tips: dict[int, int] = {}
     roots: list[int] = []
     for (start, parent), end in zip(
@@ -155,10 +168,7 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
         at = -1 if parent is None else bisect_right(starts, parent) - 1
         roots.append(start if at < 0 else roots[at])
         tips[roots[-1]] = end
-    for root, tip in tips.items():
-        if root < own:
-            spans.update(spans_to(tip, forks, starts))
-    return Trail.of(spans)
+    return tips
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,8 +129,6 @@ class Pen:
 
     def place(self, session: SessionRow, node_id: str | None) -> int | None:
         """The place of a node of this session; None if there is no such node."""
-        if node_id == session.head_id:
-            return session.head
         row = self.db.execute(_FIND_NODE, (node_id,)).fetchone()
         return None if row is None or row[0] >> SEQ_BITS != session.id else int(row[0])
 

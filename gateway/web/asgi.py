@@ -37,8 +37,7 @@ from gateway.web.rpc import Call, Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.webhooks import WebhookRoutes, is_webhook
-from gateway.web.wire.guards import BodyLimit, Doorway, SecurityHeaders
-from gateway.web.wire.visitors import Reception
+from gateway.web.wire.visitors import BodyLimit, Doorway, Reception, SecurityHeaders
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from gateway.domain.ports import Ledger, Outbox
 from gateway.sessions.intake import Front
 from gateway.web.asgi import Described, principal_of
 from gateway.web.identity import may
-from gateway.web.methods.operating import DEAD, WAITING, held
+from gateway.web.operating import DEAD, WAITING, held
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 MOST_MODELS = 200  # users may choose models: their names must not make series without end

@@ -21,7 +21,7 @@ from gateway.sessions.intake import Front
 from gateway.sessions.runs import LiveRun, events_of
 from gateway.sessions.stateless import CHANNEL, Question, StatelessRuns
 from gateway.web.asgi import Described, require_scope
-from gateway.web.chat_api import STATUS, TOO_LATE, key_of_header, run_with_log
+from gateway.web.chat import STATUS, TOO_LATE, key_of_header, run_with_log
 from gateway.web.identity import Principal, may_use
 from gateway.web.responses import OpenAiFailure, encode, json_response
 from gateway.web.rpc import Run, read_body
@@ -315,6 +315,8 @@ class _Answering:
     telling: Telling = field(default_factory=Telling)
     deltas: list[api.Delta] = field(default_factory=list)
     is_begun: bool = False
+    _head: bytes = b""
+    _tail: bytes = b""
 
     async def answer(self, request: Request) -> Response:
         events = self.door.events(self.run)
@@ -374,7 +376,7 @@ class _Answering:
             return
         yield self._chunk(api.Delta(), self.telling.finish)
         if self._tells_usage:
-            yield _line(self._part(usage=self.telling.usage))
+            yield b"data: %b\n\n" % self._part(usage=self.telling.usage)
         yield b"data: [DONE]\n\n"
 
     def _failure(self) -> OpenAiFailure | None:
@@ -406,28 +408,30 @@ class _Answering:
         at = run.accepted_at if isinstance(run, LiveRun) else run.entry.new.accepted_at
         return int(at.timestamp())
 
-    def _part(
-        self, *choices: api.PartChoice, **usage: api.CompletionUsage | None
-    ) -> api.CompletionPart:
-        return build(
+    def _part(self, **usage: api.CompletionUsage | None) -> bytes:
+        """One that has no choices."""
+        part = build(
             api.CompletionPart,
             usage,
             id=f"chatcmpl-{self._run_id}",
             created=self._created,
             model=self.asked.model,
-            choices=list(choices),
+            choices=[],
         )
+        return encode(part)
 
     def _chunk(self, delta: api.Delta, finish: api.FinishReason | None = None) -> bytes:
-        choice = api.PartChoice(delta=delta, logprobs=None, finish_reason=finish)
-        return _line(self._part(choice, usage=None) if self._tells_usage else self._part(choice))
+        """What is the same in all parts of a stream is encoded once."""
+        if not self._head:
+            part = self._part(usage=None) if self._tells_usage else self._part()
+            self._head, choices, self._tail = part.partition(b'"choices":[')
+            self._head += choices
+        told = (encode(delta), encode(finish))
+        choice = b'{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}' % told
+        return b"data: %b%b%b\n\n" % (self._head, choice, self._tail)
 
     def _failed(self, failed: OpenAiFailure) -> bytes:
-        return _line(api.OpenAiErrorAnswer(error=failed.error))
-
-
-def _line(value: object) -> bytes:
-    return b"data: %b\n\n" % encode(value)
+        return b"data: %b\n\n" % encode(api.OpenAiErrorAnswer(error=failed.error))
 
 
 async def _unless_left(request: Request, work: Callable[[], Awaitable[None]]) -> None:

@@ -7,16 +7,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 from math import isfinite
 from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from gateway.api.declarations import Method, Params
+from gateway.api.declarations import Method, Params, plain
 from gateway.api.errors import (
     INTERNAL,
     Forbidden,
+    InvalidJson,
     InvalidParams,
     InvalidRequest,
     UnknownMethod,
@@ -29,7 +31,6 @@ from gateway.domain.supervision import survives
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import Principal
 from gateway.web.responses import encode
-from gateway.web.wire.guards import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ MAX_ID = 256  # characters; an answer repeats it
 MAX_PARAMS = 256
 MAX_PROBLEMS = 20
 P = TypeVar("P", bound=Params)
+MOST_VALUES = 32_768  # what a JSON text may hold besides long strings: each costs time and memory
 _REQUEST_MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
 NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # %: a name of ours, and JSON
 
@@ -155,6 +157,56 @@ class Registry:
         return Prepared(request, handler, params, self._waits[name])
 
 
+def parse_json(data: bytes | str, max_depth: int = 64) -> object:
+    """JSON as RFC 8259 has it, no deeper than `max_depth`; the last of equal keys counts.
+
+    Raises InvalidJson, also for NaN, numbers beyond a double, lone surrogates and too many values.
+    """
+    if len(data) > MOST_VALUES and _is_crowded(data):
+        raise InvalidJson(f"not valid JSON: more than {MOST_VALUES} values")
+    try:
+        value: object = from_json(data, allow_inf_nan=False)
+    except (ValueError, TypeError) as error:  # TypeError: a str that cannot be UTF-8
+        raise InvalidJson(f"not valid JSON: {str(error)[:200]}") from None
+    _check_inside(value, max_depth)
+    return value
+
+
+def _is_crowded(data: bytes | str) -> bool:
+    """Counts before anything is parsed: the parser cannot be interrupted, and blocks every other
+    thread."""
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if _values(text) <= MOST_VALUES:
+        return False
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * MOST_VALUES:  # two for a string, which is a value or its key
+        return True
+    return _values(b"".join(bare.split(b'"')[::2])) > MOST_VALUES
+
+
+def _values(text: bytes) -> int:
+    """All of them are members, items or nested, if no string is among them."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _check_inside(value: object, max_depth: int) -> None:
+    """Raises InvalidJson for what is nested too deep, and for a number that no double can hold."""
+    level: list[Iterable[object]] = [(value,)]
+    for _ in range(max_depth + 1):
+        below: list[Iterable[object]] = []
+        for child in chain.from_iterable(level):
+            if type(child) is dict:
+                below.append(child.values())
+            elif type(child) is list:
+                below.append(child)
+            elif type(child) is float and not isfinite(child):
+                raise InvalidJson("not valid JSON: a number is out of range")
+        if not below:
+            return
+        level = below
+    raise InvalidJson(f"not valid JSON: nested deeper than {max_depth} levels")
+
+
 def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
     """A frame's request, or those of its batch in order."""
     try:
@@ -259,7 +311,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def encode_result(id_: JsonId, result: object) -> bytes:
     """Raises ValueError for what JSON cannot hold."""
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (to_json(id_), encode(result))
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (
+        to_json(id_),
+        to_json(plain(result), inf_nan_mode="null"),
+    )
 
 
 def encode_error(id_: JsonId, error: BaseException) -> bytes:

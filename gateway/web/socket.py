@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVarTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,9 +27,8 @@ from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
-from gateway.web.wire.guards import Doorway
 from gateway.web.wire.http import Handshake
-from gateway.web.wire.visitors import Reception, Visitor
+from gateway.web.wire.visitors import Doorway, Reception, Visitor
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +40,11 @@ CALLS, GUESS = "calls", "guess"  # why a socket is not read
 KEPT_IDLE = 256  # workers
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 CHAT_EVENT = rpc.NOTIFICATION.replace(b"%b", b"chat.event", 1)
-What = TypeVar("What")
 Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
 Args = TypeVarTuple("Args")
+_BUSY = Busy("too many calls at work in the gateway; nothing was begun")
+_TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
+_BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")
 
 
 class Workers:
@@ -163,40 +164,37 @@ class Entering:
         wire.listen(Connection(self.sockets, wire, self.visitor, self.identity))
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
-    """One peer on one socket: who it is, and what it asks for."""
+    """One peer on one socket: who it is, and what it asks for. Its calls start in the order of their frames and
+    run side by side. With too many at work the connection is not read."""
 
-    __slots__ = (
-        "_calls",
-        "_deadline",
-        "_identity",
-        "_late",
-        "_seat",
-        "_sockets",
-        "_visitor",
-        "_wire",
-    )
+    sockets: Sockets
+    wire: Wire
+    visitor: Visitor
+    identity: Identity | None
+    seat: "Seat | None" = None
+    _deadline: asyncio.TimerHandle | None = None  # until which it says who it is
+    _late: asyncio.TimerHandle | None = None  # until a refusal is told
+    _in_flight: int = 0  # calls
+    _unstarted: int = 0  # given to a worker that has not begun: nothing may overtake them
 
-    def __init__(
-        self, sockets: Sockets, wire: Wire, visitor: Visitor, identity: Identity | None
-    ) -> None:
-        self._sockets, self._wire, self._visitor = sockets, wire, visitor
-        self._identity = identity
-        self._seat = Seat(wire, identity.principal, sockets.workers) if identity else None
-        self._calls = Calls(wire, sockets)
-        self._deadline: asyncio.TimerHandle | None = None
-        self._late: asyncio.TimerHandle | None = None  # until a refusal is told
-        sockets.connections.add(self)
-        if identity is not None:
-            wire.trust()
+    def __post_init__(self) -> None:
+        self.sockets.connections.add(self)
+        if self.identity is not None:
+            self.wire.trust()
+            self.seat = Seat(self.wire, self.identity.principal, self.sockets.workers)
         else:
             self._deadline = asyncio.get_running_loop().call_later(
-                sockets.settings.pre_auth_timeout_s, wire.close, LAGGING, "authenticate first"
+                self.sockets.settings.pre_auth_timeout_s,
+                self.wire.close,
+                LAGGING,
+                "authenticate first",
             )
 
     def leave_if_revoked(self) -> None:
-        if self._identity is not None and not self._sockets.identities.holds(self._identity):
-            self._wire.close(UNAUTHORIZED, "your token is no longer valid")
+        if self.identity is not None and not self.sockets.identities.holds(self.identity):
+            self.wire.close(UNAUTHORIZED, "your token is no longer valid")
 
     # what the wire says
 
@@ -206,30 +204,30 @@ class Connection:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            self._wire.close(NOT_UTF8, "text must be UTF-8")
+            self.wire.close(NOT_UTF8, "text must be UTF-8")
             return
-        settings = self._sockets.settings
+        settings, seat = self.sockets.settings, self.seat
         frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
-        if self._seat is None or (type(frame) is rpc.Request and frame.method == "auth"):
+        if seat is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
-        elif isinstance(frame, tuple):
-            self._calls.begin_batch(frame, self._seat)
-        else:
-            self._calls.begin(frame, self._seat)
+        elif not isinstance(frame, tuple):
+            self._begin(frame, seat)
+        elif not self._hand_over(self._answer_all, frame, seat):
+            self.wire.out.send(rpc.encode_error(None, _BUSY))
 
     def roomy(self) -> None:
-        if self._seat is not None:
-            self._seat.roomy()
+        if self.seat is not None:
+            self.seat.roomy()
 
     def ended(self) -> None:
-        self._sockets.connections.discard(self)
-        self._stop_deadline()
-        if self._late is not None:
-            self._late.cancel()
-        if self._seat is not None:
-            self._seat.leave()
+        self.sockets.connections.discard(self)
+        for timer in (self._deadline, self._late):
+            if timer is not None:
+                timer.cancel()
+        if self.seat is not None:
+            self.seat.leave()
 
-    # inside
+    # who it is
 
     def _authenticate(self, frame: rpc.Frame) -> None:
         """Handles `auth`, the only method without an identity. A failure closes the socket."""
@@ -237,49 +235,127 @@ class Connection:
         try:
             if not isinstance(frame, rpc.Request) or frame.method != "auth":
                 raise Unauthorized
-            identity = self._identify(frame)
+            token = rpc.validate(Auth, frame.params).token
+            self.identity = self.sockets.identities.of_token(token, self.visitor)
         except GatewayError as error:
             self._refuse(rpc.encode_error(id_, error), error)
             return
-        self._stop_deadline()
-        self._wire.trust()
-        self._wire.allow(self._sockets.settings.max_frame_bytes)
-        seat = self._sit_down(identity)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.wire.trust()
+        self.wire.allow(self.sockets.settings.max_frame_bytes)
+        principal = self.identity.principal
+        if self.seat is None or self.seat.principal != principal:
+            if self.seat is not None:
+                self.seat.leave()
+            self.seat = Seat(self.wire, principal, self.sockets.workers)
         if not frame.is_notification:
-            self._wire.out.send(rpc.encode_result(id_, introduce(seat.principal)))
+            self.wire.out.send(rpc.encode_result(id_, introduce(principal)))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
         """Delays the refusal of a guessed token."""
         code = TOO_MANY if isinstance(error, TooManyFailures) else UNAUTHORIZED
 
         def refuse() -> None:
-            self._wire.out.send(answer)
-            self._wire.close(code, "authenticate first")
+            self.wire.out.send(answer)
+            self.wire.close(code, "authenticate first")
 
-        if not (delay_s := delay_of(error)):
+        if delay_s := delay_of(error):
+            self.wire.hold(GUESS)
+            self._late = asyncio.get_running_loop().call_later(delay_s, refuse)
+        else:
             refuse()
+
+    # what it asks for
+
+    def _begin(self, item: rpc.Item, seat: "Seat") -> None:
+        prepared = self._prepare(item, seat)
+        if isinstance(prepared, bytes):
+            if prepared:
+                self.wire.out.send(prepared)
+        elif prepared.waits or self._unstarted:
+            if not self._hand_over(self._answer, prepared, seat):
+                self.wire.out.send(rpc.encode_error(prepared.request.id, _BUSY))
+        else:
+            call = rpc.Call(seat.principal, prepared.request.method, seat)
+            self._send(prepared.request, rpc.answer_at_once(prepared, call))
+            rpc.run_all(call.after_answer)
+
+    def _prepare(self, item: rpc.Item, seat: "Seat") -> rpc.Prepared | bytes:
+        """The call to run, or the error to send; b"" for the error of a notification."""
+        if isinstance(item, rpc.Malformed):
+            return rpc.encode_error(item.id, item.error)
+        try:
+            return self.sockets.registry.prepare(item, seat.principal)
+        except GatewayError as error:
+            return b"" if item.is_notification else rpc.encode_error(item.id, error)
+
+    def _hand_over(self, work: Callable[[*Args], Awaitable[None]], *what: *Args) -> bool:
+        if not self.sockets.workers.take(work, *what):
+            return False
+        self._in_flight += 1
+        self._unstarted += 1
+        if self._in_flight >= self.sockets.settings.max_calls:
+            self.wire.hold(CALLS)
+        return True
+
+    async def _answer(self, prepared: rpc.Prepared, seat: "Seat") -> None:
+        self._unstarted -= 1
+        try:
+            call = rpc.Call(seat.principal, prepared.request.method, seat)
+            self._send(prepared.request, await rpc.answer(prepared, call))
+            if call.after_answer:
+                rpc.run_all(call.after_answer)
+        finally:
+            self._finish()
+
+    async def _answer_all(self, items: tuple[rpc.Item, ...], seat: "Seat") -> None:
+        """The calls of a batch run one after another, and are answered in one frame."""
+        self._unstarted -= 1
+        try:
+            answers: list[bytes] = []
+            calls: list[rpc.Call] = []
+            # None is larger than that, so all of them are hardly twice that.
+            room = most = self.sockets.settings.send_queue_bytes // 2
+            for item in items:
+                if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
+                    answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
+                elif answer := await self._answer_one(item, seat, calls, most):
+                    answers.append(answer)
+                    room -= len(answer)
+            if answers:
+                self.wire.out.send(b"[%b]" % b",".join(answers))
+            for call in calls:
+                rpc.run_all(call.after_answer)
+        finally:
+            self._finish()
+
+    async def _answer_one(
+        self, item: rpc.Item, seat: "Seat", calls: list[rpc.Call], most: int
+    ) -> bytes:
+        prepared = self._prepare(item, seat)
+        if isinstance(prepared, bytes):
+            return prepared
+        calls.append(rpc.Call(seat.principal, prepared.request.method, seat))
+        payload = await rpc.answer(prepared, calls[-1])
+        if prepared.request.is_notification:
+            return b""
+        if len(payload) > most:
+            return rpc.encode_error(prepared.request.id, _BATCH_TOO_LARGE)
+        return payload
+
+    def _send(self, request: rpc.Request, payload: bytes) -> None:
+        """Sends an answer. One that is larger than the send queue is replaced by an error."""
+        if request.is_notification:
             return
-        self._wire.hold(GUESS)
-        self._late = asyncio.get_running_loop().call_later(delay_s, refuse)
+        if len(payload) > self.sockets.settings.send_queue_bytes:
+            payload = rpc.encode_error(request.id, _TOO_LARGE)
+        self.wire.out.send(payload)
 
-    def _sit_down(self, identity: Identity) -> "Seat":
-        self._identity = identity
-        if self._seat is not None:
-            if self._seat.principal == identity.principal:
-                return self._seat
-            self._seat.leave()
-        self._seat = Seat(self._wire, identity.principal, self._sockets.workers)
-        return self._seat
-
-    def _identify(self, request: rpc.Request) -> Identity:
-        """Raises InvalidParams, Unauthorized, TooManyFailures."""
-        params = rpc.validate(Auth, request.params)
-        return self._sockets.identities.of_token(params.token, self._visitor)
-
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _finish(self) -> None:
+        self._in_flight -= 1
+        if self._in_flight == self.sockets.settings.max_calls - 1:
+            self.wire.go_on(CALLS)
 
 
 def introduce(principal: Principal) -> Introduced:
@@ -288,33 +364,25 @@ def introduce(principal: Principal) -> Introduced:
     return Introduced(principal=principal.name, scopes=sorted(principal.scopes), agents=agents)
 
 
+@dataclass(slots=True, eq=False)
 class Seat:
     """One principal on one socket. Nothing is sent to it once the socket has closed or belongs to another
     principal. Methods and listeners never wait for it, but by `replay`."""
 
-    __slots__ = (
-        "_behind",
-        "_callbacks",
-        "_is_catching_up",
-        "_wire",
-        "_workers",
-        "is_open",
-        "principal",
-    )
-
-    def __init__(self, wire: Wire, principal: Principal, workers: Workers) -> None:
-        self._wire, self.principal, self._workers = wire, principal, workers
-        self._callbacks: dict[int, Callable[[], None]] = {}
-        self._behind: dict[str, tuple[rpc.FindRun, int]] = {}  # by run, after which event
-        self._is_catching_up = False
-        self.is_open = True
+    wire: Wire
+    principal: Principal
+    workers: Workers
+    is_open: bool = True
+    _callbacks: dict[int, Callable[[], None]] = field(default_factory=dict)
+    _behind: dict[str, tuple[rpc.FindRun, int]] = field(default_factory=dict)  # after which event
+    _is_catching_up: bool = False
 
     def notify(self, method: str, params_json: bytes) -> None:
         if self.is_open:
-            self._wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
+            self.wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
 
     def follow(self, run: LiveRun, find: rpc.FindRun, *, after_seq: int = 0) -> None:
-        Follower(self, self._wire, run, find).start(after_seq)
+        Follower(self, run, find).start(after_seq)
 
     async def replay(self, run: rpc.Run, find: rpc.FindRun, after_seq: int) -> bool:
         if isinstance(run, RunRecord):
@@ -333,8 +401,8 @@ class Seat:
 
     async def _tell(self, events: Sequence[bytes]) -> None:
         for place, event in enumerate(events, 1):
-            while self.is_open and not self._wire.out.send(CHAT_EVENT % event, if_room=True):
-                await self._wire.room()
+            while self.is_open and not self.wire.out.send(CHAT_EVENT % event, if_room=True):
+                await self.wire.room()
             if place % REPLAYED_AT_ONCE == 0:
                 await checkpoint()
 
@@ -347,20 +415,20 @@ class Seat:
         """Starts one worker for all catching up of this socket, so that it starves no other socket."""
         if not self._behind or self._is_catching_up or not self.is_open:
             return
-        self._is_catching_up = self._workers.take(self._catch_up)
+        self._is_catching_up = self.workers.take(self._catch_up)
         if not self._is_catching_up:
             asyncio.get_running_loop().call_later(BUSY_S, self.roomy)
 
     async def _catch_up(self) -> None:
         try:
             while self._behind and self.is_open:
-                await self._wire.room()
+                await self.wire.room()
                 run_id = next(iter(self._behind))
                 find, after_seq = self._behind.pop(run_id)
                 await self.replay(await find(run_id), find, after_seq)
         except GatewayError as error:
             log.warning("a reader that lagged cannot be caught up", extra={"why": str(error)})
-            self._wire.close(LAGGING, "you read too slowly; resume from the last seq")
+            self.wire.close(LAGGING, "you read too slowly; resume from the last seq")
         finally:
             self._is_catching_up = False
 
@@ -381,156 +449,45 @@ class Seat:
         rpc.run_all(callbacks)
 
 
+@dataclass(slots=True, eq=False)
 class Follower:
     """Sends the events of a run to a seat until either of them ends. Nothing is queued for a reader that is
     behind: it catches up from the run's own events."""
 
-    __slots__ = ("_find", "_forget", "_run", "_seat", "_stop", "_wire")
-
-    def __init__(self, seat: Seat, wire: Wire, run: LiveRun, find: rpc.FindRun) -> None:
-        self._seat, self._wire, self._run, self._find = seat, wire, run, find
-        self._stop: Callable[[], None] = _nothing
-        self._forget: Callable[[], object] = _nothing
+    seat: Seat
+    run: LiveRun
+    find: rpc.FindRun
+    stop: Callable[[], None] | None = None
+    forget: Callable[[], object] | None = None  # by the seat
 
     def start(self, seq: int) -> None:
         """Sends what there is after that event first."""
-        run, seat = self._run, self._seat
+        run, seat = self.run, self.seat
         seq = max(seq, run.first_seq - 1)
         for event in run.events_after(seq, len(run.events)) if run.events else ():
-            if seat.is_open and not self._wire.out.send(CHAT_EVENT % event, if_room=True):
-                seat.catch_up(run.run_id, self._find, seq)
+            if seat.is_open and not seat.wire.out.send(CHAT_EVENT % event, if_room=True):
+                seat.catch_up(run.run_id, self.find, seq)
                 return
             seq += 1
         if not run.ended:
-            self._stop = run.listen(self, after_seq=seq, owner=seat, replaced=self._replaced)
-            self._forget = seat.on_close(self._stop)
+            self.stop = run.listen(self, after_seq=seq, owner=seat, replaced=self.leave)
+            self.forget = seat.on_close(self.stop)
 
     def __call__(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        if (
-            event
-            and self._seat.is_open
-            and not self._wire.out.send(CHAT_EVENT % event, if_room=True)
-        ):
-            self._stop()
-            self._forget()
-            run = self._run
-            self._seat.catch_up(run.run_id, self._find, run.first_seq + len(run.events) - 2)
+        seat = self.seat
+        if event and seat.is_open and not seat.wire.out.send(CHAT_EVENT % event, if_room=True):
+            if self.stop is not None:
+                self.stop()
+            self.leave()
+            run = self.run
+            seat.catch_up(run.run_id, self.find, run.first_seq + len(run.events) - 2)
         elif last:
-            self._forget()
+            self.leave()
 
-    def _replaced(self) -> None:
-        self._forget()
+    def leave(self) -> None:
+        if self.forget is not None:
+            self.forget()
 
 
 def _nothing() -> None:
     """The callback ran already."""
-
-
-class Calls:
-    """The calls of one connection. They start in the order of their frames and run side by side. With too
-    many at work the connection is not read."""
-
-    __slots__ = ("_in_flight", "_room", "_sockets", "_unstarted", "_wire")
-
-    def __init__(self, wire: Wire, sockets: Sockets) -> None:
-        self._wire, self._sockets = wire, sockets
-        self._room = sockets.settings.send_queue_bytes
-        self._in_flight = 0
-        self._unstarted = 0  # given to a worker that has not begun: nothing may overtake them
-
-    def begin(self, item: rpc.Item, seat: Seat) -> None:
-        prepared = self._prepare(item, seat.principal)
-        if isinstance(prepared, bytes):
-            if prepared:
-                self._wire.out.send(prepared)
-        elif prepared.waits or self._unstarted:
-            if not self._hand_over(self._answer, prepared, seat):
-                self._wire.out.send(rpc.encode_error(prepared.request.id, _BUSY))
-        else:
-            call = rpc.Call(seat.principal, prepared.request.method, seat)
-            self._send(prepared.request, rpc.answer_at_once(prepared, call))
-            rpc.run_all(call.after_answer)
-
-    def begin_batch(self, items: tuple[rpc.Item, ...], seat: Seat) -> None:
-        """Its calls run one after another, and are answered in one frame."""
-        if not self._hand_over(self._answer_all, items, seat):
-            self._wire.out.send(rpc.encode_error(None, _BUSY))
-
-    def _prepare(self, item: rpc.Item, principal: Principal) -> rpc.Prepared | bytes:
-        """The call to run, or the error to send; b"" for the error of a notification."""
-        if isinstance(item, rpc.Malformed):
-            return rpc.encode_error(item.id, item.error)
-        try:
-            return self._sockets.registry.prepare(item, principal)
-        except GatewayError as error:
-            return b"" if item.is_notification else rpc.encode_error(item.id, error)
-
-    def _hand_over(
-        self, work: Callable[[What, Seat], Awaitable[None]], what: What, seat: Seat
-    ) -> bool:
-        if not self._sockets.workers.take(work, what, seat):
-            return False
-        self._in_flight += 1
-        self._unstarted += 1
-        if self._in_flight >= self._sockets.settings.max_calls:
-            self._wire.hold(CALLS)
-        return True
-
-    async def _answer(self, prepared: rpc.Prepared, seat: Seat) -> None:
-        self._unstarted -= 1
-        try:
-            call = rpc.Call(seat.principal, prepared.request.method, seat)
-            self._send(prepared.request, await rpc.answer(prepared, call))
-            if call.after_answer:
-                rpc.run_all(call.after_answer)
-        finally:
-            self._finish()
-
-    async def _answer_all(self, items: tuple[rpc.Item, ...], seat: Seat) -> None:
-        self._unstarted -= 1
-        try:
-            answers: list[bytes] = []
-            calls: list[rpc.Call] = []
-            room = self._room // 2  # none is larger than that, so all of them are hardly twice that
-            for item in items:
-                if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
-                    answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
-                elif answer := await self._answer_one(item, seat, calls):
-                    answers.append(answer)
-                    room -= len(answer)
-            if answers:
-                self._wire.out.send(b"[%b]" % b",".join(answers))
-            for call in calls:
-                rpc.run_all(call.after_answer)
-        finally:
-            self._finish()
-
-    async def _answer_one(self, item: rpc.Item, seat: Seat, calls: list[rpc.Call]) -> bytes:
-        prepared = self._prepare(item, seat.principal)
-        if isinstance(prepared, bytes):
-            return prepared
-        calls.append(rpc.Call(seat.principal, prepared.request.method, seat))
-        payload = await rpc.answer(prepared, calls[-1])
-        if prepared.request.is_notification:
-            return b""
-        if len(payload) > self._room // 2:
-            return rpc.encode_error(prepared.request.id, _BATCH_TOO_LARGE)
-        return payload
-
-    def _send(self, request: rpc.Request, payload: bytes) -> None:
-        """Sends an answer. One that is larger than the send queue is replaced by an error."""
-        if request.is_notification:
-            return
-        if len(payload) > self._room:
-            payload = rpc.encode_error(request.id, _TOO_LARGE)
-        self._wire.out.send(payload)
-
-    def _finish(self) -> None:
-        self._in_flight -= 1
-        if self._in_flight == self._sockets.settings.max_calls - 1:
-            self._wire.go_on(CALLS)
-
-
-_BUSY = Busy("too many calls at work in the gateway; nothing was begun")
-_TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
-_BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")

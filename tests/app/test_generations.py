@@ -43,7 +43,7 @@ async def prepared(folder: Path, model_url: str) -> Generation:
 
 
 async def ask(gateway: Gateway, text: str) -> Sequence[Any]:
-    front = gateway.core.front
+    front = gateway.front
     front.intake.open()
     accepted = await front.intake.accept(Inbound(PEER, text))
     return await whole(await front.run(accepted.run_id), from_json)
@@ -71,7 +71,7 @@ async def test_two_generations_work_side_by_side_over_one_store_its_lanes_counte
                 said = [await ask(gateway, "hi") for gateway in (first, second)]
             said.append(await ask(second, "again"))  # the first has ended
             key = made[0].router.resolve(PEER).session_key
-            path = await second.core.front.sessions.path(key, before=None, limit=9)
+            path = await second.front.sessions.path(key, before=None, limit=9)
             meters = {id(one.opened.meter.queue) for one in (first, second)}
             spent = await shared.stores.ledger.models(10)
             shared.group.cancel_scope.cancel()

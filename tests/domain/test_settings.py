@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from gateway.domain.agents import BOUNDS, AgentDef, Limits
 from gateway.domain.ids import AgentId
-from gateway.domain.sessions import USER_LIMITS, UserSettings, as_wished, effective, problem_with
+from gateway.domain.sessions import (
+    USER_LIMITS,
+    UserSettings,
+    effective,
+    problem_with,
+    with_settings,
+)
 
 SECOND = AgentDef(AgentId("a"), "p2", "second", context_window=8_000)
 AGENT = AgentDef(AgentId("a"), "p1", "first", fallback=SECOND, limits=Limits(max_iterations=9))
@@ -109,7 +115,7 @@ def test_what_could_not_be_set_any_more_counts_as_not_set() -> None:
 
     assert effective(Limits(), stale, {}) == Limits(token_budget=2_000)
     assert stale.shown(AGENT)["max_iterations"] == 9
-    assert as_wished(AGENT, stale, {}).thinking is False
+    assert with_settings(AGENT, stale, {}).thinking is False
 
 
 @pytest.mark.parametrize(
@@ -164,17 +170,19 @@ def test_no_request_gets_more_than_it_had_without_asking(
 
 
 def test_a_user_chooses_among_the_models_that_are_configured() -> None:
-    assert as_wished(AGENT, NOTHING, {}) == AGENT
+    assert with_settings(AGENT, NOTHING, {}) == AGENT
 
-    second = as_wished(AGENT, UserSettings({"oracle_model": "second"}), {})
-    unknown = as_wished(AGENT, UserSettings({"oracle_model": "the dearest of all"}), {})
+    second = with_settings(AGENT, UserSettings({"oracle_model": "second"}), {})
+    unknown = with_settings(AGENT, UserSettings({"oracle_model": "the dearest of all"}), {})
 
     assert second == replace(SECOND, limits=AGENT.limits)
     assert unknown == AGENT
 
 
 def test_thinking_is_the_users_to_choose() -> None:
-    thinks = as_wished(AGENT, UserSettings({"thinking_enabled": True}), {})
-    silent = as_wished(replace(AGENT, thinking=True), UserSettings({"thinking_enabled": False}), {})
+    thinks = with_settings(AGENT, UserSettings({"thinking_enabled": True}), {})
+    silent = with_settings(
+        replace(AGENT, thinking=True), UserSettings({"thinking_enabled": False}), {}
+    )
 
     assert (thinks.thinking, silent.thinking) == (True, False)

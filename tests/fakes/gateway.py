@@ -126,7 +126,7 @@ async def running(
         server = WebServer(rooms.web(settings), settings)
         async with anyio.create_task_group() as group:
             address: ListenAddress = await group.start(server.serve)
-            await rooms.core.front.intake.resume()
+            await rooms.front.intake.resume()
             lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
             group.start_soon(lines, name="lines")
             rooms.health.starting = False

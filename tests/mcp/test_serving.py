@@ -15,7 +15,7 @@ from gateway.domain.mcp import Client, Served
 from gateway.domain.model import ToolSpec
 from gateway.mcp.serving import serving
 from gateway.schemas import SchemaChecks
-from gateway.web.mcp import McpApi
+from gateway.web.chat import McpApi
 from tests.fakes.client import http
 from tests.fakes.mcp_client import ERAS, mcp_client, names_of, text_of
 from tests.web.running import ALICE, BEARER, GUARDED, parse_answer, running

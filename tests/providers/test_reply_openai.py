@@ -585,3 +585,10 @@ def test_events_that_differ_in_their_text_alone_are_read_like_any_other(
         return heard.text, reader.finish, reader.usage(), reader.progress.size
 
     assert outcome(is_learning=True) == outcome(is_learning=False)
+
+
+def test_an_error_that_looks_like_text_is_an_error() -> None:
+    told = [b"data: " + a_plain_event(text) + b"\n\n" for text in ("a", "b")]
+
+    with pytest.raises(ModelFailed):
+        read_stream("openai", [*told, b"event: error\n" + told[0], DONE])

@@ -330,7 +330,7 @@ async def record(site: Site, client: Client, plan: Plan) -> Recorded:
         GATES[plan.gate].set()
     if plan.kind == "steered":
         await client.until(run_id, lambda seen: any(event["type"] == "tool_call" for event in seen))
-        live = site.rooms.core.front.live.get(run_id)
+        live = site.rooms.front.live.get(run_id)
         assert live is not None
         live.control.steer(Steered(RunId("r_more"), "And more."))
         GATES[plan.gate].set()

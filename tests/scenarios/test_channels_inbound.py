@@ -55,7 +55,7 @@ class Place:
     async def until_idle(self) -> None:
         """Until every turn has ended, so that none has to be taken up again."""
         with anyio.fail_after(LONG_S):
-            while self.site.rooms.core.front.intake.pending:
+            while self.site.rooms.front.intake.pending:
                 await anyio.lowlevel.checkpoint()
 
     async def pages(self) -> list[list[str]]:
@@ -126,7 +126,7 @@ async def test_the_messages_of_a_call_are_all_taken_or_come_again(tmp_path: Path
     numbers = range(0, MESSAGES, PEERS)  # all of one peer
     async with scripted_server(echo) as model:
         async with opened(model, tmp_path, FakeDoor()) as place:
-            place.site.rooms.core.front.intake.close()
+            place.site.rooms.front.intake.close()
             refused = await place.call(said(*numbers, state="after"))
         async with opened(model, tmp_path, FakeDoor()) as again:
             taken = await again.call(said(*numbers, state="after"))

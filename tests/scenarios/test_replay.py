@@ -196,7 +196,7 @@ async def test_keys_are_nowhere_in_a_journal(tmp_path: Path) -> None:
         run_id = (await client.ask("hi"))["run_id"]
         record = await site.rooms.shared.stores.inbox.find_run(run_id)
         assert record is not None
-        attempt = await site.rooms.core.replays.attempt(record)
+        attempt = await site.rooms.replays.attempt(record)
         answer = await client.call("run.replay", run_id=run_id)
 
     said = "".join(entry.values[0] for entry in attempt.entries if entry.kind == "bytes")
@@ -230,7 +230,7 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
         run_id = RunId((await record(site, client, PLANS[number])).run_id)
         stored = await site.rooms.shared.stores.inbox.find_run(run_id)
         assert stored is not None
-        replays = site.rooms.core.replays
+        replays = site.rooms.replays
         recorded: Attempt = await replays.attempt(stored)
         entries, wrong = recorded.entries, JournalEntry("reply", (0, {"text": 1}))
         journals = [(*entries[:place], *entries[place + 1 :]) for place in range(len(entries))]
@@ -411,7 +411,7 @@ async def test_the_first_event_that_is_another_is_named(tmp_path: Path) -> None:
 
         async def with_log(changed: Sequence[bytes]) -> tuple[object, ...]:
             log = b"\n".join(changed)
-            found = (await site.rooms.core.replays.replay(replace(stored, log=log))).divergence
+            found = (await site.rooms.replays.replay(replace(stored, log=log))).divergence
             assert found is not None
             return found.at, found.seq, found.recorded is None, found.now is None
 

@@ -14,11 +14,18 @@ from gateway.agent.journal import RunJournal
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import MessageId, RunId
 from gateway.domain.inbox import NewEntry
-from gateway.domain.journal import MOST_BYTES, Attempt, JournalUnreadable, attempt_of, chunks_of
+from gateway.domain.journal import (
+    MOST_BYTES,
+    Attempt,
+    JournalUnreadable,
+    attempt_of,
+    chunks_of,
+    grants_of,
+)
 from gateway.domain.messages import ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import Journal
-from gateway.sessions.journal import earlier_attempts, last_attempt
+from gateway.sessions.journal import last_attempt
 from gateway.sessions.runs import RecordedJournal
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
@@ -121,11 +128,11 @@ async def test_what_was_granted_and_sent_is_read_again_over_its_parts(size: int)
     kept = [entry.values[0] for entry in read(*parts).entries if entry.kind == "kept"]
     assert (number, kept) == (4, ["reply:0", "begun:1", "result:1", "taken:r_2"])
     assert chunks_of(parts) == b'{"seq":1}\n{"seq":2}\n{"seq":3}'
-    earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
-    granted = RunJournal(FakeClock(), earlier.entries)
+    earlier = await store.read(RUN)
+    granted = RunJournal(FakeClock(), grants_of(earlier, from_json))
     assert (granted.replies, granted.results) == ({0: REPLY}, {(0, "1"): PAID})
     assert (granted.begun, list(granted.taken)) == ({(0, "1")}, ["r_2"])
-    assert earlier.parts == 4
+    assert len(earlier) == 4
 
 
 async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> None:
@@ -133,8 +140,9 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
     first = journal(store)
     first.lines.append(b'{"seq":1}')
     await first.keep_result(0, CALL, PAID)
-    earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
-    second = RecordedJournal(RUN, FakeClock(), store, to_json, earlier)
+    earlier = await store.read(RUN)
+    granted = grants_of(earlier, from_json)
+    second = RecordedJournal(RUN, FakeClock(), store, to_json, granted=granted, parts=len(earlier))
     second.begin(2, [asked(RUN)], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(1, CALL, PAID)
@@ -183,8 +191,8 @@ async def test_a_run_that_is_told_too_much_keeps_what_it_was_granted_and_what_it
     assert [entry.kind for entry in read(*parts).entries] == ["begun", "cut", "cut"]
     assert max(map(len, parts)) < 200
     assert chunks_of([first, *parts]) == b'{"seq":1}\n{"seq":2}'
-    earlier = await earlier_attempts(RUN, store, FakeClock(), from_json)
-    granted = RunJournal(FakeClock(), earlier.entries)
+    earlier = await store.read(RUN)
+    granted = RunJournal(FakeClock(), grants_of(earlier, from_json))
     assert (granted.results, granted.begun) == ({(0, "1"): PAID}, {(1, "1")})
 
 
@@ -282,8 +290,9 @@ async def test_a_part_that_was_never_written_is_in_the_way_of_no_later_one() -> 
             group.cancel_scope.cancel()
     store.is_away = False
     await one.keep_result(1, CALL, PAID)
-    earlier = await earlier_attempts(RUN, store, clock, from_json)
-    second = RecordedJournal(RUN, clock, store, to_json, earlier)
+    earlier = await store.read(RUN)
+    granted = grants_of(earlier, from_json)
+    second = RecordedJournal(RUN, clock, store, to_json, granted=granted, parts=len(earlier))
     second.begin(2, [asked(RUN)], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(2, CALL, PAID)

@@ -19,7 +19,7 @@ from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.memory.window import PAGE
 from gateway.sessions.lanes import QueuePolicy
-from gateway.web.chat_api import ChatApi
+from gateway.web.chat import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds

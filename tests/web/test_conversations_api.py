@@ -9,7 +9,7 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from gateway.domain.model import TextDelta
-from gateway.web.chat_api import ChatApi
+from gateway.web.chat import ChatApi
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from gateway.web.settings import WebSettings
-from gateway.web.wire.frames import FrameReader
+from gateway.web.wire.frames import FrameParser, FrameReader
 
 
 class Ear:
@@ -36,7 +35,7 @@ class Ear:
 
 def listening(max_frame: int = 1_000, max_fragments: int = 8) -> tuple[FrameReader, Ear]:
     ear = Ear()
-    incoming = FrameReader(ear, WebSettings(max_fragments=max_fragments), max_frame)
+    incoming = FrameReader(ear, FrameParser(max_frame), max_fragments)
     incoming.listener = ear
     ear.incoming = incoming
     return incoming, ear

@@ -16,7 +16,7 @@ from gateway.domain.messages import Spent, ToolCall, Usage
 from gateway.domain.model import FinishReason, TextDelta
 from gateway.domain.ports import Model
 from gateway.sessions.lanes import QueuePolicy
-from gateway.web.chat_api import ChatApi
+from gateway.web.chat import ChatApi
 from gateway.web.openai import OpenAiApi
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat

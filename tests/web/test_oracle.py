@@ -17,8 +17,8 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.sessions import SessionRecord, Summary
 from gateway.memory.window import message_tokens
-from gateway.web.oracle import said_in, summary_in, viewed
 from gateway.web.responses import encode
+from gateway.web.sessions import said_in, summary_in, viewed
 
 CONTEXT: TypeAdapter[OracleContext] = TypeAdapter(OracleContext)
 NOW = datetime(2025, 1, 15, 10, 30, tzinfo=UTC)

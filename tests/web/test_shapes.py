@@ -11,10 +11,10 @@ from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.sessions import SessionRecord
-from gateway.web.methods.chat import message
-from gateway.web.methods.sessions import session
-from gateway.web.methods.status import plugin
+from gateway.web.chat import message
 from gateway.web.responses import encode
+from gateway.web.sessions import session
+from gateway.web.status import plugin
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 CALL = ToolCall("c1", "clock", '{"x":1}')

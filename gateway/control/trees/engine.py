@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, cast
 
-from gateway.control.trees.nodes import LEAVES, NODES, Children, Kind, LeafCall, Ticks
+from gateway.control.trees.nodes import LEAVES, NODES, Children, Kind, LeafCall, Ticks, begin
 from gateway.control.trees.plan import (
     FAILURE,
     RUNNING,
@@ -65,7 +65,8 @@ class Run:
         self._body_ended: TreeOutcome | None = None
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
-        self._node = Children((plan.root,), self.frame)  # the body, and then `:finally`
+        self._node = plan.root  # the body, and then `:finally`
+        self._ticks: Ticks | None = None  # of it
         allowed = plan.inputs or plan.schema
         for key, value in inputs.items():
             if key not in allowed:
@@ -98,7 +99,8 @@ class Run:
         ground.ticks += 1
         ground.is_ticking = True
         try:
-            status = self._node.tick()
+            self._ticks = self._ticks or begin(self._node, self.frame)
+            status = next(self._ticks)
         except Exception as error:  # a node that breaks ends the run, and says so
             if not isinstance(error, GatewayError):
                 log.exception("tree.broke", extra={"tree": self.plan.name})
@@ -111,8 +113,7 @@ class Run:
         elif status is RUNNING:
             self._go_on(has_heard=has_heard)
         else:
-            failure = ground.failure if status is FAILURE else None
-            self._ended(TreeOutcome(status, "done", "", failure))
+            self._ended(status, "done")
         return self.outcome is not None
 
     def _go_on(self, *, has_heard: bool) -> None:
@@ -122,15 +123,6 @@ class Run:
             self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
         elif limit is not None and self.ground.ticks >= limit and not self.is_ending:
             self._abort("max_ticks", f"not done after {limit} ticks")
-
-    def tick_root(self) -> TickStatus:
-        """A bare tick of the tree, for traces; a completed root begins anew with the next one."""
-        self.ground.work = 0
-        self.ground.ticks += 1
-        return self._node.tick()
-
-    def halt_root(self) -> None:
-        self._node.halt()
 
     def interrupt(self, reason: str) -> None:
         """Halts what runs; `:finally` is what is left to do."""
@@ -151,29 +143,31 @@ class Run:
 
     def _abort(self, reason: Reason, detail: str) -> None:
         self._halt()
-        self._ended(TreeOutcome(FAILURE, reason, detail, self.ground.failure))
+        self._ended(FAILURE, reason, detail)
 
     def _halt(self) -> None:
         self.ground.is_ticking = True
         try:
-            self._node.halt()
+            if self._ticks is not None:
+                self._ticks.close()
         except GatewayError:
             log.exception("tree.halt_broke", extra={"tree": self.plan.name})
         finally:
             self.ground.is_ticking = False
         self.ground.timers.clear()
 
-    def _ended(self, outcome: TreeOutcome) -> None:
+    def _ended(self, status: TickStatus, reason: Reason, detail: str = "") -> None:
         """Of the body, and then of `:finally`, whose own end changes nothing."""
         self._yields = self.ground.work = 0
+        failure = self.ground.failure if status is FAILURE else None
         if self._body_ended is None:
-            self._body_ended = outcome
+            self._body_ended = TreeOutcome(status, reason, detail, failure)
             if self.plan.final is not None:
-                self._node = Children((self.plan.final,), self.frame)
+                self._node, self._ticks = self.plan.final, None
                 self.ground.is_awake = True
                 return
-        elif outcome.status is not SUCCESS:
-            extra = {"tree": self.plan.name, "detail": outcome.detail or str(outcome.failure)}
+        elif status is not SUCCESS:
+            extra = {"tree": self.plan.name, "detail": detail or str(failure)}
             log.warning("tree.finally_failed", extra=extra)
         self.outcome = self._body_ended
 
@@ -275,13 +269,14 @@ def trace(plan: TreePlan, script: LeafScript) -> Trace:
     watched = {shape: stage.watched(kind) for shape, kind in LEAVES.items()}
     host = TreeHost(now=lambda: stage.now, find_act=stage.find_act)
     run = Run(plan, host, kinds={**NODES, **watched})
-    run.ground.is_ticking = True  # all the time: what is closed is halted
-    ticks: list[TickTrace] = []
+    root, ground, ticks = Children((plan.root,), run.frame), run.ground, list[TickTrace]()
+    ground.is_ticking = True  # all the time: what is closed is halted
     for _ in range(script.ticks):
         stage.now += script.tick_s
         stage.current = TickTrace()
-        stage.current.status = run.tick_root().value
         ticks.append(stage.current)
+        ground.work, ground.ticks = 0, ground.ticks + 1
+        stage.current.status = root.tick().value
     stage.current = TickTrace()
-    run.halt_root()
+    root.halt()
     return Trace(ticks, stage.current.halted)

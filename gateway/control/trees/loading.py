@@ -5,7 +5,6 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from operator import methodcaller
 from typing import Any, cast
 
 from gateway.control.expressions import ExpressionInvalid, ExpressionScope, compile_expression
@@ -36,6 +35,7 @@ from gateway.control.trees.plan import (
     TreePlan,
     Value,
     is_type,
+    look_up,
     read_type,
     type_of,
 )
@@ -330,7 +330,7 @@ class NodeValues:
             self.source.error("BT030", form.start, message)
             return None
         self.reads.add(path[0])
-        return Value(form.start, None, _looking(path), path[0] if len(path) == 1 else "")
+        return Value(form.start, None, look_up(path), path[0] if len(path) == 1 else "")
 
     def _call(self, form: TreeForm, wanted: KeyType) -> Value | None:
         head, arguments = form.head, form.parts[1:]
@@ -345,7 +345,7 @@ class NodeValues:
         if known is not None and name not in known:
             self.source.error("BT025", form.start, f'{head} has no "{name}"{meant(name, known)}')
             return None
-        return Value(form.start, None, _looking((_ROOTS[head], name)))
+        return Value(form.start, None, look_up((_ROOTS[head], name)))
 
     def _collection(self, form: TreeForm) -> Value:
         is_map = form.kind == "map"
@@ -381,20 +381,6 @@ class NodeValues:
             given = type_of(value.constant) if is_plain else self.names.get(value.key, ANY)
             if not (kind.accepts(value.constant) if is_plain else kind.may_hold(given)):
                 self.source.error("BT030", value.at, f"this is {given}, and here belongs {kind}")
-
-
-def _looking(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
-    key, *rest = path
-    if not rest:
-        return methodcaller("get", key)
-
-    def walk(scope: ExpressionScope) -> object:
-        value = scope.get(key)
-        for part in rest:
-            value = value.get(part) if isinstance(value, dict | Mapping) else None
-        return value
-
-    return walk
 
 
 @dataclass(slots=True)

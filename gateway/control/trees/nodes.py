@@ -154,9 +154,6 @@ def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
     return failed(plan, frame, message or kind, kind)
 
 
-# -- the nodes that do something
-
-
 def call_leaf(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
     """Calls a function, and waits for the answer if that is a PendingLeaf."""
     given, offered = frame.ground.host.given, plan.offered
@@ -216,20 +213,12 @@ def emit(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     return SUCCESS
 
 
-def wait(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    yield from rest(plan, frame, plan.values[0])
-    yield SUCCESS
-
-
 def succeed(_plan: NodePlan, _frame: TreeFrame) -> TickStatus:
     return SUCCESS
 
 
 def fail(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     return failed(plan, frame, str(plan.values[0].of(frame)) if plan.values else "fail", "fail")
-
-
-# -- the nodes over others
 
 
 def rest(
@@ -297,6 +286,20 @@ class Children:
                 self.begun[place].close()
 
 
+def begin(plan: NodePlan, frame: TreeFrame, shape: str = "") -> Ticks:
+    """The ticks of a node that may answer at once."""
+    kind: Kind = frame.ground.kinds[shape or plan.shape]
+    answer = kind(plan, frame)
+    return _again(answer, kind, plan, frame) if isinstance(answer, TickStatus) else answer
+
+
+def _again(answer: Ticks | TickStatus, kind: Kind, plan: NodePlan, frame: TreeFrame) -> Ticks:
+    while isinstance(answer, TickStatus):
+        yield answer
+        answer = kind(plan, frame)
+    yield from answer
+
+
 def to_its_end(
     plan: NodePlan, frame: TreeFrame, *, waits: bool = True
 ) -> Generator[TickStatus, None, TickStatus]:
@@ -311,22 +314,22 @@ def to_its_end(
     return status
 
 
-Choose = Callable[[NodePlan, TreeFrame, Children], TickStatus]
-
-
-def choosing(choose: Choose) -> Kind:
+def choosing(choose: Callable[[NodePlan, TreeFrame, Children], TickStatus]) -> Kind:
     """The kind of a node that chooses at each tick which children it ticks."""
 
     def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
-        children = Children(plan.children, frame)
+        children, is_over = Children(plan.children, frame), False
         try:
             while True:
+                is_over = False
                 status = choose(plan, frame, children)
-                if status is SUCCESS or status is FAILURE:
+                is_over = status is SUCCESS or status is FAILURE
+                if is_over:
                     children.halt()
                 yield status
         finally:
-            children.halt()
+            if not is_over:
+                children.halt()
 
     return ticks
 
@@ -356,18 +359,19 @@ def in_order(
             if status is not stops_at:
                 status = otherwise
             if skipped:
-                _close(begun)
-            if skipped == len(body):
-                status = SKIPPED
+                status = _without_skipped(begun, skipped, status)
             place = skipped = 0
             yield status
     finally:
-        _close(begun)
+        for ticks in begun:
+            ticks.close()
 
 
-def _close(begun: Sequence[Ticks]) -> None:
+def _without_skipped(begun: Sequence[Ticks], skipped: int, status: TickStatus) -> TickStatus:
+    """Halts children that were SKIPPED. Gives the status of their parent."""
     for ticks in begun:
         ticks.close()
+    return SKIPPED if skipped == len(begun) else status
 
 
 def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
@@ -563,15 +567,12 @@ def when(plan: NodePlan, frame: TreeFrame) -> Ticks:
     if not holds(plan, frame, plan.when):
         yield SKIPPED
         return
-    answer = frame.ground.kinds[plan.bare](plan, frame)
-    if isinstance(answer, TickStatus):
-        yield answer
-        return
+    ticks = begin(plan, frame, plan.bare)
     try:
-        while (status := next(answer)) is RUNNING:
+        while (status := next(ticks)) is RUNNING:
             yield RUNNING
     finally:
-        answer.close()
+        ticks.close()
     yield status
 
 
@@ -594,9 +595,9 @@ def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
 
 
 def delay(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """Waits before every start."""
+    """`wait`; and with a child, the wait before each of its starts."""
     yield from rest(plan, frame, plan.values[0])
-    yield (yield from to_its_end(plan.children[0], frame))
+    yield (yield from to_its_end(plan.children[0], frame)) if plan.children else SUCCESS
 
 
 def until_fail(_plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
@@ -615,7 +616,7 @@ def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
     A child that is done in the tick in which it began gives way before it begins again, so that
     a run can be stopped between any two rounds.
     """
-    ground, child, count = frame.ground, Children(plan.children, frame), 0
+    ground, [child], count = frame.ground, plan.children, 0
     is_next = was_quick = False  # the child has done its part, and in the tick in which it began
     while not _is_at_limit(plan, frame, count):
         if is_next and (yield from rest(plan, frame, plan.options.get("backoff"))):
@@ -623,12 +624,12 @@ def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
         if was_quick:
             ground.wake()
             yield RUNNING
-        began = ground.ticks
+        began, ticks = ground.ticks, begin(child, frame)
         try:
-            while (status := child.tick()) is RUNNING:
+            while (status := next(ticks)) is RUNNING:
                 yield RUNNING
         finally:
-            child.halt()
+            ticks.close()
         is_next, was_quick = status is goes_on, ground.ticks == began
         count += is_next
         if status is SKIPPED:
@@ -764,7 +765,7 @@ LEAVES: Mapping[str, Kind] = {
     "check": check,
     "set!": assign,
     "emit": emit,
-    "wait": wait,
+    "wait": delay,
     "succeed": succeed,
     "fail": fail,
     **dict.fromkeys(HOSTED, call_leaf),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import methodcaller
 from typing import Any, Final
 
 from gateway.control.expressions import ExpressionScope
@@ -168,6 +169,21 @@ class Value:
 
     def of(self, scope: ExpressionScope) -> object:
         return self.constant if self.run is None else self.run(scope)
+
+
+def look_up(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
+    """Finds what a path leads to: a key, and keys inside of its value."""
+    key, *rest = path
+    if not rest:
+        return methodcaller("get", key)
+
+    def walk(scope: ExpressionScope) -> object:
+        value = scope.get(key)
+        for part in rest:
+            value = value.get(part) if isinstance(value, dict | Mapping) else None
+        return value
+
+    return walk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -381,10 +397,13 @@ class TreeFrame:
 
 def defaults(plan: TreePlan) -> dict[str, object]:
     """The keys of a tree as they begin. Runs share a plan and not its lists."""
-    return {
-        name: deepcopy(key.default) if isinstance(key.default, list | dict) else key.default
-        for name, key in plan.schema.items()
-    }
+    found: dict[str, object] = {}
+    for name, key in plan.schema.items():
+        value = key.default
+        if isinstance(value, list | dict):
+            value = deepcopy(value) if value else type(value)()
+        found[name] = value
+    return found
 
 
 def parts_of(value: object) -> int:

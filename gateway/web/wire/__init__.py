@@ -12,7 +12,7 @@ Why not a library's server for all of it:
   there is room and read again from the run. A peer that takes nothing is closed (`frames.py`).
 - **Seats are taken from those who hold most.** Connections are counted by address; strangers make room, the newest
   of the address with most of them first (`lobby.py`).
-- **Who is there is read once.** `visitors.py` reads addresses and headers, `guards.py` checks Host, Origin, sizes and
-  the depth of JSON before authentication.
+- **Who is there is read once.** `visitors.py` reads addresses and headers, and checks Host, Origin and sizes before
+  authentication.
 - **A stop loses no answer.** `server.py` closes its listeners first, lets requests finish and then ends them.
 """

@@ -8,6 +8,7 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -32,6 +33,7 @@ TOO_MANY = 4429
 ROOM = "room"  # why a socket is not read
 SLOWEST = 10_000  # bytes a second that a reader may take before it answers a ping
 MOST_GATHERED = 65_536
+LOOKS = 4  # at a peer that stalls, within its time
 _SLICE = 8_192  # what the parser is fed at once: a burst of tiny frames must not hold the loop
 _HEAD = 6  # of a short masked frame
 _LONG_HEAD = 8
@@ -63,6 +65,75 @@ class FrameOwner(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class Timer:
+    """At most one at a time: starting one that runs changes nothing."""
+
+    _loop: asyncio.AbstractEventLoop
+    _call: Callable[[], None]
+    _handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        if self._handle is None:
+            self._handle = self._loop.call_later(seconds, self._ring)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._call()
+
+
+@dataclass(slots=True, eq=False)
+class StallTimer:
+    """Calls once a peer has taken nothing for so long of what is on its way to it. One that reads,
+    however slowly, is seen by what the buffers of the transport and of the kernel still hold."""
+
+    _loop: asyncio.AbstractEventLoop
+    _transport: asyncio.Transport
+    _seconds: float
+    _call: Callable[[], None]
+    _handle: asyncio.TimerHandle | None = None
+    _left: int = 0
+    _looks: int = 0
+
+    def start(self) -> None:
+        """Changes nothing if it runs."""
+        if self._handle is None:
+            self._left, self._looks = _unsent(self._transport), 0
+            self._handle = self._loop.call_later(self._seconds / LOOKS, self._look)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _look(self) -> None:
+        self._handle = None
+        left = _unsent(self._transport)
+        self._looks = 0 if left < self._left else self._looks + 1
+        self._left = left
+        if self._looks >= LOOKS:
+            self._call()
+        else:
+            self._handle = self._loop.call_later(self._seconds / LOOKS, self._look)
+
+
+def _unsent(transport: asyncio.Transport) -> int:
+    """Bytes that the peer's machine has not taken; without those of the kernel where it keeps them
+    to itself."""
+    size: int = transport.get_write_buffer_size()
+    try:
+        number = transport.get_extra_info("socket").fileno()
+        queued = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError, AttributeError):
+        return size
+    return size + int(struct.unpack("i", queued)[0])
+
+
 class FrameParser(ServerProtocol):
     """The library's parser. `at_edge`: the next byte begins a frame."""
 
@@ -78,28 +149,19 @@ class FrameParser(ServerProtocol):
         super().fail(TOO_LARGE if code == CloseCode.MESSAGE_TOO_BIG else code, reason[:120])
 
 
+@dataclass(slots=True, eq=False)
 class FrameReader:
     """Reads frames for its owner. `is_held`: bytes are kept for later. `is_over`: no message is delivered
     any more, only the peer's close frame is read."""
 
-    __slots__ = (
-        "_fragments",
-        "_max_fragments",
-        "_owner",
-        "_unread",
-        "is_held",
-        "is_over",
-        "listener",
-        "parser",
-    )
-
-    def __init__(self, owner: FrameOwner, settings: WebSettings, max_frame: int) -> None:
-        self.parser = FrameParser(max_frame)
-        self.is_held = self.is_over = False
-        self._owner, self._max_fragments = owner, settings.max_fragments
-        self.listener: Listener | None = None
-        self._fragments: list[bytes] = []
-        self._unread = b""
+    owner: FrameOwner
+    parser: FrameParser
+    max_fragments: int
+    listener: Listener | None = None
+    is_held: bool = False
+    is_over: bool = False
+    _fragments: list[bytes] = field(default_factory=list)
+    _unread: bytes = b""
 
     def read(self, data: bytes = b"") -> None:
         if self._unread:
@@ -141,17 +203,17 @@ class FrameReader:
             if isinstance(frame, Frame):
                 self._take(frame)
         if self.parser.parser_exc is not None and not self.is_over:
-            self._owner.parted(by_peer=False)
+            self.owner.parted(by_peer=False)
         if answers := self.parser.data_to_send():
-            self._owner.answer_pings(b"".join(answers))
+            self.owner.answer_pings(b"".join(answers))
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
-            self._owner.parted(by_peer=True)
+            self.owner.parted(by_peer=True)
         elif self.is_over:
             return
         elif frame.opcode is Opcode.BINARY:
-            self._owner.close(CloseCode.UNSUPPORTED_DATA, "text frames only")
+            self.owner.close(CloseCode.UNSUPPORTED_DATA, "text frames only")
         elif frame.opcode in {Opcode.TEXT, Opcode.CONT}:
             self._collect(frame)
 
@@ -161,11 +223,12 @@ class FrameReader:
             fragments, self._fragments = self._fragments, []
             assert self.listener is not None, "bytes came before anybody listened"
             self.listener.message(fragments[0] if len(fragments) == 1 else b"".join(fragments))
-        elif len(self._fragments) >= self._max_fragments:
+        elif len(self._fragments) >= self.max_fragments:
             self._fragments = []
-            self._owner.close(TOO_LARGE, "a message of too many fragments")
+            self.owner.close(TOO_LARGE, "a message of too many fragments")
 
 
+@dataclass(slots=True, eq=False)
 class FrameWriter:
     """Sends text messages as frames. Frames that are sent in one pass of the loop go out in one write.
 
@@ -174,44 +237,25 @@ class FrameWriter:
     long, or of which too much waits that cannot be had later. It is never called from inside `push`: the
     producer may be in the middle of its listeners."""
 
-    __slots__ = (
-        "_backlog",
-        "_batch",
-        "_batched_bytes",
-        "_is_shut",
-        "_lagging",
-        "_loop",
-        "_queue",
-        "_queued_bytes",
-        "_room_changed",
-        "_settings",
-        "_stall",
-        "_transport",
-        "has_room",
-        "is_full",
-        "written",
-    )
+    _transport: asyncio.Transport
+    _settings: WebSettings
+    _backlog: Backlog
+    _lagging: Callable[[], None]
+    _room_changed: Callable[[], None]
+    is_full: bool = False  # the transport
+    has_room: bool = True
+    written: int = 0  # bytes given to the transport
+    _is_shut: bool = False  # the peer lags, or the socket closes: what is sent is dropped
+    _batch: list[bytes] = field(default_factory=list)
+    _batched_bytes: int = 0
+    _queue: deque[bytes] = field(default_factory=deque)
+    _queued_bytes: int = 0
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _stall: StallTimer = field(init=False)
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        settings: WebSettings,
-        backlog: Backlog,
-        lagging: Callable[[], None],
-        room_changed: Callable[[], None],
-    ) -> None:
-        self._transport, self._settings, self._backlog = transport, settings, backlog
-        self._lagging, self._room_changed = lagging, room_changed
-        self._loop = asyncio.get_running_loop()
-        self._stall = StallTimer(self._loop, transport, settings.write_deadline_s, self._give_up)
-        self._batch: list[bytes] = []
-        self._batched_bytes = 0
-        self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._is_shut = False  # the peer lags, or the socket closes: what is sent is dropped
-        self.is_full = False  # the transport
-        self.has_room = True
-        self.written = 0  # bytes given to the transport
+    def __post_init__(self) -> None:
+        deadline_s = self._settings.write_deadline_s
+        self._stall = StallTimer(self._loop, self._transport, deadline_s, self._give_up)
 
     def send(self, data: bytes, *, if_room: bool = False, is_frame: bool = False) -> bool:
         """Sends a text message, or a frame of the parser, and never waits. The owner of a socket reads
@@ -311,32 +355,17 @@ class FrameWriter:
 class Wire(asyncio.Protocol):
     """One WebSocket after its handshake."""
 
-    __slots__ = (
-        "_discarded",
-        "_holds",
-        "_in",
-        "_linger",
-        "_lobby",
-        "_pongs",
-        "_pulse",
-        "_roomy",
-        "_settings",
-        "_transport",
-        "out",
-    )
-
     def __init__(
         self, transport: asyncio.Transport, settings: WebSettings, lobby: Lobby, max_frame: int
     ) -> None:
         self._transport, self._settings, self._lobby = transport, settings, lobby
-        loop = asyncio.get_running_loop()
-        self._in = FrameReader(self, settings, max_frame)
+        self._in = FrameReader(self, FrameParser(max_frame), settings.max_fragments)
         self._holds: set[str] = set()
         self._roomy = asyncio.Event()
         lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
         self.out = FrameWriter(transport, settings, lobby.backlog, lag, self._room_changed)
         self._pulse = Pulse(self, self._in, self.out, settings.ping_interval_s)
-        self._linger = Timer(loop, transport.abort)
+        self._linger = Timer(asyncio.get_running_loop(), transport.abort)
         self._discarded = 0
         self._pongs = 0  # bytes, while the transport took nothing
 
@@ -466,23 +495,24 @@ class Wire(asyncio.Protocol):
             self._in.listener.ended()
 
 
+@dataclass(slots=True, eq=False)
 class Pulse:
     """Pings a peer that was silent for a whole interval, and closes its socket if it stays silent: not
     before it could have read the bytes in front of the ping. It pauses while the socket is not read or
     not written."""
 
-    __slots__ = ("_in", "_interval_s", "_out", "_read", "_silent", "_timer", "_wire", "heard")
+    _wire: "Wire"
+    _in: FrameReader
+    _out: FrameWriter
+    _interval_s: float
+    heard: bool = True
+    _silent: int = 0  # intervals
+    _read: int = 0  # bytes that had been written when the peer was heard last
+    _timer: Timer = field(init=False)
 
-    def __init__(
-        self, wire: Wire, incoming: FrameReader, out: FrameWriter, interval_s: float
-    ) -> None:
-        self._wire, self._in, self._out = wire, incoming, out
-        self._interval_s = interval_s
-        self._silent = 0  # intervals
-        self._read = 0  # bytes that had been written when the peer was heard last
-        self.heard = True
+    def __post_init__(self) -> None:
         self._timer = Timer(asyncio.get_running_loop(), self._look)
-        self._timer.start(interval_s)
+        self._timer.start(self._interval_s)
 
     def stop(self) -> None:
         self._timer.stop()
@@ -501,79 +531,3 @@ class Pulse:
             return
         self.heard = False
         self._timer.start(self._interval_s)
-
-
-class Timer:
-    """At most one at a time: starting one that runs changes nothing."""
-
-    __slots__ = ("_call", "_handle", "_loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        self._loop, self._call = loop, call
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self, seconds: float) -> None:
-        if self._handle is None:
-            self._handle = self._loop.call_later(seconds, self._ring)
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _ring(self) -> None:
-        self._handle = None
-        self._call()
-
-
-class StallTimer:
-    """Calls once a peer has taken nothing for so long of what is on its way to it. One that reads,
-    however slowly, is seen by what the buffers of the transport and of the kernel still hold."""
-
-    __slots__ = ("_call", "_handle", "_left", "_loop", "_looks", "_seconds", "_transport")
-
-    _LOOKS = 4  # within the time
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        transport: asyncio.Transport,
-        seconds: float,
-        call: Callable[[], None],
-    ) -> None:
-        self._loop, self._transport, self._seconds, self._call = loop, transport, seconds, call
-        self._handle: asyncio.TimerHandle | None = None
-        self._left = self._looks = 0
-
-    def start(self) -> None:
-        """Changes nothing if it runs."""
-        if self._handle is None:
-            self._left, self._looks = _unsent(self._transport), 0
-            self._handle = self._loop.call_later(self._seconds / self._LOOKS, self._look)
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _look(self) -> None:
-        self._handle = None
-        left = _unsent(self._transport)
-        self._looks = 0 if left < self._left else self._looks + 1
-        self._left = left
-        if self._looks >= self._LOOKS:
-            self._call()
-        else:
-            self._handle = self._loop.call_later(self._seconds / self._LOOKS, self._look)
-
-
-def _unsent(transport: asyncio.Transport) -> int:
-    """Bytes that the peer's machine has not taken; without those of the kernel where it keeps them
-    to itself."""
-    size: int = transport.get_write_buffer_size()
-    try:
-        number = transport.get_extra_info("socket").fileno()
-        queued = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
-    except (OSError, ValueError, AttributeError):
-        return size
-    return size + int(struct.unpack("i", queued)[0])

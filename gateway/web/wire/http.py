@@ -1,4 +1,5 @@
-"""An HTTP request while it arrives: uvicorn's parser callbacks, with limits on the head."""
+"""HTTP on its transport, around uvicorn's parser: who is too slow, too many or too much hears why and is heard no
+more; and the handshake of a WebSocket."""
 
 import asyncio
 import binascii
@@ -34,127 +35,14 @@ from gateway.domain.errors import GatewayError
 from gateway.web.responses import error_body
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import StallTimer, Timer, Wire
-from gateway.web.wire.guards import SECURITY_HEADERS
 from gateway.web.wire.lobby import Lobby
-from gateway.web.wire.visitors import parse_address
+from gateway.web.wire.visitors import SECURITY_HEADERS, parse_address
 
 _SLACK = 512  # what a head holds besides its target and headers: method, version, line ends
 _WEBSOCKET = b"websocket"
 _VERSIONS = frozenset({"1.0", "1.1"})
 _ALIEN = b" RTSP/"  # which the parser reads as well
 _UNREAD = "0.0"  # the parser has not come to the version
-
-
-class LimitedHttp(HttpToolsProtocol):
-    """Stops the parser at what is too much, too many or ambiguous; `refusal` says why.
-
-    `patience` runs while a head or a body is half here.
-    """
-
-    patience: Timer
-
-    def __init__(self, config: Config, settings: WebSettings, lobby: Lobby) -> None:
-        super().__init__(config, lobby.state, {})
-        self.settings = settings
-        self.refusal: GatewayError | None = None
-        self.in_head = self.in_body = False
-        self._begun = self._head_bytes = self._header_bytes = self._ignored_bytes = 0
-        self._trailers = self._unused_bytes = 0
-
-    @property
-    def is_head_endless(self) -> bool:
-        """A header that does not end is seen by its bytes: the parser reports whole ones. So is a
-        trailer, or what stands beside the size of a chunk."""
-        limits = self.settings
-        limit = limits.max_target_bytes + limits.max_header_bytes + _SLACK
-        if self.in_body:
-            return self._unused_bytes > limit
-        return self.in_head and self._head_bytes > limit
-
-    @property
-    def wants_websocket(self) -> bool:
-        return bool(self.parser.should_upgrade()) and self._get_upgrade() == _WEBSOCKET
-
-    def feed(self, data: bytes) -> None:
-        """Raises what the parser raises."""
-        clean, self._begun = not self.in_body, 0
-        if _ALIEN in data and clean and not self.in_head and _ALIEN in _first_line(data):
-            self.refusal = VersionNotSupported()
-            raise HttpParserError
-        self._unused_bytes += len(data)
-        self.parser.feed_data(data)
-        if clean and self._begun <= 1:  # else part of it belonged to an earlier request
-            self._head_bytes += len(data)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.in_head, self.in_body = True, False
-        self._begun += 1
-        self._head_bytes = self._header_bytes = self._ignored_bytes = 0
-        self._trailers = 0
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        if len(self.url) > self.settings.max_target_bytes:
-            self._stop(TargetTooLong(self.settings.max_target_bytes))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self.in_body:
-            self._trailers += 1  # of a chunked body: counted and dropped, it is no header
-        else:
-            super().on_header(name, value)
-        self._header_bytes += len(name) + len(value) + 4
-        limits, number = self.settings, len(self.headers) + self._trailers
-        if number > limits.max_headers or self._header_bytes > limits.max_header_bytes:
-            self._stop(HeadTooLarge())
-
-    def on_headers_complete(self) -> None:
-        self.patience.stop()
-        self._unused_bytes = 0
-        if self.parser.get_http_version() not in _VERSIONS:
-            self._stop(VersionNotSupported())
-        if problem := _ambiguity(self.url, self.headers):
-            self._stop(InvalidRequest(problem))
-        self.in_head = False
-        if self.wants_websocket:
-            return
-        super().on_headers_complete()
-        self.in_body = True
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # an upgrade we do not know leaves the parser used up
-
-    def on_body(self, body: bytes) -> None:
-        if self.wants_websocket:
-            return
-        super().on_body(body)
-        self._unused_bytes = 0
-        if self.cycle.response_complete:
-            self._ignored_bytes += len(body)
-            if self._ignored_bytes > self.settings.max_body_bytes:
-                self._stop(BodyTooLarge(self.settings.max_body_bytes))
-
-    def on_message_complete(self) -> None:
-        self.in_body = False
-        self.patience.stop()
-        if not self.wants_websocket:
-            super().on_message_complete()
-
-    def reason(self, error: Exception) -> GatewayError:
-        """Why the parser gave up."""
-        if self.refusal is not None:
-            return self.refusal
-        is_other = self.parser.get_http_version() not in {_UNREAD, *_VERSIONS}
-        if is_other or str(error) == "Invalid HTTP version":
-            return VersionNotSupported()
-        return InvalidRequest(f"not HTTP: {str(error)[:100]}")
-
-    def _stop(self, error: GatewayError) -> None:
-        self.refusal = error
-        raise error
-
-
-def _first_line(data: bytes) -> bytes:
-    return data.lstrip(b"\r\n").partition(b"\n")[0]
 
 
 def _ambiguity(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
@@ -287,13 +175,17 @@ def _is_key(key: bytes) -> bool:
 _LINGER_S = 1.0  # how long a refused peer may take to read why
 
 
-class GuardedHttp(LimitedHttp):
-    """One HTTP connection, until it ends or becomes a WebSocket."""
+class GuardedHttp(HttpToolsProtocol):
+    """One HTTP connection, until it ends or becomes a WebSocket. It stops the parser at what is too much, too many
+    or ambiguous; `refusal` says why. `patience` runs while a head or a body is half here."""
 
     def __init__(self, config: Config, settings: WebSettings, lobby: Lobby, door: Door) -> None:
-        super().__init__(config, settings, lobby)
-        self._lobby, self._door = lobby, door
-        self._is_refused = False
+        super().__init__(config, lobby.state, {})
+        self.settings, self._lobby, self._door = settings, lobby, door
+        self.refusal: GatewayError | None = None
+        self.in_head = self.in_body = self._is_refused = False
+        self._begun = self._head_bytes = self._header_bytes = self._ignored_bytes = 0
+        self._trailers = self._unused_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         super().connection_made(transport)
@@ -333,17 +225,6 @@ class GuardedHttp(LimitedHttp):
         except httptools.HttpParserError as error:
             self._refuse(self.reason(error))
         self._watch()
-
-    def on_headers_complete(self) -> None:
-        if self._proxy is not None:  # the seat is that of whom it names
-            address = self._lobby.reception.client(self.headers, self._proxy)
-            if not self._lobby.settle(self, address):
-                self._stop(TooManyOfAddress())
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._lobby.know(self)  # until it is answered
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -454,3 +335,102 @@ class GuardedHttp(LimitedHttp):
         entrance.start(wire)
         if rest:
             wire.data_received(rest)
+
+    @property
+    def is_head_endless(self) -> bool:
+        """A header that does not end is seen by its bytes: the parser reports whole ones. So is a
+        trailer, or what stands beside the size of a chunk."""
+        limits = self.settings
+        limit = limits.max_target_bytes + limits.max_header_bytes + _SLACK
+        if self.in_body:
+            return self._unused_bytes > limit
+        return self.in_head and self._head_bytes > limit
+
+    @property
+    def wants_websocket(self) -> bool:
+        return bool(self.parser.should_upgrade()) and self._get_upgrade() == _WEBSOCKET
+
+    def feed(self, data: bytes) -> None:
+        """Raises what the parser raises."""
+        clean, self._begun = not self.in_body, 0
+        first_line = data.lstrip(b"\r\n").partition(b"\n")[0] if _ALIEN in data else b""
+        if _ALIEN in first_line and clean and not self.in_head:
+            self.refusal = VersionNotSupported()
+            raise HttpParserError
+        self._unused_bytes += len(data)
+        self.parser.feed_data(data)
+        if clean and self._begun <= 1:  # else part of it belonged to an earlier request
+            self._head_bytes += len(data)
+
+    # what the parser says
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.in_head, self.in_body = True, False
+        self._begun += 1
+        self._head_bytes = self._header_bytes = self._ignored_bytes = 0
+        self._trailers = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self.settings.max_target_bytes:
+            self._stop(TargetTooLong(self.settings.max_target_bytes))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_body:
+            self._trailers += 1  # of a chunked body: counted and dropped, it is no header
+        else:
+            super().on_header(name, value)
+        self._header_bytes += len(name) + len(value) + 4
+        limits, number = self.settings, len(self.headers) + self._trailers
+        if number > limits.max_headers or self._header_bytes > limits.max_header_bytes:
+            self._stop(HeadTooLarge())
+
+    def on_headers_complete(self) -> None:
+        if self._proxy is not None:  # the seat is that of whom it names
+            address = self._lobby.reception.client(self.headers, self._proxy)
+            if not self._lobby.settle(self, address):
+                self._stop(TooManyOfAddress())
+        self.patience.stop()
+        self._unused_bytes = 0
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._stop(VersionNotSupported())
+        if problem := _ambiguity(self.url, self.headers):
+            self._stop(InvalidRequest(problem))
+        self.in_head = False
+        if self.wants_websocket:
+            return
+        super().on_headers_complete()
+        self.in_body = True
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # an upgrade we do not know leaves the parser used up
+
+    def on_body(self, body: bytes) -> None:
+        if self.wants_websocket:
+            return
+        super().on_body(body)
+        self._unused_bytes = 0
+        if self.cycle.response_complete:
+            self._ignored_bytes += len(body)
+            if self._ignored_bytes > self.settings.max_body_bytes:
+                self._stop(BodyTooLarge(self.settings.max_body_bytes))
+
+    def on_message_complete(self) -> None:
+        self.in_body = False
+        self.patience.stop()
+        if not self.wants_websocket:
+            super().on_message_complete()
+        self._lobby.know(self)  # until it is answered
+
+    def reason(self, error: Exception) -> GatewayError:
+        """Why the parser gave up."""
+        if self.refusal is not None:
+            return self.refusal
+        is_other = self.parser.get_http_version() not in {_UNREAD, *_VERSIONS}
+        if is_other or str(error) == "Invalid HTTP version":
+            return VersionNotSupported()
+        return InvalidRequest(f"not HTTP: {str(error)[:100]}")
+
+    def _stop(self, error: GatewayError) -> None:
+        self.refusal = error
+        raise error

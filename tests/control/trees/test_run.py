@@ -1,5 +1,6 @@
 """A run from its first tick to `:finally`, and how it is stopped."""
 
+from gc import collect
 from itertools import cycle, takewhile
 
 import pytest
@@ -59,6 +60,19 @@ def test_an_interrupt_halts_what_runs_and_then_comes_the_end() -> None:
     assert stage.log == ["halted", "clean", "say"]
     assert (outcome.status, outcome.reason, outcome.detail) == (FAILURE, "interrupted", "the user")
     assert stage.woken == 1
+
+
+def test_a_run_that_is_dropped_halts_nothing_and_cleans_nothing_up() -> None:
+    stage = Stage()
+    stage.logs("clean")
+    stage.asks("wait-long")
+    run = stage.run("(ensure (sequence (action wait-long)) (action clean))")
+    assert not run.step()
+
+    del run
+    collect()
+
+    assert stage.log == []
 
 
 def test_an_end_that_fails_changes_nothing() -> None:

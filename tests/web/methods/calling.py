@@ -9,8 +9,8 @@ from pydantic_core import from_json, to_json
 from gateway.api.methods import METHODS
 from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
+from gateway.web.chat import ChatMethods
 from gateway.web.identity import Principal
-from gateway.web.methods.chat import ChatMethods
 from gateway.web.rpc import Call, Handler, Registry, Request, encode_result, run_all
 from gateway.web.socket import Seat, Workers
 from gateway.web.wire.frames import Wire
@@ -47,16 +47,16 @@ class FakePeer(Seat):
     """A seat on such a connection."""
 
     def __init__(self) -> None:
-        self.wire = FakeWire()
-        super().__init__(cast(Wire, self.wire), LOCAL, Workers(1))
+        self.far_end = FakeWire()
+        super().__init__(cast(Wire, self.far_end), LOCAL, Workers(1))
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return self.wire.events
+        return self.far_end.events
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        return self.wire.told
+        return self.far_end.told
 
     @property
     def callbacks(self) -> Sequence[Callable[[], None]]:

@@ -9,7 +9,7 @@ from gateway.api.errors import Forbidden
 from gateway.domain.events import AuditEntry, Deed
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
-from gateway.web.methods.operating import AuditMethods
+from gateway.web.operating import AuditMethods
 from tests.fakes.store import NOON, open_memory
 from tests.web.methods.calling import call
 

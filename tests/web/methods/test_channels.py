@@ -14,7 +14,7 @@ from gateway.domain.inbox import HeardMessage, NewDelivery
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
-from gateway.web.methods.operating import LONGEST_TEXT, ChannelMethods
+from gateway.web.operating import LONGEST_TEXT, ChannelMethods
 from gateway.web.rpc import Handler
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, open_memory

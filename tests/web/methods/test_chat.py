@@ -12,8 +12,8 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
+from gateway.web.chat import PAGE_CHARACTERS
 from gateway.web.identity import Principal
-from gateway.web.methods.chat import PAGE_CHARACTERS
 from gateway.web.rpc import Handler
 from gateway.web.socket import REPLAYED_AT_ONCE
 from tests.fakes.model import ScriptedModel, StallingModel, says

@@ -17,8 +17,8 @@ from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.events import Event
 from gateway.domain.ids import RunId, SessionKey
 from gateway.web.identity import Principal
-from gateway.web.methods.events import EventMethods
 from gateway.web.rpc import Call, Handler, run_all
+from gateway.web.status import EventMethods
 from tests.web.methods.calling import FakePeer, call
 from tests.web.running import ALICE, BEARER, GUARDED, ask, hear, running
 

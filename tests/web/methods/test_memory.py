@@ -15,7 +15,7 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
 from gateway.web.identity import Principal
-from gateway.web.methods.memory import MemoryMethods
+from gateway.web.memory import MemoryMethods
 from gateway.web.rpc import Handler
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.find import FakeFind

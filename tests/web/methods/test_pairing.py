@@ -10,7 +10,7 @@ from gateway.channels.pairing import PairingBook
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
-from gateway.web.methods.operating import PairMethods
+from gateway.web.operating import PairMethods
 from tests.channels.people import a_book, ask
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory

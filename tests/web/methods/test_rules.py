@@ -3,7 +3,7 @@
 from gateway.api.declarations import plain
 from gateway.control.rules import load_rules
 from gateway.domain.events import RefusedRules
-from gateway.web.methods.status import rules
+from gateway.web.status import rules
 from tests.fakes.rules import definitions, rule
 
 

@@ -10,8 +10,8 @@ from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
 from gateway.web.identity import Principal
-from gateway.web.methods.sessions import SessionMethods
 from gateway.web.rpc import Handler
+from gateway.web.sessions import SessionMethods
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import http
 from tests.fakes.model import ScriptedModel, says

@@ -14,7 +14,7 @@ from gateway.domain.ports import Stores
 from gateway.domain.sessions import USER_LIMITS, Choosable
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import Principal
-from gateway.web.methods.memory import SettingsMethods
+from gateway.web.memory import SettingsMethods
 from gateway.web.rpc import Handler
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, encode

@@ -19,8 +19,8 @@ from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.memory.context import ASKED
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
-from gateway.web.methods.status import About, ProviderTrial, StatusMethods
 from gateway.web.rpc import Handler
+from gateway.web.status import About, ProviderTrial, StatusMethods
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool, NoSchemas

@@ -9,9 +9,9 @@ from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.sessions import ImportRefused
 from gateway.web.identity import Principal
-from gateway.web.methods.memory import MemoryMethods
-from gateway.web.methods.sessions import SessionMethods
+from gateway.web.memory import MemoryMethods
 from gateway.web.rpc import Handler
+from gateway.web.sessions import SessionMethods
 from tests.fakes.clock import CountingIds
 from tests.fakes.find import FakeFind
 from tests.fakes.model import ScriptedModel, says

@@ -1,18 +1,23 @@
-"""ping, status, agent.list, plugin.*, rule.list, route.explain, provider.test: what the gateway tells of itself."""
+"""ping, status, agent.list, plugin.*, rule.list, route.explain, provider.test, events.subscribe: what the gateway
+tells of itself and of what happens."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import anyio
 
 from gateway.api import operating as api
 from gateway.api.declarations import Params, build
+from gateway.api.errors import InvalidParams
+from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import OWN_CHANNELS, AgentDef, SubagentDef, address_in
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import GatewayError, ModelFailed, NotFound
+from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
@@ -20,8 +25,9 @@ from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode, Ids, Model
 from gateway.sessions.intake import Front
 from gateway.tools.gate import ToolGate
-from gateway.web.identity import may, may_use
-from gateway.web.rpc import Call, Handler
+from gateway.web.identity import Principal, may, may_use, sees_session, visible_key
+from gateway.web.responses import encode
+from gateway.web.rpc import Call, Handler, Peer, did_you_mean
 
 QUESTION = "Answer with the single word: ready"
 MOST_TOKENS = 32
@@ -268,3 +274,54 @@ class ProviderTrial:
         if model is None:
             raise NothingToTest(f"no agent uses the provider {name!r}; say which --model to ask")
         return AgentDef(AgentId(name), name, model)
+
+
+@dataclass(frozen=True, slots=True)
+class EventMethods:
+    bus: Bus
+    _stops: dict[int, Callable[[], None]] = field(default_factory=dict)  # by connection
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"events.subscribe": self.subscribe}
+
+    def subscribe(self, call: Call, params: api.EventsSubscribe) -> api.Subscribed:
+        types = None if params.types is None else frozenset(map(_type_named, params.types))
+        text = params.session_key
+        key = None if text is None else visible_key(call.principal, text)
+        hear = partial(_tell, call.peer, call.principal, key)
+        call.after_answer.append(lambda: self._begin(call.peer, hear, types))
+        shown = None if types is None else sorted(types)
+        return api.Subscribed(types=shown, session_key=text)
+
+    def _begin(
+        self, peer: Peer, hear: Callable[[Event], None], types: frozenset[str] | None
+    ) -> None:
+        """A second subscription of a connection takes the place of the first."""
+        if not peer.is_open:
+            return
+        if stop := self._stops.get(id(peer)):
+            stop()
+        else:
+            peer.on_close(lambda: self._stops.pop(id(peer))())
+        self._stops[id(peer)] = self.bus.subscribe(hear, types=types)
+
+
+def _type_named(name: str) -> str:
+    """Raises InvalidParams."""
+    kind = kind_named(name)
+    if kind is None:
+        what = f"no event is called {name[:64]!r}{did_you_mean(name, api.EVENT_NAMES)}"
+        raise InvalidParams(f"types: {what}", [("types", what)])
+    return kind.type
+
+
+def _tell(peer: Peer, principal: Principal, only: SessionKey | None, event: Event) -> None:
+    if (only is None or event.session_key == only) and _sees(principal, event.session_key):
+        peer.notify("event", encode(event))
+
+
+def _sees(principal: Principal, key: SessionKey | None) -> bool:
+    """What belongs to no session is for those who may read everything."""
+    if key is None:
+        return may(principal, "read") and principal.agents is None
+    return sees_session(principal, key)

@@ -1,1 +1,0 @@
-"""The JSON-RPC methods: parameters in, one question to the core, a plain value out."""
