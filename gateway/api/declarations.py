@@ -251,7 +251,7 @@ ADMIN: Scope = ("admin",)
 class Method:
     """A method of JSON-RPC. `http` is the address where `GET` does the same: its parameters are in the query,
     the first one in the path if there is a place for it. `errors` are the statuses of HTTP with which it may be
-    refused besides those of every method. `columns` are what a table of its result shows. `all_agents`: a token that
+    refused besides those of every method. `columns` are the fields that a table of its result shows, with blanks between them. `all_agents`: a token that
     reaches some agents only may not ask."""
 
     name: str
@@ -260,7 +260,7 @@ class Method:
     result: Any
     http: str = ""
     errors: tuple[int, ...] = ()
-    columns: tuple[str, ...] = ()
+    columns: str = ""
     all_agents: bool = False
 
     @property
