@@ -44,17 +44,12 @@ def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[Plu
                 where = (*path, "capabilities", at)
                 reading.wrong(Code.DUPLICATE, where, message, "keep one")
         # else what follows from a capability that is reported already is no news
-        is_sure = len(one.capabilities) == len(_grants(reading, index))
+        granted = reading.given((*path, "capabilities"))
+        is_sure = isinstance(granted, list | None) and len(granted or ()) == len(one.capabilities)
         file, is_bundled = _file(reading, (*path, "path"), one)
         secrets = _secrets(reading, (*path, "secrets"), one.secrets, one, is_sure=is_sure)
         plugins[one.name] = replace(one, path=file, secrets=secrets, is_bundled=is_bundled)
     return tuple(plugins.values())
-
-
-def _grants(reading: Reading, index: int) -> Sequence[object]:
-    table = reading.tree["plugins"][index]
-    grants = table.get("capabilities", []) if isinstance(table, dict) else []
-    return grants if isinstance(grants, list) else []
 
 
 def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, bool]:
@@ -196,25 +191,24 @@ def resolve_channels(
 def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, PluginDef]) -> ChannelDef:
     """What kind of plugin its adapter is, is seen when it is loaded."""
     path: KeyPath = ("channels", written.name)
-    names = reading.plugins
     if written.name in OWN_CHANNELS:
         message = f"{quoted(written.name)} is a surface of the gateway itself"
         reading.wrong(Code.DUPLICATE, path, message, "choose another name")
     check_config(reading, (*path, "config"), written.config)
-    where = (*path, "plugin")
-    if not names.get(written.plugin, True):
-        message = f"plugin {quoted(written.plugin)} is not enabled"
-        reading.wrong(Code.UNKNOWN_NAME, where, message, "enable it, or remove the channel")
-    lists: list[KeyPath] = [(*path, "allow_from")]
-    lists += [(*path, "groups", room, "allow_from") for room in written.groups]
-    for people in lists:
-        _check_people(reading, people)
-    plugin, secrets = plugins.get(written.plugin), ()
-    if plugin is not None:
-        secrets = _secrets(  # type: ignore[assignment]  # as many as there are
-            reading, (*path, "secrets"), written.secrets, plugin, must_reach=False
+    if not reading.plugins.get(written.plugin, True):
+        message, fix = (
+            f"plugin {quoted(written.plugin)} is not enabled",
+            "enable it, or remove the channel",
         )
-    return replace(written, secrets=secrets)
+        reading.wrong(Code.UNKNOWN_NAME, (*path, "plugin"), message, fix)
+    _check_people(reading, (*path, "allow_from"))
+    for room in written.groups:
+        _check_people(reading, (*path, "groups", room, "allow_from"))
+    plugin, secrets = plugins.get(written.plugin), (*path, "secrets")
+    if plugin is None:
+        return replace(written, secrets=())
+    given = _secrets(reading, secrets, written.secrets, plugin, must_reach=False)
+    return replace(written, secrets=given)
 
 
 def _check_people(reading: Reading, path: KeyPath) -> None:

@@ -7,6 +7,7 @@ go to the preset's own address only.
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from gateway.config.environment import DEMO, key_variables, value_of
 from gateway.config.problems import Code, KeyPath
@@ -154,10 +155,10 @@ def check_prices(
         limit = _limit_in_money(config.budgets, agent.id)
         if limit is None:
             continue
-        path, link = place, agent
+        path, link = place, cast("AgentDef | None", agent)
         while link is not None:
             _check_price(reading, config, path, (link.provider, link.model), limit)
-            path, link = (*path, "fallback"), link.fallback  # type: ignore[assignment]  # ends
+            path, link = (*path, "fallback"), link.fallback
         for index, helper in enumerate(config.subagents):
             if helper.model and (helper.name == reader or helper.tool in agent.tools):
                 asked = (helper.provider or agent.provider, helper.model)

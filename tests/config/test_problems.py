@@ -43,5 +43,5 @@ def test_a_fix_names_every_choice() -> None:
 
 
 def test_odd_keys_and_values_stay_on_one_line() -> None:
-    assert dotted(("a", 0, "b c", "d\ne")) == 'a.0."b c"."d?e"'
+    assert dotted(("a", 0, "b c", "d\ne")) == 'a.0."b c"."d e"'
     assert quoted("x" * 100) == f'"{"x" * 57}..."'

@@ -139,6 +139,7 @@ class Run:
             self.interrupt("given up")
             self._halt()
             self.outcome = self._body_ended or TreeOutcome(FAILURE, "interrupted")
+            self.frame.kept.clear()
             log.warning("tree.finally_cut", extra={"tree": self.plan.name})
 
     def _abort(self, reason: Reason, detail: str) -> None:
@@ -170,6 +171,7 @@ class Run:
             extra = {"tree": self.plan.name, "detail": detail or str(failure)}
             log.warning("tree.finally_failed", extra=extra)
         self.outcome = self._body_ended
+        self.frame.kept.clear()  # they refer to the frame; without them it is freed at once
 
 
 MAX_TICKS = 100_000
