@@ -202,7 +202,7 @@ class Output:
     ) -> None:
         """Publishes it. Rules may cause further events: those come after it, for everybody."""
         job, bus = self._job, self._bus
-        is_ruled = bool(job.rules.hearing[type_])
+        is_ruled = bool(job.rules.by_event[type_])
         if self._is_over or not (is_ruled or bus or job.hears(type_)):
             return
         kind = kind_named(type_)
@@ -220,7 +220,7 @@ class Output:
         scope, at = self._job.scope, self.moment.wall
         run = (scope.session_key, scope.run_id)
         event = Event("session.end", "info", "agent", at, *run, payload)
-        if self._job.rules.hearing[event.type]:
+        if self._job.rules.by_event[event.type]:
             self._ask_rules(event)
         return event
 
