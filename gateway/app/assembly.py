@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.agent.driver import Runner
 from gateway.agent.leaves import Plans
-from gateway.agent.subagents import Delegating, Subagents
+from gateway.agent.subagents import Subagents, SummarizingGate
 from gateway.api.methods import METHODS
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
@@ -59,7 +59,7 @@ from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker, TurnRecall
 from gateway.tools.gate import ToolGate
-from gateway.tools.originals import ResultTool
+from gateway.tools.results import ResultTool
 from gateway.web.asgi import WebApp, twins
 from gateway.web.asgi import build as build_web
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
@@ -170,9 +170,9 @@ class Gateway:
         beside = (opened.souls, shared.settings.of, clock, shared.journal_of, made.agents)
         subagents = Subagents(known, runner, *beside)
         gate.renew("", subagents.tools)
-        forget: Callable[[SessionKey], Awaitable[None]] = gate.excerpts.forget
+        forget: Callable[[SessionKey], Awaitable[None]] = gate.forget
         if config.delegation.is_enabled:
-            reading = Delegating(gate, subagents, config.delegation, stores.tools, to_json)
+            reading = SummarizingGate(gate, subagents, config.delegation, stores.tools, to_json)
             runner, forget = replace(runner, gate=reading), stores.tools.forget_originals
         caches = (stores.sessions, shared.episodes, shared.lanes, clock, shared.ids)
         compaction = Compaction(opened.model, *caches, on_compacted=memory.extractor.on_compacted)
