@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator
 
+import httpx2  # noqa: F401  # when first imported it reads its metadata from the disk, also on a loop
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import settings
