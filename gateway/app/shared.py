@@ -150,7 +150,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             settings=SettingsBook(stores.sessions, to_json, from_json),
         )
         prices = PriceTable(config.providers)
-        if config.providers:  # before any call: whoever needs it meanwhile would stop everybody
+        if config.providers:  # before any call: to build it later would block the event loop
             await to_thread.run_sync(prices.warm)
         await shared.meter(config, prices).settle_lost()
         try:
