@@ -163,7 +163,7 @@ class MessageIntake:
             raise Busy(f"{here} messages of this session are waiting already")
         if theirs >= self.bounds.max_pending_per_principal:
             raise Busy(f"{theirs} messages of the same sender are waiting already")
-        if (total := self.pending) >= self.bounds.max_pending_total:
+        if (total := self._counts.get(None, 0)) >= self.bounds.max_pending_total:
             raise Busy(f"{total} messages are waiting already", retry_after_s=5.0)
         if total:
             self._require_room(key, size, is_whole=True)

@@ -340,7 +340,7 @@ class RecordedJournal(RunJournal):
 
     def begin(self, attempt: int, asked: Sequence[RunId], control: RunControl) -> Moment:
         """Begins an attempt, which answers these runs. From now on the requests of others are recorded."""
-        self("attempt", attempt, list(asked))
+        self.lines.append(("attempt", (attempt, list(asked))))
         moment = self.moment()
         for one in control.requests:
             self._requested(one)
@@ -370,14 +370,14 @@ class RecordedJournal(RunJournal):
     async def begins(
         self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
     ) -> None:
-        self("begin", scene, read)
+        self.lines.append(("begin", (scene, read)))
 
     def tells(self, events: Sequence[TurnEvent]) -> None:
-        self("told", [type(event).__name__ for event in events])
+        self.lines.append(("told", ([type(event).__name__ for event in events],)))
 
     def asks(self, request: ModelRequest) -> None:
         parts = parts_of(request)
-        self("ask", parts.since(self._asked))
+        self.lines.append(("ask", (parts.since(self._asked),)))
         self._asked, self.has_sent = parts, False
 
     def replied(self, step: int, reply: ModelReply) -> None:
@@ -385,7 +385,8 @@ class RecordedJournal(RunJournal):
         if has_bytes and (reply.warnings or is_overrun or usage.cost_usd is not None):
             warnings = [asdict(one) for one in reply.warnings] if reply.warnings else []
             self("metered", usage.cost_usd, warnings, asdict(usage) if is_overrun else None)
-        self("reply", step, None if has_bytes and not reply.tool_calls else asdict(reply))
+        plain = None if has_bytes and not reply.tool_calls else asdict(reply)
+        self.lines.append(("reply", (step, plain)))
 
     def failed(self, failure: Exception) -> None:
         if isinstance(failure, BudgetExceeded):
@@ -397,7 +398,7 @@ class RecordedJournal(RunJournal):
         self("spent", call.id, [asdict(spent)])
 
     def ends(self) -> None:
-        self("over")
+        self.lines.append(("over", ()))
 
     async def keep(self, what: str) -> None:
         async with self._writing:  # one part after the other, so that none is missing

@@ -193,21 +193,19 @@ class TurnBatch:
     crowded: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
     run: LiveRun = field(init=False)
+    merged: Sequence[LiveRun] = field(init=False)  # their end is that of the carrier
     person: str = field(init=False)  # whose settings apply, and for whom tools act
 
     def __post_init__(self) -> None:
         self.run = self.asked[-1]
+        self.merged = (*self.asked[:-1], *self.took)
         self.person = speaker_in(self.run.session_key, self.run.new.sender)
-
-    @property
-    def merged(self) -> Sequence[LiveRun]:
-        """Their end is that of the carrier."""
-        return (*self.asked[:-1], *self.took)
 
     def take(self, runs: Sequence[RunId]) -> None:
         """Of the messages behind, it has taken those of these runs."""
         waiting = {one.run_id: one for one in self.behind}
         self.took = [waiting[run] for run in runs if run in waiting]
+        self.merged = (*self.asked[:-1], *self.took)
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]

@@ -118,13 +118,11 @@ def _nodes(
 ) -> tuple[Node, ...]:
     """The questions and all that was said after them, each the parent of the next. A question keeps
     the id of its message and the run that it was accepted with. `status` is that of the last."""
-    took = iter(batch.took)
-    turns: list[tuple[Message, LiveRun | None]] = [
-        (Message("user", one.new.content), one) for one in batch.asked
-    ]
-    turns += [(one, next(took, None) if one.role == "user" else None) for one in said]
+    questions = [Message("user", one.new.content) for one in batch.asked]
+    runs = iter((*batch.asked, *batch.took))  # of what users said, in order
     nodes: list[Node] = []
-    for place, (message, asked) in enumerate(turns, 1 - len(batch.asked)):
+    for place, message in enumerate((*questions, *said), 1 - len(questions)):
+        asked = next(runs, None) if message.role == "user" else None
         node = Node(
             id=NodeId(asked.new.message_id if asked else f"{batch.run.new.message_id}.{place}"),
             parent_id=parent,
@@ -279,12 +277,15 @@ class RunWorker:
             self.runs.pop(ended.run_id, None)
             ended.publish()
         if self.extractor is not None:
-            news = [one.new for one in (*batch.asked, *batch.took)]
             said = [
                 SaidMessage(
-                    NodeId(new.message_id), new.run_id, new.sender, new.content, new.accepted_at
+                    NodeId(one.new.message_id),
+                    one.run_id,
+                    one.new.sender,
+                    one.new.content,
+                    one.new.accepted_at,
                 )
-                for new in news
+                for one in (*batch.asked, *batch.took)
             ]
             self.extractor.told(key, said, end.nodes[-1].id)
         if end.event is not None:
@@ -308,7 +309,8 @@ class RunWorker:
             run.progress = dict
             for sealed in (run, *batch.merged):
                 sealed.unseal()
-            batch.took, state = (), end.state
+            batch.take(())
+            state = end.state
             end = refused(batch, episode.head, "internal_error", DEFECT, journal.moment())
             await self._commit(batch, episode, replace(end, state=state), journal)
         return end
