@@ -287,7 +287,7 @@ class RunWorker:
                 )
                 for one in (*batch.asked, *batch.took)
             ]
-            self.extractor.told(key, said, end.nodes[-1].id)
+            self.extractor.extract(key, said, end.nodes[-1].id)
         if end.event is not None:
             self.bus.publish(end.event)
         if batch.crowded is not None:
