@@ -28,7 +28,7 @@ from gateway.domain.messages import (
 from gateway.domain.model import FinishReason, ModelReply, ToolSpec
 from gateway.domain.ports import Decode, ToolScope
 from gateway.memory.context import Context
-from gateway.tools.sources import Listed, ToolSource
+from gateway.tools.results import Listed, ToolSource
 
 # -- events
 

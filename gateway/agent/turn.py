@@ -66,8 +66,7 @@ from gateway.domain.messages import (
 )
 from gateway.domain.model import ModelReply, ToolSpec
 from gateway.memory.window import message_tokens, paired
-from gateway.tools.originals import SPEC
-from gateway.tools.sources import ToolSource
+from gateway.tools.results import SPEC, ToolSource
 
 log = logging.getLogger(__name__)
 

@@ -165,6 +165,12 @@ def _is_named(section: type) -> bool:
     return "name" in section.__annotations__ and "name" not in keys_of(section)
 
 
+def keys_here(section: type, about: Setting) -> dict[str, Key]:
+    """The keys that a section has as the value of a key with this setting."""
+    only = about.only
+    return {name: key for name, key in keys_of(section).items() if not only or name in only}
+
+
 class SectionReader:
     """Reads sections; what is wrong is gathered in `findings`, and left out of the values."""
 
@@ -192,10 +198,9 @@ class SectionReader:
         if not isinstance(table, dict) or len(path) > DEEPEST:
             self._no_section(table, path, about)
             return made
-        keys = {n: key for n, key in keys_of(kind).items() if not about.only or n in about.only}
-        for name in table:
-            if name not in keys:
-                self._unknown((*path, name), keys)
+        keys = keys_here(kind, about)
+        for name in [name for name in table if name not in keys]:
+            self._unknown((*path, name), keys)
         values: dict[str, Any] = {}
         for name, key in keys.items():
             where = (*path, name)
@@ -260,23 +265,24 @@ class SectionReader:
         if kind is object:
             return raw
         if get_origin(kind) is Literal or (about.words and isinstance(raw, str)):
-            choices = get_args(kind) or tuple(about.words)
-            if raw in choices and not isinstance(raw, bool):
-                return about.words.get(str(raw), raw)
-            names = [str(one) for one in choices]
-            fix = choose(raw if isinstance(raw, str) else "", names)
-            return self.wrong(
-                Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not a choice here", fix
-            )
+            return self._choice(get_args(kind) or tuple(about.words), raw, path, about)
         if kind == Plain:
             kind = type(raw) if isinstance(raw, Plain) else str
-        if kind is bool and not isinstance(raw, bool):
-            return self._wrong_type(path, raw, "true or false", about)
-        if kind is bool:
-            return raw
         if kind in {int, float}:
             return self._number(kind, raw, path, about)
-        return self._text(kind, raw, path, about)
+        if kind is not bool:
+            return self._text(kind, raw, path, about)
+        if isinstance(raw, bool):
+            return raw
+        return self._wrong_type(path, raw, "true or false", about)
+
+    def _choice(
+        self, choices: Collection[object], raw: object, path: KeyPath, about: Setting
+    ) -> Any:
+        if raw in choices and not isinstance(raw, bool):
+            return about.words.get(str(raw), raw)
+        fix = choose(raw if isinstance(raw, str) else "", [str(one) for one in choices])
+        return self.wrong(Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not a choice here", fix)
 
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1
@@ -284,17 +290,10 @@ class SectionReader:
             return self._wrong_type(path, raw, "a whole number" if is_whole else "a number", about)
         if isinstance(raw, float) and not math.isfinite(raw):
             return self._wrong_type(path, raw, "a finite number", about)
-        least, most, above = about.least, about.most, about.above
-        if least is not None and raw < least:
-            beyond = f"at least {least}"
-        elif above is not None and raw <= above:
-            beyond = f"more than {above}"
-        elif raw > (most := 1e300 if most is None else most):
-            beyond = f"at most {most}"
-        else:
-            return round(raw * about.scale) if about.scale > 1 else kind(raw)
-        message = f"{shown(path, raw)} is out of range: it should be {beyond}"
-        return self.wrong(Code.OUT_OF_RANGE, path, message, about.help)
+        if allowed := _beyond(raw, about):
+            message = f"{shown(path, raw)} is out of range: it should be {allowed}"
+            return self.wrong(Code.OUT_OF_RANGE, path, message, about.help)
+        return round(raw * about.scale) if about.scale > 1 else kind(raw)
 
     def _text(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, str):
@@ -313,12 +312,16 @@ class SectionReader:
         except ValueError as error:
             message = str(error)
             return self.wrong(Code.MALFORMED, path, message, about.help)
-        names = self.names.get(about.refers or "")
-        if names is not None and text not in names:
-            message, fix = f"there is no {about.refers} {quoted(text)}", choose(text, names)
-            fix += f", or add [[{about.refers}s]] with it" if about.refers in _ADDED else ""
-            self.dangling.append(Finding(Code.UNKNOWN_NAME, path, message, fix))
+        if about.refers is not None and about.refers in self.names:
+            self._refer(about.refers, text, path)
         return kind(text) if kind in {Secret, Path} else text
+
+    def _refer(self, what: str, name: str, path: KeyPath) -> None:
+        names = self.names[what]
+        if name not in names:
+            message, fix = f"there is no {what} {quoted(name)}", choose(name, names)
+            fix += f", or add [[{what}s]] with it" if what in _ADDED else ""
+            self.dangling.append(Finding(Code.UNKNOWN_NAME, path, message, fix))
 
     def _capability(self, raw: str, path: KeyPath) -> Any:
         try:
@@ -352,6 +355,16 @@ class SectionReader:
             case "a whole number" | "a number" | "true or false", str():
                 fix = "write it without quotes"
         return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
+
+
+def _beyond(number: float, about: Setting) -> str:
+    """The bound that a number is beyond, in words; empty if it is within."""
+    most = 1e300 if about.most is None else about.most
+    if about.least is not None and number < about.least:
+        return f"at least {about.least}"
+    if about.above is not None and number <= about.above:
+        return f"more than {about.above}"
+    return f"at most {most}" if number > most else ""
 
 
 @cache

@@ -2,7 +2,7 @@
 nothing is negative, and nothing stays held for ever."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,7 +10,7 @@ from datetime import timedelta
 import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.budgets import Meter, prompt_tokens
@@ -55,12 +55,14 @@ class Open:
 
     request: ModelRequest
     share: float
+    note_held: Callable[[], Awaitable[None]]
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     end: str = ""
     has_end: anyio.Event = field(default_factory=anyio.Event)
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        """A provider that answers when it is told to."""
+        """A provider that answers when it is told to, perhaps at once."""
+        await self.note_held()
         await self.has_end.wait()
         if self.end == "never sent":
             raise NeverSent("p", "network", "no connection")
@@ -120,6 +122,9 @@ class World:
             held[one.payer.session_key] += one.held.tokens
         return held
 
+    async def note_held(self) -> None:
+        self.most_held |= await self.held()
+
     async def ask(self, key: SessionKey, size: int) -> None:
         call = Open(
             ModelRequest(
@@ -129,6 +134,7 @@ class World:
                 payer=Payer(key, RunId("r")),
             ),
             self.share,
+            self.note_held,
         )
         self.open.append(call)
         self.group.start_soon(self._asking, call)
@@ -175,7 +181,7 @@ class World:
         """The invariants."""
         records = (await self.stores.ledger.records(RecordQuery(limit=1_000))).records
         held = await self.stores.ledger.unsettled()
-        self.most_held |= await self.held()
+        await self.note_held()
         assert not any(one.waits_for for one in self.refusals), "refused for what is only reserved"
         assert held or self.ledger.away or not self.meter.queue.places, "it waits for nothing"
         for one in held:
@@ -231,8 +237,18 @@ STEPS = st.lists(
 )
 
 
+# A call that is granted out of the queue and answered within one step.
+ANSWERED_AT_ONCE = [
+    *(("ask", 0, 1), ("crash", 0, 1)),
+    *[("ask", which, 1) for which in (0, 0, 0, 1)],
+    *[("answered", which, 1) for which in (0, 0, 1, 0)],
+    ("crash", 0, 1),
+]
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS, st.floats(0, 1))
+@example(ANSWERED_AT_ONCE, 0.0)
 def test_no_history_passes_a_limit_or_leaves_anything_held(
     steps: list[tuple[str, int, int]], share: float
 ) -> None:
