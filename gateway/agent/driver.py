@@ -26,7 +26,7 @@ from gateway.agent.effects import (
     TimePassed,
     ToolReturned,
 )
-from gateway.agent.fitting import SLACK, fitted
+from gateway.agent.fitting import SLACK, fit
 from gateway.agent.journal import EventQueue, RunJournal, part_of
 from gateway.agent.leaves import Plans
 from gateway.agent.limits import plain_limits
@@ -354,7 +354,7 @@ class Driver:
         if state.live >= state.calm:
             turn.exceed(ticket)
             if ticket not in turn.open:  # the turn does not want the reply any more
-                self._queue.came.set()
+                self._queue.wake()
                 if self._asking is not None:
                     self._asking.cancel()
 
@@ -397,7 +397,7 @@ class Driver:
             window = _window_of(agent, request.model)
         told = self.turn.state.context_tokens  # which may count system and tools, or may not
         most = told + context.system_tokens + context.tools_tokens + SLACK
-        return request if most + request.max_tokens <= window else fitted(request, context, window)
+        return request if most + request.max_tokens <= window else fit(request, context, window)
 
     async def _call(self, effect: CallTool) -> None:
         """Puts the result of a tool call into the queue."""
@@ -431,7 +431,7 @@ class Driver:
             agent=self.job.agent,
             question=self.job.context.question.text,
             part=part_of(self.journal.part, call, effect.step),
-            carve=partial(self._share, effect.ticket, seconds),
+            allowance=partial(self._share, effect.ticket, seconds),
             spend=spend,
         )
         with anyio.move_on_after(effect.timeout_s):

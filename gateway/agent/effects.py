@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules import RunRules
@@ -28,13 +28,12 @@ from gateway.domain.messages import (
 from gateway.domain.model import FinishReason, ModelReply, ToolSpec
 from gateway.domain.ports import Decode, ToolScope
 from gateway.memory.context import Context
-from gateway.tools.sources import Listed, ToolSource
+from gateway.tools.results import Listed, ToolSource
 
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """The time of an event, by both clocks; a turn has no other time."""
 
     wall: datetime

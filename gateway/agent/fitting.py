@@ -1,6 +1,6 @@
 """Makes a request fit the window of its model, in a fixed order, or says what is too large. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.domain.errors import TooLarge
@@ -10,75 +10,57 @@ from gateway.memory.compaction import OPENING
 from gateway.memory.context import Context, reply_room, tool_tokens
 from gateway.memory.window import HEAD, TAIL, message_tokens
 
-SLACK = 400  # tokens of what may be offered besides: the tool `result`
+SLACK = 400  # tokens of a tool that may be offered in addition: `result`
 
 
-def fitted(request: ModelRequest, context: Context, window: int) -> ModelRequest:
+def fit(request: ModelRequest, context: Context, window: int) -> ModelRequest:
     """The request with as much as the window holds. It leaves out, until it fits: the facts and
     recalled turns, the oldest exchanges, the summary; then it shows only begin and end of the results
     of this turn, the oldest first. Raises TooLarge."""
     request = replace(request, max_tokens=reply_room(request.max_tokens, window))
     system, tools = estimate_tokens(request.system), sum(map(tool_tokens, request.tools))
-    room = window - request.max_tokens - system - tools
     messages = list(request.messages)
-    size = sum(map(message_tokens, messages))
-    for leaving in _what_may_leave(messages, context):
-        if size <= room:
+    excess = request.max_tokens + system + tools + sum(map(message_tokens, messages)) - window
+    for optional in _optional(context):
+        if excess <= 0:
             break
-        messages = [one for one in messages if id(one) not in leaving]
-        size = sum(map(message_tokens, messages))
-    if size > room:
-        messages = _shortened(messages, context, size - room)
-        size = sum(map(message_tokens, messages))
-    if size > room:
+        ids = set(map(id, optional))
+        excess -= sum(message_tokens(one) for one in messages if id(one) in ids)
+        messages = [one for one in messages if id(one) not in ids]
+    old = set(map(id, context.history))
+    for place, one in enumerate(messages):
+        result = one.result
+        if excess <= 0:
+            break
+        if result is None or id(one) in old or len(result.content) <= HEAD + TAIL + 100:
+            continue
+        known = result.excerpt or Excerpt(0, 0, len(result.content))
+        result = replace(result, excerpt=replace(known, head=HEAD, tail=TAIL))
+        messages[place] = replace(one, result=result, kept={})
+        excess -= message_tokens(one) - message_tokens(messages[place])
+    if excess > 0:
         fixed = {"the system text": system, "the list of tools": tools}
         raise _too_large(request, messages, context, window, fixed)
     return replace(request, messages=tuple(messages))
 
 
-def _what_may_leave(messages: Sequence[Message], context: Context) -> list[set[int]]:
-    """Groups of messages, by identity, in the order in which they are left out."""
+def _optional(context: Context) -> Iterator[Sequence[Message]]:
+    """Groups of messages, in the order in which they are left out. Questions at the end of the history
+    that are still to be answered stay."""
+    if context.memory is not None:
+        yield [context.memory]
     summary = [one for one in context.history[:1] if one.text.startswith(OPENING)]
-    exchanges = _answered(context.history[len(summary) :])
-    memory = [] if context.memory is None else [context.memory]
-    leaving = [{id(one) for one in some} for some in (memory, *exchanges, summary)]
-    return [some for some in leaving if any(id(one) in some for one in messages)]
-
-
-def _answered(history: Sequence[Message]) -> Sequence[Sequence[Message]]:
-    """Its exchanges, without questions at its end that are still to be answered."""
-    exchanges: list[list[Message]] = []
-    before = "assistant"
-    for message in history:
-        if message.role == "user" and before == "assistant":
-            exchanges.append([])
-        if exchanges:
-            exchanges[-1].append(message)
-        before = message.role
-    return [one for one in exchanges if one[-1].role == "assistant"]
-
-
-def _shortened(messages: Sequence[Message], context: Context, excess: int) -> list[Message]:
-    """Shows results of this turn in part, until the excess is gone."""
-    before = {id(one) for one in context.history}
-    short: list[Message] = []
-    for one in messages:
-        cut = one
-        if excess > 0 and one.result is not None and id(one) not in before:
-            cut = _in_part(one)
-            excess -= message_tokens(one) - message_tokens(cut)
-        short.append(cut)
-    return short
-
-
-def _in_part(message: Message) -> Message:
-    result = message.result
-    assert result is not None
-    if len(result.content) <= HEAD + TAIL + 100:
-        return message
-    known = result.excerpt or Excerpt(0, 0, len(result.content))
-    excerpt = replace(known, head=HEAD, tail=TAIL)
-    return replace(message, result=replace(result, excerpt=excerpt), kept={})
+    exchange: list[Message] = []
+    for message in context.history[len(summary) :]:
+        if message.role == "user" and (not exchange or exchange[-1].role == "assistant"):
+            if exchange:
+                yield exchange
+            exchange = [message]
+        elif exchange:
+            exchange.append(message)
+    if exchange and exchange[-1].role == "assistant":
+        yield exchange
+    yield summary
 
 
 def _too_large(
@@ -100,8 +82,8 @@ def _too_large(
             name = f"what the tool {one.result.name[:64]} gave in this run"
         parts[name] = parts.get(name, 0) + message_tokens(one)
     largest = max(parts, key=lambda name: parts[name])
-    told = (
+    what = (
         f"{largest} is {parts[largest]:,} tokens, the window of {request.model} is {window:,}, of "
         f"which {request.max_tokens:,} are for the reply"
     )
-    return TooLarge(request.provider, told)
+    return TooLarge(request.provider, what)

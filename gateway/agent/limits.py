@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TypeVar, cast
 
 from gateway.agent.effects import Job, Moment
-from gateway.agent.output import STOPS, WARNINGS, Output, Reading, spent_reading, stop_text
+from gateway.agent.output import STOPS, WARNINGS, LimitReading, Output, spent_reading, stop_text
 from gateway.control.policy import (
     AgentState,
     CallAsked,
@@ -177,8 +177,8 @@ class RunState:
         if tokens == self.shown:
             return
         self.shown = tokens
-        told = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
-        self._output.emit(Chunk("context_update", told))
+        shown = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
+        self._output.emit(Chunk("context_update", shown))
         if tokens < context_line(agent):
             return
         if self._job.was_near:  # the run before has warned of it
@@ -187,7 +187,7 @@ class RunState:
 
     # -- warnings and the stop
 
-    def reading(self, kind: str) -> Reading:
+    def reading(self, kind: str) -> LimitReading:
         limits, run = self.limits, self.tokens_used + self.sent + int(self.live)
         if kind == "token_budget" and self.refusal is not None:
             return spent_reading(self.refusal)
@@ -199,7 +199,7 @@ class RunState:
             "error_limit": (self.consecutive_errors, limits.error_limit),
             "no_progress": (limits.no_progress_repeats, limits.no_progress_repeats),
         }[kind]
-        return Reading(kind, current, limit)
+        return LimitReading(kind, current, limit)
 
     def warn(self, kind: str) -> None:
         """Warns once a run."""
@@ -209,8 +209,8 @@ class RunState:
         if kind in WARNINGS:
             event, text = WARNINGS[kind]
             reading = self.reading(kind)
-            told = text.format(current=reading.current, limit=reading.limit)
-            self._output.warn(event, self.turn, told, reading)
+            message = text.format(current=reading.current, limit=reading.limit)
+            self._output.warn(event, self.turn, message, reading)
         else:
             self._output.system("notice", kind)  # a foreign policy's own words
 
@@ -226,11 +226,11 @@ class RunState:
         if reason is None or self._has_told_stop:
             return
         self._has_told_stop = True
-        said, told = STOPS[reason], self.why
-        reading = self.reading(reason) if said.limit else None
-        self._output.system(said.system_type, told, reading)
-        if said.event is not None and reading is not None:
-            self._output.event(said.event, reading.payload(told))
+        system_type, limit, event = STOPS[reason]
+        reading = self.reading(reason) if limit else None
+        self._output.system(system_type, self.why, reading)
+        if event is not None and reading is not None:
+            self._output.event(event, reading.payload(self.why))
 
     # -- the policy
 
@@ -296,7 +296,7 @@ class RunState:
         """`results` of the calls that were executed, in order."""
         for call, result in results:
             mark = signature(call.name, call.arguments, self._job.decode)
-            told = {
+            facts = {
                 "tool": call.name,
                 "call_id": call.id,
                 "signature": mark,
@@ -304,7 +304,7 @@ class RunState:
                 "is_error": result.is_error,
             }
             if self.reason is None:
-                self.ask_policy("on_tool_result", told)
+                self.ask_policy("on_tool_result", facts)
                 self._tell_repeat(mark, call.name)
         self._output.event("agent.turn.ended", {"turn": self.turn})
         self.turn += 1
@@ -327,10 +327,10 @@ class RunState:
         if finding.loop is not None:
             names = ", ".join(dict.fromkeys(call.name for call in calls))
             count = self.circles.turns.count(finding.loop)
-            told = f"Loop detected: {names} with the same arguments, {count} times."
-            facts = {"signature": finding.loop, "message": told, "tools": names, "count": count}
-            self._output.verdict("agent.loop.detected", self.turn, message=told)
-            self._output.system("notice", told)
+            message = f"Loop detected: {names} with the same arguments, {count} times."
+            facts = {"signature": finding.loop, "message": message, "tools": names, "count": count}
+            self._output.verdict("agent.loop.detected", self.turn, message=message)
+            self._output.system("notice", message)
             self._output.event("agent.loop.detected", facts)
         if self.circles.is_stuck:
             self.terminate("no_progress")
@@ -341,8 +341,8 @@ class RunState:
         most = self.limits.no_progress_repeats
         if not any(one.signature == mark and one.count == most for one in self.circles.repeats):
             return
-        told = f"{tool} gave the same result {most} times. It is not executed again unchanged."
-        facts = {"signature": mark, "tool": tool, "count": most, "message": told}
+        message = f"{tool} gave the same result {most} times. It is not executed again unchanged."
+        facts = {"signature": mark, "tool": tool, "count": most, "message": message}
         self._output.event("agent.no_progress", facts)
         if not any(mark in turn.split("|") for turn in self.circles.reported):
-            self._output.system("notice", told)
+            self._output.system("notice", message)

@@ -550,7 +550,15 @@ METHODS = (
     Method("chat.abort", ChatAbort, CHAT, Aborted),
     Method("chat.history", ChatHistory, READS, HistoryPage),
     Method("chat.resume", ChatResume, READS, Resumed),
-    Method("session.list", SessionList, READS, SessionPage, http="/api/sessions", errors=(422,)),
+    Method(
+        "session.list",
+        SessionList,
+        READS,
+        SessionPage,
+        http="/api/sessions",
+        errors=(422,),
+        columns="session_key state message_count token_usage updated_at",
+    ),
     Method(
         "session.get", SessionGet, READS, Session, http="/api/sessions/{key:path}", errors=(404,)
     ),

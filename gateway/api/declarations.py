@@ -132,18 +132,22 @@ def plain(value: Any) -> Any:
     if kind is SessionKey:
         return str(value)
     if is_dataclass(kind):
-        shown: Json = {}
-        for name, may_lack in _members(kind):
-            inside = getattr(value, name)
-            if inside is _ABSENT or (inside is None and may_lack):
-                continue
-            shown[name] = inside if type(inside) in _ATOMS else plain(inside)
-        return shown
+        return _plain_fields(value, kind)
     if isinstance(value, Mapping):
         return {name: plain(inside) for name, inside in value.items()}
     if isinstance(value, list | tuple | frozenset):
         return [plain(inside) for inside in value]
     return value
+
+
+def _plain_fields(value: Any, kind: Any) -> Json:
+    shown: Json = {}
+    for name, may_lack in _members(kind):
+        inside = getattr(value, name)
+        if inside is _ABSENT or (inside is None and may_lack):
+            continue
+        shown[name] = inside if type(inside) in _ATOMS else plain(inside)
+    return shown
 
 
 def differing(value: Any) -> Any:
@@ -251,7 +255,7 @@ ADMIN: Scope = ("admin",)
 class Method:
     """A method of JSON-RPC. `http` is the address where `GET` does the same: its parameters are in the query,
     the first one in the path if there is a place for it. `errors` are the statuses of HTTP with which it may be
-    refused besides those of every method. `columns` are what a table of its result shows. `all_agents`: a token that
+    refused besides those of every method. `columns` are the fields that a table of its result shows, with blanks between them. `all_agents`: a token that
     reaches some agents only may not ask."""
 
     name: str
@@ -260,7 +264,7 @@ class Method:
     result: Any
     http: str = ""
     errors: tuple[int, ...] = ()
-    columns: tuple[str, ...] = ()
+    columns: str = ""
     all_agents: bool = False
 
     @property

@@ -26,7 +26,7 @@ from gateway.domain.facts import ClaimRefused
 from gateway.domain.sessions import ImportRefused, SettingsRefused
 
 
-class Refusal(GatewayError):
+class PlainRefusal(GatewayError):
     """Says `text` unless it is told what to say."""
 
     text = ""
@@ -35,7 +35,7 @@ class Refusal(GatewayError):
         super().__init__(self.text if message is None else message)
 
 
-class Unauthorized(Refusal):
+class Unauthorized(PlainRefusal):
     """Missing and wrong credentials read the same."""
 
     code = "unauthorized"
@@ -60,7 +60,7 @@ def delay_of(error: GatewayError) -> float:
     return error.delay_s if isinstance(error, TooManyFailures) else 0.0
 
 
-class Forbidden(Refusal):
+class Forbidden(PlainRefusal):
     code = "forbidden"
     text = "your token does not allow this"
 
@@ -85,7 +85,7 @@ class InvalidJson(InvalidRequest):
     code = "invalid_json"
 
 
-class VersionNotSupported(Refusal):
+class VersionNotSupported(PlainRefusal):
     code = "http_version_not_supported"
     text = "this gateway speaks HTTP/1.1 and HTTP/1.0"
 
@@ -141,7 +141,7 @@ class TargetTooLong(GatewayError):
         super().__init__(f"the request target is longer than {limit} bytes")
 
 
-class HeadTooLarge(Refusal):
+class HeadTooLarge(PlainRefusal):
     code = "headers_too_large"
     text = "too many or too large headers"
 
@@ -160,14 +160,14 @@ class Full(Busy):
         super().__init__("too many connections", retry_after_s=5.0)
 
 
-class TooManyOfAddress(Refusal):
+class TooManyOfAddress(PlainRefusal):
     code = "too_many_connections"
     text = "too many connections from your address"
     retryable = True
     retry_after_s = 5.0
 
 
-class NotHere(Refusal):
+class NotHere(PlainRefusal):
     code = "not_found"
     text = "there is nothing at this address"
 

@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.agent.driver import Runner
 from gateway.agent.leaves import Plans
-from gateway.agent.subagents import Delegating, Subagents
+from gateway.agent.subagents import Subagents, SummarizingGate
 from gateway.api.methods import METHODS
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
@@ -36,9 +36,9 @@ from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
 from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
-from gateway.memory.extraction import Keeping
-from gateway.memory.recall import Recall
-from gateway.memory.room import memory_of, vaults_of
+from gateway.memory.extraction import FactExtractor
+from gateway.memory.recall import Indexer, Recall
+from gateway.memory.room import Memory, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
@@ -59,7 +59,7 @@ from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker, TurnRecall
 from gateway.tools.gate import ToolGate
-from gateway.tools.originals import ResultTool
+from gateway.tools.results import ResultTool
 from gateway.web.asgi import WebApp, twins
 from gateway.web.asgi import build as build_web
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
@@ -102,8 +102,11 @@ class Gateway:
         self.made, self.version, self.shared, self.opened = made, version, shared, opened
         stores, clock, ids = shared.stores, shared.clock, shared.ids
         codec = (to_json, from_json)
-        keeping = Keeping(made.agents, stores.facts, opened.model, clock, ids, *codec)
-        self.memory = memory = memory_of(stores, keeping, opened.group)
+        extractor = FactExtractor(
+            made.agents, stores.facts, opened.model, clock, ids, *codec, opened.group
+        )
+        memory = Memory(extractor, Indexer(stores.facts, clock), Recall(stores.facts))
+        self.memory = memory
         worker, forget = self._worker()
         self.front = Front(
             agents=made.agents,
@@ -167,12 +170,12 @@ class Gateway:
         beside = (opened.souls, shared.settings.of, clock, shared.journal_of, made.agents)
         subagents = Subagents(known, runner, *beside)
         gate.renew("", subagents.tools)
-        forget: Callable[[SessionKey], Awaitable[None]] = gate.excerpts.forget
+        forget: Callable[[SessionKey], Awaitable[None]] = gate.forget
         if config.delegation.is_enabled:
-            reading = Delegating(gate, subagents, config.delegation, stores.tools, to_json)
+            reading = SummarizingGate(gate, subagents, config.delegation, stores.tools, to_json)
             runner, forget = replace(runner, gate=reading), stores.tools.forget_originals
         caches = (stores.sessions, shared.episodes, shared.lanes, clock, shared.ids)
-        compaction = Compaction(opened.model, *caches, on_compacted=memory.keeper.on_compacted)
+        compaction = Compaction(opened.model, *caches, on_compacted=memory.extractor.on_compacted)
         vaults = vaults_of(config.agents, gate.offered, config.plugins, stores.tools)
         worker = RunWorker(
             agents=made.agents,
@@ -188,7 +191,7 @@ class Gateway:
             decode=from_json,
             channels=frozenset(one.name for one in config.channels),
             runs=shared.live,
-            extractor=memory.keeper,
+            extractor=memory.extractor,
             on_finished=memory.indexer.note,
             recall=TurnRecall(memory.recall, vaults),
             compact=compaction.consider,
@@ -272,7 +275,7 @@ class Gateway:
             account=plugins.account,
             budget=spending.periods,
             backlog=lambda: {
-                "backlog": memory.keeper.backlog,
+                "backlog": memory.extractor.backlog,
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
@@ -372,7 +375,7 @@ async def start(
             await stores.outbox.strand((), at=clock.now())
         if config.mcp.serve.is_enabled:
             gateway.mcp = await stack.enter_async_context(_mcp_door(gateway))
-        await gateway.memory.keeper.resume()
+        await gateway.memory.extractor.resume()
         sweeping = partial(sweep, config, stores, clock)
         for name, task in (
             ("souls", found.souls.keep_fresh),

@@ -44,7 +44,7 @@ class Rulebook:
         reader = RuleReader(problems_of)
         folder = await to_thread.run_sync(reader.folder, path, self._taken)
         fresh = rule_set(self._config, folder)
-        fresh.follow(self.current)
+        fresh.keep_faults(self.current)
         self.current = fresh
         for one in folder.refused:
             log.warning("a file of rules is refused", extra={"file": one.file, "why": one.why})

@@ -124,7 +124,7 @@ def _tried(rule: Rule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]
     if not rule.definition.is_enabled:
         return told | {"verdict": "does not fire: it is disabled"}
     try:
-        told["when"] = rule.when.evaluate(seen) if rule.when else True
+        told["when"] = rule.when(seen) if rule.when else True
         if not told["when"]:
             return told | {"verdict": f"does not fire: when gives {told['when']!r}"}
         told["acts"] = [_act(act) for act in rule.acts(event, seen)]

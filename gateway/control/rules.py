@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from gateway.control.expressions import (
     CANNOT,
@@ -94,68 +94,79 @@ _PATH = re.compile(r"[a-z]\w*(\.\w+)*", re.ASCII)
 _FORMAT = re.compile(r",|,?d|,?(\.[0-9])?[f%]")
 
 
-@dataclass(frozen=True, slots=True)
-class RuleText:
-    parts: tuple[str | Callable[[ExpressionScope], str], ...]
-
-    def render(self, scope: ExpressionScope) -> str:
-        """Raises ExpressionFailed."""
-        return _cut(
-            "".join(one if isinstance(one, str) else one(scope) for one in self.parts),
-            MOST_RENDERED,
-        )
+CORE = Path(__file__).with_name("core.toml")  # the rules that ship with the gateway
+ROOTS = (
+    *("event", "payload", "turn", "state", "limits", "usage", "context", "history"),
+    *("user", "project", "plugin", "config"),
+)
+Render = Callable[[ExpressionScope], str]  # raises ExpressionFailed
 
 
-def compile_path(text: str, roots: Collection[str], at: int = 0) -> Expression:
+def compile_path(text: str, at: int = 0) -> Expression:
     """Raises ExpressionInvalid; `at` is where in its text it stands."""
     if not _PATH.fullmatch(text):
         raise ExpressionInvalid("here only the path of a value can stand, as in payload.tool", at)
     try:
-        return compile_expression(text, roots=roots)
+        return compile_expression(text, roots=ROOTS)
     except ExpressionInvalid as error:
         raise ExpressionInvalid(error.problem, at + error.column) from None
 
 
-def compile_template(text: str, roots: Collection[str]) -> RuleText:
-    """Raises ExpressionInvalid."""
+def compile_template(text: str) -> Render:
+    """A text with the paths of values in braces. Raises ExpressionInvalid."""
     if len(text) > MOST_TEMPLATE:
         raise ExpressionInvalid(f"is longer than {MOST_TEMPLATE} characters", 0)
-    parts: list[str | Callable[[ExpressionScope], str]] = []
+    parts: list[str | Render] = []
     end = 0
     for found in _PART.finditer(text):
         parts.append(text[end : found.start()])
         end = found.end()
-        if found[1] is not None:
-            path = compile_path(found[1], roots, found.start(1))
-            parts.append(shown(path, _checked_format(found)))
+        name, spec = found.groups()
+        if name is not None:
+            path = compile_path(name, found.start(1))
+            if spec is not None and not _FORMAT.fullmatch(spec):
+                problem = "no such format; there are d, f, % and the like of .1f"
+                raise ExpressionInvalid(f"{problem}, with a comma in front", found.start(2))
+            parts.append(_shown(path, spec))
         elif len(found[0]) == 2:
             parts.append(found[0][0])
         else:
-            raise ExpressionInvalid(
-                "this brace stands alone; write {{ or }} for a brace", found.start()
-            )
-    return RuleText((*parts, text[end:]))
+            problem = "this brace stands alone; write {{ or }} for a brace"
+            raise ExpressionInvalid(problem, found.start())
+    return _joined([*parts, text[end:]])
 
 
-def _checked_format(found: re.Match[str]) -> str | None:
-    if found[2] is not None and not _FORMAT.fullmatch(found[2]):
-        problem = "no such format; there are d, f, % and the like of .1f, with a comma in front"
-        raise ExpressionInvalid(problem, found.start(2))
-    return found[2]
+def compile_dedupe(text: str) -> Render:
+    """Paths with colons between; the same text for events that are the same again. Raises
+    ExpressionInvalid."""
+    parts: list[str | Render] = []
+    at = 0
+    for part in text.split(":") if text else ():
+        parts += [_shown(compile_path("event.type" if part == "type" else part, at)), "\n"]
+        at += len(part) + 1
+    return _joined(parts)
 
 
-def shown(path: Expression, spec: str | None = None) -> Callable[[ExpressionScope], str]:
+def _joined(parts: Sequence[str | Render]) -> Render:
+    def render(scope: ExpressionScope) -> str:
+        texts = [part if isinstance(part, str) else part(scope) for part in parts]
+        return _cut("".join(texts), MOST_RENDERED)
+
+    return render
+
+
+def _shown(path: Expression, spec: str | None = None) -> Render:
     def render(scope: ExpressionScope) -> str:
         value = path.evaluate(scope)
         try:
-            return _said(value) if spec is None else format(value, spec)
+            return _as_text(value) if spec is None else format(value, spec)
         except CANNOT as error:
             raise ExpressionFailed(f"{path.text}|{spec or ''}: {error}") from error
 
     return render
 
 
-def _said(value: object) -> str:
+def _as_text(value: object) -> str:
     """A value as people write it; an empty text for None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -168,28 +179,23 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-CORE = Path(__file__).with_name("core.toml")  # the rules that ship with the gateway
-ROOTS = (
-    *("event", "payload", "turn", "state", "limits", "usage", "context", "history"),
-    *("user", "project", "plugin", "config"),
-)
 WAITS = ("after_tool", "after_turns", "not_before")
 _GLOB = re.compile(r"[\w.*-]{1,100}", re.ASCII)
 _TYPE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+){1,7}")
 
 Make = Callable[[Event, ExpressionScope], Act]
 Place = tuple[str | int, ...]
-Built = TypeVar("Built")
+Compiled = Callable[[ExpressionScope], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     definition: RuleDef
-    when: Expression | None
+    when: Compiled | None
     makers: tuple[Make, ...]
 
     def hears(self, event_type: str) -> bool:
-        """Whether it hears events of this type, by any of the names of the type."""
+        """Whether it is for events of this type, by any of the names of the type."""
         kind = kind_named(event_type)
         names = (kind.type, kind.constant, kind.hook or "") if kind else (event_type,)
         return any(fnmatchcase(name, one) for one in self.definition.on for name in names)
@@ -197,10 +203,6 @@ class Rule:
     def is_severe_enough(self, event: Event) -> bool:
         least = SEVERITIES.index(self.definition.min_severity)
         return SEVERITIES.index(event.severity) >= least
-
-    def holds(self, scope: ExpressionScope) -> bool:
-        """Raises ExpressionFailed."""
-        return self.when is None or self.when.holds(scope)
 
     def acts(self, event: Event, scope: ExpressionScope) -> tuple[Act, ...]:
         """Raises ExpressionFailed."""
@@ -214,28 +216,39 @@ def compiled(definition: RuleDef) -> tuple[Rule, tuple[RuleProblem, ...]]:
         compiler.check_event(("on", index), name)
     if definition.is_core and not definition.is_enabled:
         compiler.wrong(("enabled",), "a core rule cannot be disabled", "leave enabled out")
-    when = compiler.expression(("when",), definition.when) if definition.when else None
+    when = definition.when and compiler.read(("when",), definition.when, _evaluation)
+    dedupe = compiler.read(("batch", "dedupe"), definition.batch.dedupe, compile_dedupe)
     makers: list[Make] = []
-    compiler.read_batch()
     for index, action in enumerate(definition.do):
-        makers += compiler.makers(("do", index), action)
-    rule = Rule(definition, when, tuple(makers))
-    return rule, tuple(compiler.problems)
+        makers += compiler.makers(("do", index), action, dedupe)
+    return Rule(definition, when or None, tuple(makers)), tuple(compiler.problems)
 
 
 def problems_of(definition: RuleDef) -> tuple[RuleProblem, ...]:
     return compiled(definition)[1]
 
 
+def _evaluation(text: str) -> Compiled:
+    return compile_expression(text, roots=ROOTS).evaluate
+
+
 @dataclass(slots=True)
 class _Compiler:
+    """Compiles one rule, and gathers what is wrong with it."""
+
     rule: RuleDef
     problems: list[RuleProblem] = field(default_factory=list)
-    batching: Batching = Batching()
-    sameness: RuleText = RuleText(())  # the same text for events that are the same again
 
     def wrong(self, path: Place, message: str, fix: str, column: int | None = None) -> None:
         self.problems.append(RuleProblem(path, message, fix, column))
+
+    def read(self, path: Place, text: str, compile_text: Callable[[str], Compiled]) -> Compiled:
+        try:
+            return compile_text(text)
+        except ExpressionInvalid as error:
+            fix = "correct it; docs/rules.md says what can be written"
+            self.wrong(path, f"{quoted(text)}: {error.problem}", fix, error.column)
+            return str  # never called: a rule with a problem is not used
 
     def check_event(self, path: Place, name: str) -> None:
         if not _GLOB.fullmatch(name):
@@ -246,65 +259,42 @@ class _Compiler:
             fix = f'"{name}*" hears events of rules and trees'
             self.wrong(path, f'unknown event "{name}"{near}', fix)
 
-    def expression(self, path: Place, text: str) -> Expression:
-        return self._built(path, text, lambda: compile_expression(text, roots=ROOTS), _NOTHING)
-
-    def template(self, path: Place, text: str) -> RuleText:
-        return self._built(path, text, lambda: compile_template(text, ROOTS), RuleText(()))
-
-    def read_batch(self) -> None:
-        batch, at, path = self.rule.batch, 0, ("batch", "dedupe")
-        self.batching = Batching(batch.window_ms / 1_000, batch.max, batch.dedupe_ms / 1_000)
-        parts: list[str | Callable[[ExpressionScope], str]] = []
-        for part in batch.dedupe.split(":") if batch.dedupe else ():
-            build = partial(compile_path, "event.type" if part == "type" else part, ROOTS, at)
-            parts += [shown(self._built(path, batch.dedupe, build, _NOTHING)), "\n"]
-            at += len(part) + 1
-        self.sameness = RuleText(tuple(parts))
-
-    def makers(self, above: Place, action: Action) -> Sequence[Make]:
-        path = (*above, action.kind)
+    def makers(self, above: Place, action: Action, dedupe: Render) -> Sequence[Make]:
+        path, value, options = (*above, action.kind), action.value, action.options
         match action.kind:
             case "notify":
-                return (self._notify(above, action),)
-            case "set_state":
-                assert isinstance(action.value, dict)
-                return [self._set((*path, key), key, one) for key, one in action.value.items()]
+                return [self._notify(above, action, dedupe)]
             case "emit":
-                return (self._emit(above, action),)
-            case "log":
-                text = self.template(path, str(action.value))
-                level = str(action.options.get("level", "info"))
-                return (lambda event, scope: Log(level, text.render(scope)),)
-            case "interrupt":
-                text = self.template(path, str(action.value))
-                return (lambda event, scope: Interrupt(text.render(scope)),)
-            case "set_model" | "add_tool" | "remove_tool":
-                act = _NAMED[action.kind](str(action.value))
-                return (lambda event, scope: act,)
+                return [self._emit(above, action)]
+            case "set_state":
+                assert isinstance(value, dict)
+                return [self._set((*path, key), key, one) for key, one in value.items()]
+        has_paths, act = _ACTS[action.kind]
+        if not has_paths:
+            made = act(str(value), options)
+            return [lambda event, scope: made]
+        text = self.read(path, str(value), compile_template)
+        return [lambda event, scope: act(text(scope), options)]
 
-    def _notify(self, above: Place, action: Action) -> Make:
-        text, given = self.template((*above, "notify"), str(action.value)), {**action.options}
-        waits = [name for name in WAITS if name in given]
-        point = given.setdefault("inject_at", "deferred" if waits else "turn_start")
+    def _notify(self, above: Place, action: Action, dedupe: Render) -> Make:
+        options: dict[str, Any] = {**action.options}
+        text = self.read((*above, "notify"), str(action.value), compile_template)
+        waits = [name for name in WAITS if name in options]
+        point = options.setdefault("inject_at", "deferred" if waits else "turn_start")
         if bool(waits) != (point == "deferred"):
             message = f'"{point}" waits for no {waits[0]}' if waits else "it waits for nothing"
             fix = f'write inject_at = "deferred" with one of {", ".join(WAITS)}'
             self.wrong((*above, "inject_at"), message, fix)
-        if "not_before" in given:
-            given["when"] = given.pop("not_before")
-            self.expression((*above, "not_before"), str(given["when"]))
-        expires_s: Any = given.pop("expires_s", None)
-        options: dict[str, Any] = {
-            **given,
-            "source": f"rule:{self.rule.id}",
-            "batching": self.batching,
-        }
-        sameness = self.sameness
+        if "not_before" in options:
+            options["when"] = options.pop("not_before")
+            self.read((*above, "not_before"), str(options["when"]), _evaluation)
+        batch, expires_s = self.rule.batch, options.pop("expires_s", None)
+        options["batching"] = Batching(batch.window_ms / 1_000, batch.max, batch.dedupe_ms / 1_000)
+        options["source"] = f"rule:{self.rule.id}"
 
         def make(event: Event, scope: ExpressionScope) -> Act:
             end = event.at + timedelta(seconds=expires_s) if expires_s else None
-            same, content = sameness.render(scope), text.render(scope)
+            same, content = dedupe(scope), text(scope)
             key = f"{above[-1]} {same}" if same else None  # an action repeats only itself
             return Notify(
                 Notice(content, **options, expires_at=end, dedupe_key=key, data=event.payload)
@@ -315,8 +305,8 @@ class _Compiler:
     def _set(self, path: Place, key: str, value: object) -> Make:
         if not isinstance(value, str):
             return lambda event, scope: SetState(key, value)
-        expression = self.expression(path, value)
-        return lambda event, scope: SetState(key, _kept(key, expression.evaluate(scope)))
+        evaluate = self.read(path, value, _evaluation)
+        return lambda event, scope: SetState(key, _kept(key, evaluate(scope)))
 
     def _emit(self, above: Place, action: Action) -> Make:
         event_type, given = str(action.value), action.options.get("payload", {})
@@ -328,34 +318,26 @@ class _Compiler:
         elif not _TYPE.fullmatch(event_type):
             message = f"{quoted(event_type)} is no type of event"
             self.wrong((*above, "emit"), message, "write words with dots between: house.quiet")
-        payload = {
-            key: self.template((*above, "payload", key), one) if isinstance(one, str) else one
+        texts = {
+            key: self.read((*above, "payload", key), one, compile_template)
             for key, one in given.items()
+            if isinstance(one, str)
         }
 
         def make(event: Event, scope: ExpressionScope) -> Act:
-            told = {
-                key: one.render(scope) if isinstance(one, RuleText) else one
-                for key, one in payload.items()
-            }
-            return EmitEvent(event_type, told, severity)
+            rendered = {key: text(scope) for key, text in texts.items()}
+            return EmitEvent(event_type, {**given, **rendered}, severity)
 
         return make
 
-    def _built(self, path: Place, text: str, build: Callable[[], Built], instead: Built) -> Built:
-        try:
-            return build()
-        except ExpressionInvalid as error:
-            fix = "correct it; docs/rules.md says what can be written"
-            self.wrong(path, f"{quoted(text)}: {error.problem}", fix, error.column)
-            return instead
 
-
-_NOTHING = Expression("", frozenset(), lambda scope: None)
-_NAMED: dict[str, Callable[[str], Act]] = {
-    "set_model": SetModel,
-    "add_tool": AddTool,
-    "remove_tool": RemoveTool,
+# The actions of one value: whether it may hold paths in braces, and what they do.
+_ACTS: Mapping[str, tuple[bool, Callable[[str, Mapping[str, object]], Act]]] = {
+    "log": (True, lambda text, options: Log(str(options.get("level", "info")), text)),
+    "interrupt": (True, lambda text, options: Interrupt(text)),
+    "set_model": (False, lambda name, options: SetModel(name)),
+    "add_tool": (False, lambda name, options: AddTool(name)),
+    "remove_tool": (False, lambda name, options: RemoveTool(name)),
 }
 
 
@@ -396,11 +378,11 @@ class Faults:
         return self.count >= QUARANTINE_AT
 
 
-class _Hearing(dict[str, tuple[Rule, ...]]):
-    """The rules that hear a type of event, found once for each type."""
+class _RulesByEvent(dict[str, tuple[Rule, ...]]):
+    """The rules for a type of event, found once for each type."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules = tuple(rules)
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        self._rules = rules
 
     def __missing__(self, event_type: str) -> tuple[Rule, ...]:
         found = tuple(rule for rule in self._rules if rule.hears(event_type))
@@ -416,7 +398,7 @@ class RuleSet:
         self.rules = tuple(sorted(rules, key=lambda rule: -rule.definition.priority))
         self.refused = refused
         self.faults = {rule.definition.id: Faults() for rule in self.rules}
-        self.hearing = _Hearing(self.rules)
+        self.by_event = _RulesByEvent(self.rules)
         self.keeps_state = any(rule.definition.keeps_state for rule in self.rules)
 
     @cached_property
@@ -430,10 +412,10 @@ class RuleSet:
         faults.count, faults.last = faults.count + 1, str(error)[:500]
         if faults.count == QUARANTINE_AT:
             log.warning("a rule is quarantined", extra={"rule": rule_id, "why": faults.last})
-        told = {"rule": rule_id, "error": faults.last, "errors": faults.count}
-        return EmitEvent("rule.error", {**told, "quarantined": faults.is_quarantined}, "error")
+        payload = {"rule": rule_id, "error": faults.last, "errors": faults.count}
+        return EmitEvent("rule.error", {**payload, "quarantined": faults.is_quarantined}, "error")
 
-    def follow(self, before: "RuleSet") -> None:
+    def keep_faults(self, before: "RuleSet") -> None:
         """Takes over the failures of rules that have not changed."""
         old = {rule.definition.id: rule.definition for rule in before.rules}
         for rule in self.rules:
@@ -482,7 +464,7 @@ class _View:
 
 def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]) -> _View:
     """What expressions and templates see."""
-    told = {
+    names = {
         "type": event.type,
         "severity": event.severity,
         "source": event.source,
@@ -490,7 +472,7 @@ def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]
         "session_key": str(event.session_key or ""),
         "run_id": event.run_id or "",
     }
-    return _View({"event": told, "payload": event.payload, "plugin": plugin}, scope)
+    return _View({"event": names, "payload": event.payload, "plugin": plugin}, scope)
 
 
 class RunRules:
@@ -505,7 +487,7 @@ class RunRules:
         only: Collection[str] = (),
         kept: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        self._rules, self._only, self.hearing = rules, frozenset(only), rules.hearing
+        self._rules, self._only, self.by_event = rules, frozenset(only), rules.by_event
         self._kept = dict(kept)
         self._fired: set[str] = set()
         # What the session keeps from now on; None if nothing has changed.
@@ -513,11 +495,11 @@ class RunRules:
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
         """What the rules want done about an event, in the order of their priority."""
-        hearing = [one for one in self.hearing[event.type] if self._may_fire(one, event)]
-        if not hearing:
+        rules = [one for one in self.by_event[event.type] if self._may_fire(one, event)]
+        if not rules:
             return ()
         seen = view(event, scope, self._kept)
-        return tuple(act for rule in hearing for act in self._asked(rule, event, seen))
+        return tuple(act for rule in rules for act in self._fire(rule, event, seen))
 
     def _may_fire(self, rule: Rule, event: Event) -> bool:
         one = rule.definition
@@ -528,9 +510,9 @@ class RunRules:
         is_sound = not self._rules.faults[one.id].is_quarantined
         return is_on and not is_spent and is_sound and rule.is_severe_enough(event)
 
-    def _asked(self, rule: Rule, event: Event, seen: _View) -> Sequence[Act]:
+    def _fire(self, rule: Rule, event: Event, seen: _View) -> Sequence[Act]:
         try:
-            if not rule.holds(seen):
+            if rule.when and not rule.when(seen):
                 return []
             acts = rule.acts(event, seen)
         except ExpressionFailed as error:

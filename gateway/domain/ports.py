@@ -104,7 +104,7 @@ class ToolScope:
     depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
     agent: AgentDef | None = None  # whose model asked for it, as it is in this run
     part: str = ""  # of the run's journal, for a run that works on this call
-    carve: Callable[[], Allowance] | None = field(default=None, compare=False, repr=False)
+    allowance: Callable[[], Allowance] | None = field(default=None, compare=False, repr=False)
     spend: Callable[[Spent], None] = field(default=lambda spent: None, compare=False, repr=False)
 
     @property

@@ -1,5 +1,5 @@
 """The gate in front of every tool: checks that it is listed, known and called with valid arguments,
-and limits its time."""
+limits its time, and shows the model what fits of its result."""
 
 import logging
 import re
@@ -10,18 +10,27 @@ from secrets import token_hex
 
 import anyio
 
-from gateway.domain.agents import RESULT, AgentDef
-from gateway.domain.errors import ToolFailed
+from gateway.domain.agents import RESULT, AgentDef, Original
+from gateway.domain.errors import StoreUnavailable, ToolFailed
+from gateway.domain.ids import SessionKey
 from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
-from gateway.domain.messages import Spent, ToolCall, ToolResult
+from gateway.domain.messages import (
+    BYTES_A_TOKEN,
+    Excerpt,
+    Spent,
+    ToolCall,
+    ToolResult,
+    estimate_tokens,
+)
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope, ToolStore
-from gateway.tools.excerpts import Excerpts
-from gateway.tools.sources import NOTHING, Listed, listed
+from gateway.tools import results
+from gateway.tools.results import MOST_KEPT, MOST_RESULT, NOTHING, Listed, reference_of
 
 log = logging.getLogger(__name__)
 
 LOGGED_WHY = 300
+MARKER_TOKENS = 100  # of a large result, for the marker and the boundary
 MOST_LISTS = 1_000  # of tools, each as some agent is offered it
 ASK_LESS = "Ask it for less, or go on without it."
 MAY_BE_DONE = "It may have been carried out all the same: look before you call it again."
@@ -51,7 +60,10 @@ class _Checked:
 
 
 class ToolGate:
-    """Turns every failure of a tool into a result that tells the model what to do."""
+    """Turns every failure of a tool into a result that tells the model what to do.
+
+    Without `originals` no large result is kept whole, and its marker names no reference.
+    """
 
     def __init__(
         self,
@@ -63,20 +75,16 @@ class ToolGate:
         originals: ToolStore | None = None,
         boundary: Callable[[], str] = new_boundary,
     ) -> None:
-        self.boundary, self.excerpts = boundary, Excerpts(originals, clock)
+        self.boundary, self._originals = boundary, originals
         self._schemas, self._decode, self._clock = schemas, decode, clock
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
-        self._refused: list[RefusedTool] = []
+        self.refused: Sequence[RefusedTool] = ()  # the tools that are offered to no agent
+        self._to_forget: set[SessionKey] = set()  # of runs that leave nothing behind
         self._offered: dict[object, tuple[ToolSpec, ...]] = {}  # by agent and list
         self.foreign: Foreign = NoServers()
         for tool in tools:
             self._take(tool)
-
-    @property
-    def refused(self) -> Sequence[RefusedTool]:
-        """The tools that are offered to no agent."""
-        return tuple(self._refused)
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:
         """The tools of the agent, in the order of its list; a family's tools in their own order."""
@@ -89,18 +97,18 @@ class ToolGate:
         return found
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        return await self.excerpts.shown(agent, await self.whole(agent, call, scope), scope)
+        return await self.shown(agent, await self.whole(agent, call, scope), scope)
 
     async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         """The full result of a call."""
-        began, spent, tell = self._clock.monotonic(), list[Spent](), scope.spend
+        began, spent, report = self._clock.monotonic(), list[Spent](), scope.spend
         known = self._tools.get(call.name)
         own = known.spec.timeout_s if known else None
         limit = agent.limits.tool_timeout_s if own is None else own
 
         def spend(one: Spent) -> None:
             spent.append(one)
-            tell(one)  # also if nobody waits for the result any more
+            report(one)  # also if nobody waits for the result any more
 
         scope = replace(scope, call_id=call.id, spend=spend)
         try:
@@ -118,6 +126,42 @@ class ToolGate:
         outcome = (content, is_error, round(took_ms, 3), tuple(spent))
         return ToolResult(call.id, call.name, *outcome, boundary=self.boundary())
 
+    async def shown(self, agent: AgentDef, result: ToolResult, scope: ToolScope) -> ToolResult:
+        """The result as the model sees it. The conversation keeps up to MOST_RESULT characters."""
+        most = agent.context.token_budget // results.RESULT_SHARE
+        if result.name == RESULT or estimate_tokens(result.content) <= most:
+            return results.cut_end(result, MOST_RESULT)
+        content, size = result.content[:MOST_KEPT], len(result.content)
+        reference = await self._keep(replace(result, content=content), scope)
+        quarter = int((most - MARKER_TOKENS) * BYTES_A_TOKEN) // 4
+        head, tail = results.ends_within(content, 3 * quarter, quarter)
+        excerpt = Excerpt(head, tail, size, reference)
+        if size > MOST_RESULT:
+            content = replace(excerpt, head=MOST_RESULT // 2, tail=MOST_RESULT // 2).of(content)
+        return replace(result, content=content, excerpt=excerpt)
+
+    async def _keep(self, result: ToolResult, scope: ToolScope) -> str:
+        """Keeps the whole result; returns its reference, or nothing if it is not kept."""
+        if self._originals is None:
+            return ""
+        key, now = scope.session_key, self._clock.now()
+        reference = reference_of(scope.run_id, result.call_id)
+        one = Original(reference, key, scope.run_id, result.name, result.content, now)
+        try:
+            await self._originals.keep_original(one)
+        except StoreUnavailable as error:
+            log.warning("a result is not kept", extra={"tool": result.name, "why": str(error)})
+            return ""
+        if not scope.is_kept:
+            self._to_forget.add(key)
+        return reference
+
+    async def forget(self, key: SessionKey) -> None:
+        """Deletes the results of a run that leaves nothing behind. Raises StoreUnavailable."""
+        if self._originals is not None and key in self._to_forget:
+            self._to_forget.discard(key)
+            await self._originals.forget_originals(key)
+
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
         """Connects the foreign tools of the agent for a turn; returns those that are missing."""
         return await self.foreign.prepare(agent)
@@ -127,13 +171,13 @@ class ToolGate:
         self._offered.clear()
         for name in self._families.pop(family, ()):
             self._families.pop(self._tools.pop(name).spec.family, None)
-        self._refused = [one for one in self._refused if family not in _families(one.family)]
+        self.refused = [one for one in self.refused if family not in _families(one.family)]
         for tool in tools:
             self._take(tool)
 
     def listed(self, result: ToolResult) -> Listed:
         """The sources that a result names, and the number of its entries."""
-        return NOTHING if result.is_error else listed(result.content, self._decode)
+        return NOTHING if result.is_error else results.listed(result.content, self._decode)
 
     def _take(self, tool: Tool) -> None:
         """Registers a tool. One that cannot be used is refused with the reason."""
@@ -142,7 +186,7 @@ class ToolGate:
         try:
             self._tools[spec.name] = _Checked(tool, spec, self._compiled(spec))
         except ValueError as error:
-            self._refused.append(RefusedTool(spec.name, spec.family, str(error)))
+            self.refused = [*self.refused, RefusedTool(spec.name, spec.family, str(error))]
             log.warning("tool refused", extra={"tool": spec.name[:64], "why": str(error)})
             return
         for family in _families(spec.family):
@@ -195,13 +239,13 @@ def _families(name: str) -> Sequence[str]:
 
 
 def _arguments(call: ToolCall, known: _Checked, decode: Decode) -> Mapping[str, object]:
-    told = f"The arguments of {call.name}"
+    what = f"The arguments of {call.name}"
     try:
         arguments = decode(call.arguments or "{}")
     except ValueError as error:
-        raise ToolFailed(f"{told} are not valid JSON ({error}). Call it again.") from error
+        raise ToolFailed(f"{what} are not valid JSON ({error}). Call it again.") from error
     if not isinstance(arguments, dict):
-        raise ToolFailed(f"{told} have to be a JSON object.")
+        raise ToolFailed(f"{what} have to be a JSON object.")
     if (problem := known.problem(arguments)) is not None:
-        raise ToolFailed(f"{told} are not valid: {problem}. Correct them and call it again.")
+        raise ToolFailed(f"{what} are not valid: {problem}. Correct them and call it again.")
     return arguments

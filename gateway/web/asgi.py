@@ -98,12 +98,12 @@ class WebApp:
         visitor = self._reception.visitor(scope["headers"], scope["client"], scope["server"])
         self._doorway.check(visitor)
         path, method = scope["path"], scope["method"]
-        if path in {"/healthz", "/readyz"} and method not in {"GET", "HEAD"}:
-            raise MethodNotAllowed("GET, HEAD")
         if path == "/healthz":
+            _require_read(method)
             return json_response(Alive(status="ok"))
         identity = self._identities.of_visitor(visitor, sends_any=path.startswith(OPENAI))
         if path == "/readyz":
+            _require_read(method)
             may_know = identity is not None and may(identity.principal, "read")
             return Readiness(self._ready, tells_why=may_know)
         if identity is None:
@@ -120,6 +120,11 @@ async def _refusal_at_the_door(path: str, error: GatewayError) -> Response:
     elif isinstance(error, TooManyFailures):
         response.headers["connection"] = "close"
     return response
+
+
+def _require_read(method: str) -> None:
+    if method not in {"GET", "HEAD"}:
+        raise MethodNotAllowed("GET, HEAD")
 
 
 def principal_of(request: Request) -> Principal:

@@ -5,10 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVarTuple
+from typing import TypeVarTuple
 
-import anyio
-from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from gateway.api.errors import (
@@ -21,13 +19,13 @@ from gateway.api.errors import (
 from gateway.api.operating import Auth, Introduced
 from gateway.domain.errors import Busy, GatewayError
 from gateway.domain.inbox import RunRecord
-from gateway.domain.supervision import contained, survives
 from gateway.sessions.runs import LiveRun
 from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.wire.http import Handshake
+from gateway.web.wire.server import Workers
 from gateway.web.wire.visitors import Doorway, Reception, Visitor
 
 log = logging.getLogger(__name__)
@@ -37,82 +35,12 @@ UNAUTHORIZED = 4401
 NOT_UTF8 = 1007
 BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
-KEPT_IDLE = 256  # workers
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 CHAT_EVENT = rpc.NOTIFICATION.replace(b"%b", b"chat.event", 1)
-Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
 Args = TypeVarTuple("Args")
 _BUSY = Busy("too many calls at work in the gateway; nothing was begun")
 _TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
 _BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")
-
-
-class Workers:
-    """Tasks that are kept and used again: a call that waits costs a wake-up, not a new task. Jobs start in
-    the order in which they are given; their tasks live in the group of `run`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._group: TaskGroup | None = None
-        self._idle: list[asyncio.Future[Job]] = []
-        self._busy = 0
-        self._rested = anyio.Event()
-
-    @property
-    def busy(self) -> int:
-        return self._busy
-
-    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Works until it is cancelled."""
-        try:
-            async with anyio.create_task_group() as group:
-                self._group = group
-                task_status.started()
-                await anyio.sleep_forever()
-        finally:
-            self._group = None
-            self._idle.clear()
-
-    def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
-        """False if too many jobs are at work: the job is not taken."""
-        if self._group is None or self._busy >= self._limit:
-            return False
-        self._busy += 1
-        while self._idle:
-            waiting = self._idle.pop()
-            if not waiting.done():
-                waiting.set_result((work, args))
-                return True
-        self._group.start_soon(self._work, (work, args), name="rpc worker")
-        return True
-
-    async def rest(self) -> None:
-        """Returns once no job is at work."""
-        while self._busy:
-            self._rested = anyio.Event()
-            await self._rested.wait()
-
-    async def _work(self, job: Job) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                await contained("an RPC call", partial(job[0], *job[1]))
-            finally:
-                self._busy -= 1
-                if not self._busy:
-                    self._rested.set()
-            if len(self._idle) >= KEPT_IDLE:
-                return
-            waiting: asyncio.Future[Job] = loop.create_future()
-            self._idle.append(waiting)
-            try:
-                job = await waiting
-            except asyncio.CancelledError as error:
-                if not survives(error):
-                    raise
-                if waiting.cancelled():
-                    return  # another begins when it is needed
-                job = waiting.result()
 
 
 class Sockets:

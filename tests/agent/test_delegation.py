@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from gateway.agent.driver import Assignment
 from gateway.agent.effects import Finish, RunResult
-from gateway.agent.subagents import Delegating
+from gateway.agent.subagents import SummarizingGate
 from gateway.domain.agents import Delegation, Limits
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.memory.window import cut
 from gateway.tools.gate import ToolGate
-from gateway.tools.originals import ResultTool
+from gateway.tools.results import ResultTool
 from tests.agent.test_subagents import PARENT, SCOPE, World
 from tests.fakes.model import ScriptedModel, Step, says
 from tests.fakes.plugin_store import FakeOriginals
@@ -47,12 +47,12 @@ class Study(World):
     delegation: Delegation = Delegation(is_enabled=True)
     originals: FakeOriginals = field(default_factory=FakeOriginals)
 
-    async def gate(self) -> Delegating:
+    async def gate(self) -> SummarizingGate:
         subagents = await self.subagents()
         gate, originals = subagents.runner.gate, self.originals
         assert isinstance(gate, ToolGate)
         gate.renew("own", [ResultTool(originals)])
-        return Delegating(gate, subagents, self.delegation, originals, encode)
+        return SummarizingGate(gate, subagents, self.delegation, originals, encode)
 
     async def run(self) -> RunResult:
         gate = await self.gate()
@@ -137,7 +137,7 @@ def entries(count: int) -> str:
 
 @pytest.mark.requirement("S-002-Deleg-01", "S-002-Deleg-02")
 @pytest.mark.parametrize(
-    ("name", "content", "is_too_much"),
+    ("name", "content", "is_too_large"),
     [
         ("find", "x" * 12_800, False),
         ("find", "x" * 12_801, True),
@@ -161,11 +161,11 @@ def entries(count: int) -> str:
         ("vault_search", json.dumps({"results": [{"score": "high"}] * 7}), True),
     ],
 )
-async def test_the_thresholds_decide(name: str, content: str, *, is_too_much: bool) -> None:
+async def test_the_thresholds_decide(name: str, content: str, *, is_too_large: bool) -> None:
     gate = await study().gate()
 
-    assert gate.is_too_much(ToolResult("1", name, content)) is is_too_much
-    assert not gate.is_too_much(ToolResult("1", name, content, is_error=True))
+    assert gate.is_too_large(ToolResult("1", name, content)) is is_too_large
+    assert not gate.is_too_large(ToolResult("1", name, content, is_error=True))
 
 
 @given(
@@ -176,7 +176,7 @@ async def test_the_thresholds_decide(name: str, content: str, *, is_too_much: bo
 def test_no_result_is_too_strange_to_be_judged(value: Any) -> None:
     async def judge() -> None:
         gate = await study().gate()
-        gate.is_too_much(ToolResult("1", "vault_list", json.dumps(value)))
+        gate.is_too_large(ToolResult("1", "vault_list", json.dumps(value)))
 
     anyio.run(judge)
 

@@ -21,7 +21,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Model, ToolScope
 from gateway.memory.context import Besides
 from gateway.tools.gate import ToolGate
-from gateway.tools.sources import NOTHING, Listed
+from gateway.tools.results import NOTHING, Listed
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import KeptJournal
 from tests.fakes.model import ScriptedModel, says

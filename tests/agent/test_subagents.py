@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.agent.driver import Assignment, Runner
 from gateway.agent.effects import Finish, RunResult
-from gateway.agent.subagents import Subagents, child_of, within
+from gateway.agent.subagents import Subagents, child_of
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import load_rules
 from gateway.domain.agents import AgentDef, Limits, SubagentDef
@@ -28,6 +28,7 @@ from gateway.domain.sessions import UserSettings
 from gateway.memory.context import RESULTS
 from gateway.memory.souls import Souls
 from gateway.tools.gate import ToolGate
+from gateway.tools.results import cut_middle
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import KeptJournal
 from tests.fakes.model import ScriptedModel, StallingModel, Step, says
@@ -398,7 +399,7 @@ async def test_a_tool_of_a_subagent_cannot_be_called_for_nobody() -> None:
         await subagents.delegate("librarian", "find it", SCOPE)
 
 
-BESIDE = replace(SCOPE, agent=PARENT, part="@0-x:", carve=lambda: Allowance(5_000, 60.0))
+BESIDE = replace(SCOPE, agent=PARENT, part="@0-x:", allowance=lambda: Allowance(5_000, 60.0))
 
 
 LONG = ToolResult("c", "read", "a long text", boundary="b")
@@ -411,7 +412,7 @@ async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
 
     subagents = await stage.subagents()
     with anyio.fail_after(5):
-        short = await subagents.condense("librarian", "What matters?", LONG, scope, least=2)
+        short = await subagents.summarize("librarian", "What matters?", LONG, scope, least=2)
 
     (asked,) = stage.small.asked
     assert (short, asked.tools, used) == ("in short", (), [40])
@@ -424,11 +425,11 @@ async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
 async def test_a_text_and_what_is_made_of_it_fit_into_a_small_window_together() -> None:
     stage = world(says("in short"))
     small = replace(BESIDE, agent=replace(PARENT, context_window=8_192))
-    ample = replace(small, carve=lambda: Allowance(100_000, 60.0))
+    ample = replace(small, allowance=lambda: Allowance(100_000, 60.0))
 
     subagents = await stage.subagents()
     with anyio.fail_after(5):
-        await subagents.condense(
+        await subagents.summarize(
             "librarian", "What matters?", replace(LONG, content="x" * 99_999), ample, least=4_000
         )
 
@@ -444,7 +445,7 @@ async def test_a_reply_that_was_cut_says_so() -> None:
     await stage.run()
     subagents = await stage.subagents()
     with anyio.fail_after(5):
-        short = await subagents.condense("librarian", "What?", LONG, BESIDE, least=2)
+        short = await subagents.summarize("librarian", "What?", LONG, BESIDE, least=2)
 
     assert stage.told() == [short]
     assert short.startswith("half of it\n[It is cut here")
@@ -454,7 +455,7 @@ async def test_one_who_says_nothing_has_condensed_nothing() -> None:
     subagents = await world(says("")).subagents()
 
     with anyio.fail_after(5), pytest.raises(ToolFailed, match="said nothing"):
-        await subagents.condense("librarian", "What matters?", LONG, BESIDE, least=2)
+        await subagents.summarize("librarian", "What matters?", LONG, BESIDE, least=2)
 
 
 async def test_one_who_wants_tools_to_condense_has_failed() -> None:
@@ -462,7 +463,7 @@ async def test_one_who_wants_tools_to_condense_has_failed() -> None:
 
     subagents = await stage.subagents()
     with anyio.fail_after(5), pytest.raises(ToolFailed, match="could not sum it up"):
-        await subagents.condense("librarian", "What matters?", LONG, BESIDE, least=2)
+        await subagents.summarize("librarian", "What matters?", LONG, BESIDE, least=2)
 
     assert len(stage.small.asked) == 1
 
@@ -474,7 +475,7 @@ def test_what_is_left_of_a_text_is_never_more_than_it_may_be(
 ) -> None:
     text = f"{begin}{'a' * 2_000}{end}"
 
-    shown = within(text, tokens)
+    shown = cut_middle(text, tokens)
 
     first, mark, last = re.split(r"\n(\[\d+ characters are left out here\])\n", shown)
     assert text.startswith(first)
@@ -487,7 +488,7 @@ def test_what_is_left_of_a_text_is_never_more_than_it_may_be(
 def test_a_text_is_cut_in_its_middle_to_what_a_window_takes(size: int) -> None:
     text = "".join(chr(97 + n % 26) for n in range(size))
 
-    shown = within(text, 100)
+    shown = cut_middle(text, 100)
 
     if size <= 320:
         assert shown == text

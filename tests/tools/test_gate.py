@@ -12,9 +12,8 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage, estimate_tokens
 from gateway.domain.ports import ToolScope
-from gateway.tools.excerpts import MOST_RESULT
 from gateway.tools.gate import ToolGate
-from gateway.tools.sources import ToolSource
+from gateway.tools.results import MOST_RESULT, ToolSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.tools import FakeTool, NoSchemas
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, MOST_VALUES, ToolSource, listed
+from gateway.tools.results import MOST_FIELD, MOST_SOURCES, MOST_VALUES, ToolSource, listed
 
 
 def found(*sources: object) -> tuple[ToolSource, ...]:

@@ -2,7 +2,7 @@
 
 import anyio
 
-from gateway.web.socket import Workers
+from gateway.web.wire.server import Workers
 
 
 async def test_jobs_start_in_order_and_do_not_wait_for_each_other() -> None:

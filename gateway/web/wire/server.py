@@ -5,16 +5,18 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVarTuple
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 
 from gateway.api.errors import AddressInUse, CannotListen
+from gateway.domain.supervision import contained, survives
 from gateway.web.settings import WebSettings
 from gateway.web.wire.http import Door, GuardedHttp
 from gateway.web.wire.lobby import Lobby
@@ -24,17 +26,80 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 SEND_BUFFER = 262_144  # of the kernel, a connection: a stalled reader must not hold megabytes there
 LAST_MOMENT_S = 1.0
+KEPT_IDLE = 256  # workers
+Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
+Args = TypeVarTuple("Args")
 
 
-class Workers(Protocol):
-    """Tasks that answer calls of WebSockets."""
+class Workers:
+    """Tasks that are kept and used again: a call that waits costs a wake-up, not a new task. Jobs start in
+    the order in which they are given; their tasks live in the group of `run`."""
 
-    async def run(self, *, task_status: TaskStatus[None]) -> None: ...
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._group: TaskGroup | None = None
+        self._idle: list[asyncio.Future[Job]] = []
+        self._busy = 0
+        self._rested = anyio.Event()
 
-    async def rest(self) -> None: ...
+    @property
+    def busy(self) -> int:
+        return self._busy
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Works until it is cancelled."""
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._group = None
+            self._idle.clear()
+
+    def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
+        """False if too many jobs are at work: the job is not taken."""
+        if self._group is None or self._busy >= self._limit:
+            return False
+        self._busy += 1
+        while self._idle:
+            waiting = self._idle.pop()
+            if not waiting.done():
+                waiting.set_result((work, args))
+                return True
+        self._group.start_soon(self._work, (work, args), name="rpc worker")
+        return True
+
+    async def rest(self) -> None:
+        """Returns once no job is at work."""
+        while self._busy:
+            self._rested = anyio.Event()
+            await self._rested.wait()
+
+    async def _work(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await contained("an RPC call", partial(job[0], *job[1]))
+            finally:
+                self._busy -= 1
+                if not self._busy:
+                    self._rested.set()
+            if len(self._idle) >= KEPT_IDLE:
+                return
+            waiting: asyncio.Future[Job] = loop.create_future()
+            self._idle.append(waiting)
+            try:
+                job = await waiting
+            except asyncio.CancelledError as error:
+                if not survives(error):
+                    raise
+                if waiting.cancelled():
+                    return  # another begins when it is needed
+                job = waiting.result()
 
 
-class Sockets(Door, Protocol):
+class SocketDoor(Door, Protocol):
     @property
     def workers(self) -> Workers: ...
 
@@ -43,7 +108,7 @@ class App(Protocol):
     """The ASGI application for HTTP, and who decides on WebSockets."""
 
     @property
-    def sockets(self) -> Sockets: ...
+    def sockets(self) -> SocketDoor: ...
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 

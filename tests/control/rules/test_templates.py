@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from gateway.control.expressions import ExpressionFailed, ExpressionInvalid
 from gateway.control.rules import MOST, MOST_RENDERED, MOST_TEMPLATE, compile_path, compile_template
 
-ROOTS = ("payload", "usage")
-
 
 def rendered(text: str, **payload: Any) -> str:
-    return compile_template(text, ROOTS).render({"payload": payload})
+    return compile_template(text)({"payload": payload})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,7 @@ def test_a_value_stands_where_its_path_is_written(text: str, shown: str) -> None
 )
 def test_what_is_no_path_is_refused_with_its_place(text: str, column: int) -> None:
     with pytest.raises(ExpressionInvalid) as caught:
-        compile_template(text, ROOTS)
+        compile_template(text)
 
     assert caught.value.column == column
 
@@ -83,7 +81,7 @@ def test_what_stands_in_a_value_is_no_template() -> None:
 
 def test_a_path_says_where_in_its_text_it_is_wrong() -> None:
     with pytest.raises(ExpressionInvalid) as caught:
-        compile_path("other.x", ROOTS, 5)
+        compile_path("other.x", 5)
 
     assert caught.value.column == 5
 
@@ -92,7 +90,7 @@ def test_a_path_says_where_in_its_text_it_is_wrong() -> None:
 def test_any_text_is_a_template_or_is_refused_inside_of_it(text: str) -> None:
     place, shown = 0, ""
     try:
-        shown = compile_template(text, ROOTS).render({"payload": {"a": 1}})
+        shown = compile_template(text)({"payload": {"a": 1}})
     except ExpressionInvalid as error:
         place = error.column
     except ExpressionFailed:
@@ -104,7 +102,7 @@ def test_any_text_is_a_template_or_is_refused_inside_of_it(text: str) -> None:
 
 def test_no_text_is_longer_than_anybody_reads_before_its_values_or_after() -> None:
     with pytest.raises(ExpressionInvalid, match=f"longer than {MOST_TEMPLATE}"):
-        compile_template("x" * (MOST_TEMPLATE + 1), ROOTS)
+        compile_template("x" * (MOST_TEMPLATE + 1))
 
     shown = rendered("{payload.a}" * 100, a="y" * MOST)
 

@@ -41,9 +41,9 @@ class Sharing:
             mine, following, last = self._places[arguments["n"]]
             await mine.wait()
             scope = next(scope for given, scope in tool.calls if given == arguments)
-            assert scope.carve is not None
+            assert scope.allowance is not None
             if name != "echo":
-                self.shares.append(scope.carve())
+                self.shares.append(scope.allowance())
             following.set()
             await last.wait()
             return "ok"
