@@ -189,14 +189,9 @@ class Recall:
         is_known = self.facts.knows(theirs)
         if is_all and not is_known:
             return ()
-        found = await self.of(
-            question,
-            key,
-            theirs,
-            kinds=("fact",) if is_all else KINDS,
-            limit=max(_LEAST_WANTED, most),
-            shown=(window[0].id, window[-1].id) if window else (),
-        )
+        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
+        limit, shown = max(_LEAST_WANTED, most), (window[0].id, window[-1].id) if window else ()
+        found = await self.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
         if not is_known:
             return found
         facts = [one for one in found if one.fact][:most]

@@ -27,7 +27,7 @@ from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
 from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
-from gateway.memory.context import Besides
+from gateway.memory.context import ContextExtras
 from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
@@ -397,7 +397,7 @@ class RunWorker:
         )
         said_by = new.sender or key.peer
         source = SaidSource(new.message_id, key, new.accepted_at, new.content, said_by)
-        besides = Besides(
+        besides = ContextExtras(
             episode.summary,
             read.recalled,
             read.missing,

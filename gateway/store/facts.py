@@ -406,10 +406,7 @@ def _erased(what: Erasure) -> tuple[str, str]:
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
         raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
     if what.fact_id is not None:
-        return (
-            "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1",
-            what.fact_id,
-        )
+        return _IF_FACT, what.fact_id
     column = "session" if what.scope is None else "scope"
     group = f"(SELECT id FROM fact_group WHERE kind = '{column}' AND name = ?)"
     return f"WHERE f.{column} = {group}", str(what.scope or what.session_key)
@@ -459,6 +456,7 @@ ORDER BY c.since {order}, c.said_at {order} LIMIT 1
     for side, order in (("<=", "DESC"), (">", "ASC"))
 )
 _OF_CLAIM = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
+_IF_FACT = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1"
 _PLACES = "WHERE f.place IN (?, ?)"
 _SUPERSEDED_BY = "WHERE f.superseded_by = ?"
 _ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"
