@@ -215,7 +215,7 @@ class Recall:
     ) -> tuple[Recalled, ...]:
         """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, whose
         first and last messages are `shown`, only turns that are worth being shown."""
-        said = _all_words(question)
+        said = words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
         words = asked_words(said)
         if not words:
             return ()
@@ -265,14 +265,9 @@ class Recall:
         ]
 
 
-def asked_words(question: str | Sequence[str]) -> tuple[str, ...]:
-    """The words of a question without stop words."""
-    words = _all_words(question) if isinstance(question, str) else question
-    return tuple(dict.fromkeys(filterfalse(_STOP.__contains__, words)))[:_MOST_WORDS]
-
-
-def _all_words(question: str) -> tuple[str, ...]:
-    return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
+def asked_words(said: Iterable[str]) -> tuple[str, ...]:
+    """The first words of a question that are no stop words."""
+    return tuple(dict.fromkeys(filterfalse(_STOP.__contains__, said)))[:_MOST_WORDS]
 
 
 def _sources(facts: Sequence[Recalled]) -> Mapping[str, float]:
