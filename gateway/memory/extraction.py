@@ -35,6 +35,7 @@ from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, Decode, Encode, FactStore, Ids, Model
 from gateway.domain.supervision import Work, contained, result_of
 from gateway.memory import wording as dates
+from gateway.memory.recall import Indexer, Recall
 from gateway.memory.statements import LOOKED_AT, OF_OURS, claims_in
 from gateway.memory.wording import is_functional, predicate_of
 
@@ -473,3 +474,21 @@ class FactExtractor:
         if claims is None:
             log.warning("a model's facts cannot be read", extra={"session": str(key)})
         return claims or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory as a whole: it extracts facts, indexes what was said, and finds both."""
+
+    extractor: FactExtractor
+    indexer: Indexer
+    recall: Recall
+
+    async def settled(self, key: SessionKey) -> None:
+        """Returns once everything that was said there is stored and can be found."""
+        await self.extractor.settled(key)
+        await self.indexer.catch_up(key)
+
+    def forget(self, key: SessionKey) -> None:
+        """Drops what is known of a conversation that was erased."""
+        self.extractor.last.pop(key, None)

@@ -4,7 +4,7 @@ and keeps the index of what was said up to date."""
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -32,7 +32,7 @@ from gateway.domain.facts import (
     whose,
     words_of,
 )
-from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
@@ -478,6 +478,18 @@ def vault_of(
     if plugin is None or grant is None:
         return None
     return Vault(store, plugin.name, grant.is_shared, frozenset(mine))
+
+
+def vaults_of(
+    agents: Iterable[AgentDef],
+    offered: Callable[[AgentDef], Sequence[ToolSpec]],
+    plugins: Sequence[PluginDef],
+    store: ToolStore,
+) -> Mapping[AgentId, Vault]:
+    """Those of the agents that can read what the bundled notes plugin keeps."""
+    named = {one.name: one for one in plugins}
+    found = {one.id: vault_of(offered(one), named, store) for one in agents}
+    return {agent: vault for agent, vault in found.items() if vault is not None}
 
 
 def _lines(names: Sequence[str], told: str) -> str:
