@@ -198,7 +198,7 @@ class _Reader:
         while len(self._levels) > 1:
             self._source.error("BT005", self._levels[-1].start, "this bracket is never closed")
             self._close(len(text))
-        self._no_discards(self._levels[0])
+        self._check_discards(self._levels[0])
         return tuple(self._levels[0].items)
 
     def _take(self, kind: str, token: str, at: int) -> int:
@@ -207,19 +207,16 @@ class _Reader:
         match kind:
             case "space":
                 self._breaks += token.count("\n")
-            case "atom":
-                value = self._atom(token, at)
-                self._put(TreeForm(value[0], at, end, value[1], breaks=self._taken()))
-            case "string":
-                self._put(
-                    TreeForm("string", at, end, self._string(token, at), breaks=self._taken())
-                )
+            case "atom" | "string":
+                read = self._atom if kind == "atom" else self._string
+                form, value = read(token, at)
+                self._put(TreeForm(form, at, end, value, breaks=self._taken()))
             case "open":
                 self._open(token, at)
             case "close":
                 self._close_with(token, at)
             case "line":
-                self._put(TreeForm("comment", at, end, token.rstrip(), breaks=self._taken()))
+                self._put(self._comment(at, end, self._taken()))
             case "block":
                 return self._block(at)
             case "discard":
@@ -260,13 +257,12 @@ class _Reader:
 
     def _close(self, end: int) -> None:
         level = self._levels.pop()
-        self._no_discards(level)
-        items = tuple(level.items)
-        parts = tuple(item for item in items if item.kind != "comment")
-        kind = BRACKETS[level.bracket]
+        self._check_discards(level)
+        parts = tuple(item for item in level.items if item.kind != "comment")
+        kind, items = BRACKETS[level.bracket], tuple(level.items)
         self._put(TreeForm(kind, level.start, end, None, items, parts, level.breaks))
 
-    def _no_discards(self, level: _Level) -> None:
+    def _check_discards(self, level: _Level) -> None:
         if level.discards:
             self._source.error("BT005", level.discards[0][0], '"#;" has nothing to leave out')
 
@@ -277,10 +273,10 @@ class _Reader:
         elif form.kind != "comment":
             start, breaks = level.discards.pop()
             if not level.discards:
-                level.items.append(self._hidden(start, form.end, breaks))
+                level.items.append(self._comment(start, form.end, breaks))
 
-    def _hidden(self, start: int, end: int, breaks: int) -> TreeForm:
-        text = self._source.text[start:end].replace("\r\n", "\n")
+    def _comment(self, start: int, end: int, breaks: int) -> TreeForm:
+        text = self._source.text[start:end].replace("\r\n", "\n").rstrip()
         return TreeForm("comment", start, end, text, breaks=breaks)
 
     def _block(self, at: int) -> int:
@@ -288,24 +284,24 @@ class _Reader:
         for match in _BLOCK.finditer(self._source.text, at):
             depth += 1 if match[0] == "#|" else -1
             if depth == 0:
-                self._put(self._hidden(at, match.end(), self._taken()))
+                self._put(self._comment(at, match.end(), self._taken()))
                 return match.end()
         self._source.error("BT002", at, "this comment is never closed")
         return len(self._source.text)
 
-    def _string(self, token: str, at: int) -> str:
+    def _string(self, token: str, at: int) -> tuple[FormKind, object]:
+        value, error = "", self._source.error
         try:
             value = str(json.loads(token, strict=False))
             value.encode()
-        except json.JSONDecodeError as error:
-            self._source.error("BT004", at + error.pos, f"{error.msg.lower()} in a string")
-            return ""
+        except json.JSONDecodeError as problem:
+            error("BT004", at + problem.pos, f"{problem.msg.lower()} in a string")
         except UnicodeEncodeError:
-            self._source.error("BT004", at, "half a surrogate pair is no character")
-            return ""
+            error("BT004", at, "half a surrogate pair is no character")
+            value = ""
         if "\0" in value:
-            self._source.error("BT004", at, "a string has a NUL character")
-        return value
+            error("BT004", at, "a string has a NUL character")
+        return "string", value
 
     def _atom(self, token: str, at: int) -> tuple[FormKind, object]:
         if token in _WORDS:
