@@ -53,13 +53,6 @@ class TreeSource:
     has_errors: bool = False
     _starts: list[int] = field(default_factory=list)
 
-    def error(self, code: str, at: int, message: str) -> None:
-        self.has_errors = True
-        self._add(code, "error", at, message)
-
-    def warn(self, code: str, at: int, message: str) -> None:
-        self._add(code, "warning", at, message)
-
     def place(self, at: int) -> tuple[int, int]:
         """Line and column, both from 1."""
         if not self._starts:
@@ -71,7 +64,11 @@ class TreeSource:
         """In the order of the text."""
         return tuple(self.found[key] for key in sorted(self.found))
 
-    def _add(self, code: str, severity: Severity, at: int, message: str) -> None:
+    def warn(self, code: str, at: int, message: str) -> None:
+        self.error(code, at, message, "warning")
+
+    def error(self, code: str, at: int, message: str, severity: Severity = "error") -> None:
+        self.has_errors = self.has_errors or severity == "error"
         key = (at, code, message)
         if key in self.found:
             return
