@@ -1,4 +1,4 @@
-"""Limits of a run and their state: usage, warnings, the policy that is asked, and why a run stops."""
+"""Limits of a run and their state: usage, warnings, the answers of its policy, and why a run stops."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TypeVar, cast
 
 from gateway.agent.effects import Job, Moment
-from gateway.agent.output import STOPS, WARNINGS, Output, Reading, spent_reading, stop_text
+from gateway.agent.output import STOPS, WARNINGS, LimitReading, Output, spent_reading, stop_text
 from gateway.control.policy import (
     AgentState,
     CallAsked,
@@ -42,11 +42,11 @@ class PolicyBroke(TreeAbort):
     """A decision tree raised something, or gave what it cannot; the run ends, and says so."""
 
 
-def asked(policy: DecisionTree, method: str, kind: type[Answer], *given: object) -> Answer:
+def call_policy(policy: DecisionTree, method: str, kind: type[Answer], *given: object) -> Answer:
     """Raises PolicyBroke."""
     try:
         answer = getattr(policy, method)(*given)
-    except Exception as error:  # a policy may be anybody's code
+    except Exception as error:  # a policy may be foreign code
         log.exception("a decision tree failed", extra={"method": method})
         raise PolicyBroke(f"the decision tree failed in {method}") from error
     if not isinstance(answer, kind):
@@ -105,8 +105,8 @@ class RunState:
     sent = 0  # estimated tokens of the request that is being answered
     live = 0.0  # estimated tokens of the reply so far
     calm = 0.0  # `live` changes nothing as long as it is below this
-    shown: int | None = None  # context tokens that the user was told last
-    _has_told_stop = False
+    shown: int | None = None  # context tokens that the user was shown last
+    _is_stop_sent = False
 
     def __init__(self, job: Job, output: Output, moment: Moment) -> None:
         """Raises PolicyBroke."""
@@ -114,7 +114,7 @@ class RunState:
         self._policy, self.limits = job.decision(job.agent.limits), job.agent.limits
         self._is_foreign = type(self._policy) is not DefaultDecisionTree
         if self._is_foreign:
-            self.limits = tightened(self.limits, asked(self._policy, "get_config", Limits))
+            self.limits = tightened(self.limits, call_policy(self._policy, "get_config", Limits))
         self.start_time, self.started, self.now = moment.wall.timestamp(), moment.at, moment.at
         self._warns_at = warning_at(self.limits.token_budget, self.limits.token_warning_percent)
 
@@ -166,7 +166,7 @@ class RunState:
         """Warns when tokens come near the budget; False if they are beyond it."""
         most, used = self.limits.token_budget, self.tokens_used + self.sent
         tokens = used + int(self.live)
-        if tokens >= self._warns_at and not self._has_told_stop:
+        if tokens >= self._warns_at and not self._is_stop_sent:
             self.warn("token_budget")
         self.calm = (self._warns_at if tokens < self._warns_at else most) - used
         return tokens < most
@@ -177,8 +177,8 @@ class RunState:
         if tokens == self.shown:
             return
         self.shown = tokens
-        told = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
-        self._output.emit(Chunk("context_update", told))
+        shown = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
+        self._output.emit(Chunk("context_update", shown))
         if tokens < context_line(agent):
             return
         if self._job.was_near:  # the run before has warned of it
@@ -187,7 +187,7 @@ class RunState:
 
     # -- warnings and the stop
 
-    def reading(self, kind: str) -> Reading:
+    def reading(self, kind: str) -> LimitReading:
         limits, run = self.limits, self.tokens_used + self.sent + int(self.live)
         if kind == "token_budget" and self.refusal is not None:
             return spent_reading(self.refusal)
@@ -199,7 +199,7 @@ class RunState:
             "error_limit": (self.consecutive_errors, limits.error_limit),
             "no_progress": (limits.no_progress_repeats, limits.no_progress_repeats),
         }[kind]
-        return Reading(kind, current, limit)
+        return LimitReading(kind, current, limit)
 
     def warn(self, kind: str) -> None:
         """Warns once a run."""
@@ -209,8 +209,8 @@ class RunState:
         if kind in WARNINGS:
             event, text = WARNINGS[kind]
             reading = self.reading(kind)
-            told = text.format(current=reading.current, limit=reading.limit)
-            self._output.warn(event, self.turn, told, reading)
+            message = text.format(current=reading.current, limit=reading.limit)
+            self._output.warn(event, self.turn, message, reading)
         else:
             self._output.system("notice", kind)  # a foreign policy's own words
 
@@ -223,21 +223,21 @@ class RunState:
     def tell_stop(self) -> None:
         """Tells once why the run is stopped."""
         reason = self.reason
-        if reason is None or self._has_told_stop:
+        if reason is None or self._is_stop_sent:
             return
-        self._has_told_stop = True
-        said, told = STOPS[reason], self.why
-        reading = self.reading(reason) if said.limit else None
-        self._output.system(said.system_type, told, reading)
-        if said.event is not None and reading is not None:
-            self._output.event(said.event, reading.payload(told))
+        self._is_stop_sent = True
+        system_type, limit, event = STOPS[reason]
+        reading = self.reading(reason) if limit else None
+        self._output.system(system_type, self.why, reading)
+        if event is not None and reading is not None:
+            self._output.event(event, reading.payload(self.why))
 
     # -- the policy
 
     def may_continue(self) -> bool:
         """Asks the policy whether another turn may begin. A cancel comes before its answer, limits after it."""
         seen = self.snapshot() if self._is_foreign else self
-        answer = asked(self._policy, "should_continue", tuple, seen)
+        answer = call_policy(self._policy, "should_continue", tuple, seen)
         match answer:
             case (bool() as may, str() as reason):
                 pass
@@ -270,7 +270,7 @@ class RunState:
         return "token_budget" if self.tokens_used >= self.limits.token_budget else None
 
     def _stop(self, reason: str) -> None:
-        """Stops for a policy. A reason of its own is told in its words."""
+        """Stops for a policy. A reason of its own keeps its words."""
         if reason in STOPS:
             self.terminate(cast(DoneReason, reason))
         else:
@@ -279,7 +279,7 @@ class RunState:
     def ask_policy(self, method: str, *given: object) -> None:
         """Lets the policy change the fields that are its own."""
         before = self.snapshot() if self._is_foreign else self
-        after = asked(self._policy, method, object, before, *given)
+        after = call_policy(self._policy, method, object, before, *given)
         if after is before:
             return
         if not isinstance(after, AgentState):
@@ -296,7 +296,7 @@ class RunState:
         """`results` of the calls that were executed, in order."""
         for call, result in results:
             mark = signature(call.name, call.arguments, self._job.decode)
-            told = {
+            facts = {
                 "tool": call.name,
                 "call_id": call.id,
                 "signature": mark,
@@ -304,7 +304,7 @@ class RunState:
                 "is_error": result.is_error,
             }
             if self.reason is None:
-                self.ask_policy("on_tool_result", told)
+                self.ask_policy("on_tool_result", facts)
                 self._tell_repeat(mark, call.name)
         self._output.event("agent.turn.ended", {"turn": self.turn})
         self.turn += 1
@@ -327,10 +327,10 @@ class RunState:
         if finding.loop is not None:
             names = ", ".join(dict.fromkeys(call.name for call in calls))
             count = self.circles.turns.count(finding.loop)
-            told = f"Loop detected: {names} with the same arguments, {count} times."
-            facts = {"signature": finding.loop, "message": told, "tools": names, "count": count}
-            self._output.verdict("agent.loop.detected", self.turn, message=told)
-            self._output.system("notice", told)
+            message = f"Loop detected: {names} with the same arguments, {count} times."
+            facts = {"signature": finding.loop, "message": message, "tools": names, "count": count}
+            self._output.verdict("agent.loop.detected", self.turn, message=message)
+            self._output.system("notice", message)
             self._output.event("agent.loop.detected", facts)
         if self.circles.is_stuck:
             self.terminate("no_progress")
@@ -341,8 +341,8 @@ class RunState:
         most = self.limits.no_progress_repeats
         if not any(one.signature == mark and one.count == most for one in self.circles.repeats):
             return
-        told = f"{tool} gave the same result {most} times. It is not executed again unchanged."
-        facts = {"signature": mark, "tool": tool, "count": most, "message": told}
+        message = f"{tool} gave the same result {most} times. It is not executed again unchanged."
+        facts = {"signature": mark, "tool": tool, "count": most, "message": message}
         self._output.event("agent.no_progress", facts)
         if not any(mark in turn.split("|") for turn in self.circles.reported):
-            self._output.system("notice", told)
+            self._output.system("notice", message)

@@ -1,11 +1,12 @@
-"""What a turn sends: chunks to its user, events to rules and listeners, notices to its model; and the words of them.
+"""What a turn sends, and its words: chunks to the user, events to rules and listeners, notices to the model.
 
-Nothing is built that nobody reads: an event only if a rule of the run or a listener hears its type."""
+An event is built only if a rule of the run or a listener wants its type."""
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from gateway.agent.effects import Emit, Job, Moment
 from gateway.control import rules as acts
@@ -54,103 +55,83 @@ BROKEN: Mapping[FailureKind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A value beside its limit."""
+class LimitReading:
+    """A value and its limit."""
 
     limit_type: str
     current: float
     limit: float
-    facts: Mapping[str, object] = field(default_factory=dict)  # more that is told of it
+    facts: Mapping[str, object] = field(default_factory=dict)  # more that belongs to it
 
     @property
     def percent(self) -> float:
         return round(100 * self.current / self.limit, 1) if self.limit else 100.0
 
     def payload(self, message: str) -> Mapping[str, object]:
-        """As an event tells it."""
-        told = {"current": self.current, "max": self.limit, "percent": self.percent}
-        return {**told, "message": message, "limit_type": self.limit_type, **self.facts}
+        """In an event."""
+        values = {"current": self.current, "max": self.limit, "percent": self.percent}
+        return {**values, "message": message, "limit_type": self.limit_type, **self.facts}
 
     def metadata(self) -> Mapping[str, object]:
-        """As a chunk tells it."""
-        told = {"current_value": self.current, "limit_value": self.limit, "percent": self.percent}
-        return {**told, "limit_type": self.limit_type, **self.facts}
+        """In a chunk."""
+        values = {"current_value": self.current, "limit_value": self.limit, "percent": self.percent}
+        return {**values, "limit_type": self.limit_type, **self.facts}
 
 
-@dataclass(frozen=True, slots=True)
-class StopText:
-    """What is said of a reason to stop, and the limit of that reason."""
+class StopKind(NamedTuple):
+    """What belongs to a reason to stop."""
 
     system_type: SystemType
-    text: str
     limit: str | None = None  # a field of Limits
     event: str | None = None
 
 
-STOPS: Mapping[DoneReason, StopText] = {
-    "max_iterations": StopText(
-        "limit_reached",
-        "Maximum iterations reached. Saving partial response.",
-        "max_iterations",
-        "budget.iteration.exceeded",
-    ),
-    "token_budget": StopText(
-        "limit_reached",
-        "Token budget reached. Saving partial response.",
-        "token_budget",
-        "budget.token.exceeded",
-    ),
-    "timeout": StopText(
-        "limit_reached", "Time limit reached. Saving partial response.", "timeout_seconds"
-    ),
-    "no_progress": StopText(
-        "no_progress",
-        "No progress detected - same action attempted {limit} times.",
-        "no_progress_repeats",
-    ),
-    "error_limit": StopText(
-        "error_limit",
-        "Tool calls failed in {limit} turns in a row. Saving partial response.",
-        "error_limit",
-    ),
-    "cancelled": StopText("notice", "Cancelled by user"),
-    "superseded": StopText("notice", "A newer message took the place of this one."),
+STOPS: Mapping[DoneReason, StopKind] = {
+    "max_iterations": StopKind("limit_reached", "max_iterations", "budget.iteration.exceeded"),
+    "token_budget": StopKind("limit_reached", "token_budget", "budget.token.exceeded"),
+    "timeout": StopKind("limit_reached", "timeout_seconds"),
+    "no_progress": StopKind("no_progress", "no_progress_repeats"),
+    "error_limit": StopKind("error_limit", "error_limit"),
+    "cancelled": StopKind("notice"),
+    "superseded": StopKind("notice"),
+}
+STOP_TEXTS: Mapping[DoneReason, str] = {
+    "max_iterations": "Maximum iterations reached. Saving partial response.",
+    "token_budget": "Token budget reached. Saving partial response.",
+    "timeout": "Time limit reached. Saving partial response.",
+    "no_progress": "No progress detected - same action attempted {limit} times.",
+    "error_limit": "Tool calls failed in {limit} turns in a row. Saving partial response.",
+    "cancelled": "Cancelled by user",
+    "superseded": "A newer message took the place of this one.",
 }
 
-# What is warned of: the type of the event, and what the user reads.
+# Warnings by limit: the type of the event, and what the user reads.
+_WRAP_UP = "({current}/{limit}). Consider wrapping up."
+_WINDOW = "Approaching the model's context window ({current}/{limit} tokens)."
 WARNINGS: Mapping[str, tuple[str, str]] = {
-    "max_iterations": (
-        "budget.iteration.warning",
-        "Approaching iteration limit ({current}/{limit}). Consider wrapping up.",
-    ),
-    "token_budget": (
-        "budget.token.warning",
-        "Approaching token budget ({current}/{limit}). Consider wrapping up.",
-    ),
-    "context_window": (
-        "context.approaching_limit",
-        "Approaching the model's context window ({current}/{limit} tokens).",
-    ),
+    "max_iterations": ("budget.iteration.warning", f"Approaching iteration limit {_WRAP_UP}"),
+    "token_budget": ("budget.token.warning", f"Approaching token budget {_WRAP_UP}"),
+    "context_window": ("context.approaching_limit", _WINDOW),
 }
 
 
 def stop_text(reason: DoneReason, limits: Limits) -> str:
-    said = STOPS[reason]
-    return said.text.format(limit=getattr(limits, said.limit) if said.limit else "")
+    limit = STOPS[reason].limit
+    return STOP_TEXTS[reason].format(limit=getattr(limits, limit) if limit else "")
 
 
-def spent_reading(refusal: BudgetExceeded) -> Reading:
+def spent_reading(refusal: BudgetExceeded) -> LimitReading:
     """The reading of a budget that is for more than one run."""
-    return Reading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
+    return LimitReading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
 
 
-def nearly_spent(warning: BudgetWarning) -> tuple[str, Reading]:
+def nearly_spent(warning: BudgetWarning) -> tuple[str, LimitReading]:
     """What the user reads, and what programs do."""
     facts = {"scope": warning.scope, "unit": warning.unit}
-    reading = Reading(f"budget.{warning.scope}", warning.used, warning.limit, facts)
+    reading = LimitReading(f"budget.{warning.scope}", warning.used, warning.limit, facts)
     unit = "tokens" if warning.unit == "tokens" else "USD"
-    told = f"{reading.percent:g} % of the {warning.scope} budget is used"
-    return f"{told} ({warning.used}/{warning.limit} {unit}).", reading
+    text = f"{reading.percent:g} % of the {warning.scope} budget is used"
+    return f"{text} ({warning.used}/{warning.limit} {unit}).", reading
 
 
 log = logging.getLogger(__name__)
@@ -175,7 +156,7 @@ class Output:
         self.moment = moment
         self.notices = Notices()
         self.posts: list[Notice] = []  # for other sessions
-        self.shown: list[tuple[SystemType, str]] = []  # what the user was told beside the answer
+        self.shown: list[tuple[SystemType, str]] = []  # system chunks, in order
         self.verdicts: list[Mapping[str, object]] = []
         self.model: str | None = None  # another one, if a rule wants it
         self.without: set[str] = set()  # tools that a rule has taken away
@@ -184,7 +165,9 @@ class Output:
 
     # -- to the user
 
-    def system(self, system_type: SystemType, message: str, reading: Reading | None = None) -> None:
+    def system(
+        self, system_type: SystemType, message: str, reading: LimitReading | None = None
+    ) -> None:
         data = {
             "system_type": system_type,
             "system_message": message,
@@ -198,14 +181,14 @@ class Output:
         self.shown.append((system_type, str(chunk.data["system_message"])))
 
     def verdict(self, kind: str, turn: int, **facts: object) -> None:
-        """Keeps what was decided about the run, for whoever inspects it."""
+        """Keeps what was decided about the run, for `run.inspect`."""
         self.verdicts.append({"kind": kind, "turn": turn, **facts})
 
-    def warn(self, event: str, turn: int, told: str, reading: Reading) -> None:
+    def warn(self, event: str, turn: int, message: str, reading: LimitReading) -> None:
         """Warns user, rules and listeners of what comes near its limit."""
-        self.verdict(event, turn, message=told)
-        self.system("limit_warning", told, reading)
-        self.event(event, reading.payload(told))
+        self.verdict(event, turn, message=message)
+        self.system("limit_warning", message, reading)
+        self.event(event, reading.payload(message))
 
     # -- to rules and listeners
 
@@ -222,16 +205,15 @@ class Output:
         is_ruled = bool(job.rules.by_event[type_])
         if self._is_over or not (is_ruled or bus or job.hears(type_)):
             return
-        kind, scope = kind_named(type_), job.scope
+        kind = kind_named(type_)
         severity = severity or (kind.severity if kind else "info")
-        run = (scope.session_key, scope.run_id)
+        run = (job.scope.session_key, job.scope.run_id)
         event = Event(type_, severity, source, self.moment.wall, *run, payload)
         if bus is None and is_ruled:
             bus = self._bus = Bus()
             bus.subscribe(self._ask_rules)
             bus.subscribe(job.publish)
-        publish = job.publish if bus is None else bus.publish
-        publish(event)
+        (job.publish if bus is None else bus.publish)(event)
 
     def farewell(self, payload: Mapping[str, object]) -> Event:
         """The event of the end: rules hear it now, listeners once the end is durable."""
@@ -249,9 +231,9 @@ class Output:
 
     def _ask_rules(self, event: Event) -> None:
         for act in self._job.rules.on(event, self._variables):
-            self._carry_out(act)
+            self._apply(act)
 
-    def _carry_out(self, act: acts.Act) -> None:
+    def _apply(self, act: acts.Act) -> None:
         match act:
             case acts.Notify(notice):
                 self._notify(notice)

@@ -36,9 +36,9 @@ from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
 from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
-from gateway.memory.extraction import Keeping
-from gateway.memory.recall import Recall
-from gateway.memory.room import memory_of, vaults_of
+from gateway.memory.extraction import FactExtractor
+from gateway.memory.recall import Indexer, Recall
+from gateway.memory.room import Memory, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
@@ -102,8 +102,11 @@ class Gateway:
         self.made, self.version, self.shared, self.opened = made, version, shared, opened
         stores, clock, ids = shared.stores, shared.clock, shared.ids
         codec = (to_json, from_json)
-        keeping = Keeping(made.agents, stores.facts, opened.model, clock, ids, *codec)
-        self.memory = memory = memory_of(stores, keeping, opened.group)
+        extractor = FactExtractor(
+            made.agents, stores.facts, opened.model, clock, ids, *codec, opened.group
+        )
+        memory = Memory(extractor, Indexer(stores.facts, clock), Recall(stores.facts))
+        self.memory = memory
         worker, forget = self._worker()
         self.front = Front(
             agents=made.agents,
@@ -114,7 +117,7 @@ class Gateway:
                 lanes=shared.lanes,
                 ids=ids,
                 bounds=made.bounds,
-                policy=made.manner,
+                policy=made.queueing,
             ),
             live=shared.live,
             inbox=stores.inbox,
@@ -164,15 +167,15 @@ class Gateway:
             opened.meter.cost_usd,
         )
         known = {one.name: one for one in config.subagents}
-        beside = (opened.souls, shared.settings.of, clock, shared.journal_of, made.agents)
-        subagents = Subagents(known, runner, *beside)
+        deps = (opened.souls, shared.settings.of, clock, shared.journal_of, made.agents)
+        subagents = Subagents(known, runner, *deps)
         gate.renew("", subagents.tools)
         forget: Callable[[SessionKey], Awaitable[None]] = gate.forget
         if config.delegation.is_enabled:
-            reading = SummarizingGate(gate, subagents, config.delegation, stores.tools, to_json)
-            runner, forget = replace(runner, gate=reading), stores.tools.forget_originals
+            summing = SummarizingGate(gate, subagents, config.delegation, stores.tools, to_json)
+            runner, forget = replace(runner, gate=summing), stores.tools.forget_originals
         caches = (stores.sessions, shared.episodes, shared.lanes, clock, shared.ids)
-        compaction = Compaction(opened.model, *caches, on_compacted=memory.keeper.on_compacted)
+        compaction = Compaction(opened.model, *caches, on_compacted=memory.extractor.on_compacted)
         vaults = vaults_of(config.agents, gate.offered, config.plugins, stores.tools)
         worker = RunWorker(
             agents=made.agents,
@@ -188,7 +191,7 @@ class Gateway:
             decode=from_json,
             channels=frozenset(one.name for one in config.channels),
             runs=shared.live,
-            extractor=memory.keeper,
+            extractor=memory.extractor,
             on_finished=memory.indexer.note,
             recall=TurnRecall(memory.recall, vaults),
             compact=compaction.consider,
@@ -272,7 +275,7 @@ class Gateway:
             account=plugins.account,
             budget=spending.periods,
             backlog=lambda: {
-                "backlog": memory.keeper.backlog,
+                "backlog": memory.extractor.backlog,
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
@@ -280,21 +283,14 @@ class Gateway:
             trial=provider_trial(config, self.opened.model, shared.ids),
             subagents=config.subagents,
         )
-        channels = ChannelMethods(
-            self.channels.statuses,
-            stores.outbox,
-            stores.channels,
-            lambda: self.channels.intake.nudge(),
-            clock,
-            self.channels.take_again,
-        )
-        remembering = (stores.facts, memory.recall, clock, shared.ids, memory.settled)
+        room, letters, facts = self.channels, stores.outbox, (stores.facts, memory.recall)
+        nudge, ids = (lambda: room.intake.nudge()), shared.ids
         families = (
             spending,
             AuditMethods(stores.audit),
             PairMethods(self.pairing),
-            channels,
-            MemoryMethods(*remembering, self.made.sharing, front),
+            ChannelMethods(room.statuses, letters, stores.channels, nudge, clock, room.take_again),
+            MemoryMethods(*facts, clock, ids, memory.settled, self.made.sharing, front),
             ChatMethods(front, self.replays, to_json, from_json),
             SessionMethods(front),
             EventMethods(shared.bus),
@@ -372,7 +368,7 @@ async def start(
             await stores.outbox.strand((), at=clock.now())
         if config.mcp.serve.is_enabled:
             gateway.mcp = await stack.enter_async_context(_mcp_door(gateway))
-        await gateway.memory.keeper.resume()
+        await gateway.memory.extractor.resume()
         sweeping = partial(sweep, config, stores, clock)
         for name, task in (
             ("souls", found.souls.keep_fresh),
@@ -456,7 +452,7 @@ async def _open_mcp_servers(
     from gateway.mcp.servers import open_servers  # noqa: PLC0415
     from gateway.mcp.supervising import Means as ServerMeans  # noqa: PLC0415
 
-    async def told_changed(facts: Mapping[str, object]) -> None:
+    async def on_changed(facts: Mapping[str, object]) -> None:
         shared.tell("mcp.tool.changed", facts)
         deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
         await shared.stores.audit.append(deed)
@@ -469,7 +465,7 @@ async def _open_mcp_servers(
         store=shared.stores.tools,
         renew=gate.renew,
         tell=shared.tell,
-        told_changed=told_changed,
+        told_changed=on_changed,
         random=random.random,
     )
     gate.foreign = await stack.enter_async_context(open_servers(config.mcp.servers, means))

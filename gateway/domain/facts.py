@@ -380,18 +380,15 @@ def settled(
     Another object of a functional predicate ends the one before it; all else stands side by side.
     An object is functional if anybody ever claimed it to be.
     """
-    functional = {one.object for one in told if one.claim.functional}
-    lanes: dict[str, list[tuple[int, Told]]] = {}
-    for number, one in enumerate(told):
-        lanes.setdefault("" if one.object in functional else one.object, []).append((number, one))
     facts: list[Settled] = []
-    for lane, those in lanes.items():
+    for lane, those in _lanes(told).items():
         following: str | None = None
         for period in reversed(_periods(those)):
-            claims = tuple(one for _, one in sorted(period.told.items()))
+            claims = tuple(map(period.told.__getitem__, sorted(period.told)))
             first, claim, known = claims[0], claims[0].claim, before.get(claims[0].id)
             is_over = following is not None or (period.until is not None and period.until <= now)
             superseded_at = (known and known.superseded_at) or now
+            messages = [one.claim.source.message_id for one in claims if one.claim.source]
             fact = Fact(
                 first.id,
                 scope,
@@ -407,16 +404,21 @@ def settled(
                 period.until,
                 superseded_at if is_over else None,
                 following,
-                messages_of([one.claim.source for one in claims if one.claim.source]),
+                tuple(dict.fromkeys(messages[:MOST_NAMED])),  # its origin has all of them
             )
             following = fact.id
             facts.append(Settled(fact, claims))
     return facts
 
 
-def messages_of(sources: Sequence[SaidSource]) -> tuple[str, ...]:
-    """The message ids that a fact lists; its origin has all of them."""
-    return tuple(dict.fromkeys(source.message_id for source in sources[:MOST_NAMED]))
+def _lanes(told: Sequence[Told]) -> Mapping[str, list[tuple[int, Told]]]:
+    """Numbered claims that may end each other: of all functional objects (""), and of each other
+    object."""
+    functional = {one.object for one in told if one.claim.functional}
+    lanes: dict[str, list[tuple[int, Told]]] = {}
+    for number, one in enumerate(told):
+        lanes.setdefault("" if one.object in functional else one.object, []).append((number, one))
+    return lanes
 
 
 def by_time(fact: Fact) -> tuple[datetime, bool, str]:
@@ -434,20 +436,20 @@ def is_wanted(fact: Fact, query: FactQuery) -> bool:
 def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
     """Consecutive periods. Neighbours have different objects unless the first one ended."""
     periods: list[_Period] = []
+    last: _Period | None = None  # that has not ended
     for at, is_end, number, one in _points(told):
-        last = periods[-1] if periods and periods[-1].until is None else None
-        goes_on = last is not None and last.object == one.object
-        if one.only_ends and not (is_end or last is None or goes_on):
+        is_other = last is not None and last.object != one.object
+        if is_other and one.only_ends and not is_end:
             # The end of one object says nothing about another that holds now.
             periods.insert(0, _Period(one.object, at, at, {number: one}))
             continue
-        if last is not None and goes_on == is_end:  # it has ended, or there is another
-            last.until = at
+        if last is not None and is_other != is_end:  # it has ended, or there is another
+            last.until, last = at, None
         if is_end:
             continue
-        if not goes_on:
-            periods.append(_Period(one.object, at))
-        periods[-1].told[number] = one
+        if last is None:
+            periods.append(last := _Period(one.object, at))
+        last.told[number] = one
     return periods
 
 

@@ -127,15 +127,15 @@ class Packer:
         asked = sum(map(message_tokens, (question, *besides.earlier)))
         allowed = allowance(agent)
         room = allowed - fixed.tokens - fixed.tools[1] - asked
-        summary, of_summary = None, _NO_SUMMARY
+        summary, of_summary, follows = None, _NO_SUMMARY, None
         if besides.summary is not None:
             summary, of_summary = _told_summary(besides.summary, room)
+            follows = besides.summary.covers
         memory = _NO_MEMORY
         if besides.recalled or besides.missing:
             memory = _memory(agent, besides, window.since(first), room)
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-        follows = besides.summary.covers if besides.summary else None
         shown, first, is_crowded = _shown(window, first, room, crowded_from, follows)
         nodes, seen = shown.since(first), shown.size(first)
         parts: tuple[Part, ...] = (
@@ -194,6 +194,7 @@ RECENT = "one of the latest exchanges"
 ASKED = "what is to be answered"
 _MESSAGE, _BEFORE, _ID = attrgetter("message"), attrgetter("before"), attrgetter("id")
 _TOKENS = itemgetter(1)  # of an item
+_TEXT = itemgetter(1)  # of a line
 
 
 def _made(
@@ -305,21 +306,17 @@ _NO_MEMORY = _Memory()
 def _memory(agent: AgentDef, besides: Besides, shown: Sequence[Node], room: int) -> _Memory:
     """What fits into the shares of the room, the most important first, without turns that are
     shown anyhow."""
-    ids = {node.id for node in shown}
-    known = [one for one in besides.recalled if one.kind == "fact"][: agent.context.facts]
-    said = [one for one in besides.recalled if one.kind == "turn"]
-    new = [one for one in said if (one.message_id or one.id) not in ids]
-    facts = _within(known, room * FACTS_SHARE)
-    turns = _within(new, min(RECALL_TOKENS, room * RECALL_SHARE))
+    ids = frozenset(map(_ID, shown))
+    known = [one for one in besides.recalled if one.kind == "fact"]
+    said = [one for one in besides.recalled if one.kind == "turn" and one.id not in ids]
+    facts = _within(known[: agent.context.facts], room * FACTS_SHARE)
+    turns = _within(said, min(RECALL_TOKENS, room * RECALL_SHARE))
     is_apart = besides.template is not None and "facts" in besides.template.places
-    placed = _block(facts) if is_apart else None
-    message = _block(turns if is_apart else [*facts, *turns])
-    total = sum(message_tokens(one) for one in (message, placed) if one)
-    of_facts = total
-    if placed is not None:
-        of_facts = message_tokens(placed)
-    elif turns:
-        of_facts = estimate_tokens("\n".join(text for _, text, _ in facts))
+    apart, together = (facts, turns) if is_apart else ([], [*facts, *turns])
+    (placed, of_facts), (message, rest) = _block(apart), _block(together)
+    total = of_facts + rest
+    if not is_apart:
+        of_facts = estimate_tokens("\n".join(map(_TEXT, facts))) if turns else total
     absent = [("none", 0, besides.missing)] if besides.missing else []
     recalled: Part = ("recall", total - of_facts, _items(turns) or absent)
     return _Memory(message, placed, total, (("facts", of_facts, _items(facts)), recalled))
@@ -329,9 +326,12 @@ def _items(lines: Sequence[_Line]) -> Sequence[Item]:
     return [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
 
 
-def _block(lines: Sequence[_Line]) -> Message | None:
-    told = (OPENING, *(text for _, text, _ in lines), CLOSING)
-    return Message("user", "\n".join(told)) if lines else None
+def _block(lines: Sequence[_Line]) -> tuple[Message | None, int]:
+    """The message and its tokens; none without lines."""
+    if not lines:
+        return None, 0
+    message = Message("user", "\n".join((OPENING, *map(_TEXT, lines), CLOSING)))
+    return message, message_tokens(message)
 
 
 def _within(recalled: Sequence[Recalled], room: float) -> list[_Line]:

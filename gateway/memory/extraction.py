@@ -4,10 +4,10 @@ background."""
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any, get_args
 
@@ -33,7 +33,7 @@ from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, Decode, Encode, FactStore, Ids, Model
-from gateway.domain.supervision import Work, contained
+from gateway.domain.supervision import Work, contained, result_of
 from gateway.memory import wording as dates
 from gateway.memory.statements import LOOKED_AT, OF_OURS, claims_in
 from gateway.memory.wording import is_functional, predicate_of
@@ -70,7 +70,8 @@ Leave out questions, wishes, plans, things supposed, quoted, or told of stranger
 already. No facts: {"facts": []}.
 """
 
-_ONESELF = frozenset({"user", "the user", "i", "me", "myself", "person", "the person", "speaker"})
+_ONESELF = ("user", "the user", "i", "me", "myself", "person", "the person", "speaker")
+_SUBJECTS = dict.fromkeys(_ONESELF, SUBJECT)
 
 
 def request(
@@ -150,7 +151,7 @@ def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[SaidMessage]
     since, until = _since(fact, quote, one), dates.parse(fact.get("valid_to"), one.at)
     if since is None or quote not in one.text[:SHOWN_CHARACTERS]:
         return None
-    subject = SUBJECT if subject.lower() in _ONESELF else subject
+    subject = _SUBJECTS.get(subject.lower(), subject)
     functional = is_functional(predicate, otherwise=fact.get("functional") is True)
     since = since if until is None else min(since, until)
     source = SaidSource(one.message_id, key, one.at, quote, one.sender or key.peer)
@@ -192,36 +193,6 @@ _SINCE = re.compile(r"\bsince\b|\bseit\b", re.IGNORECASE)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    agents: Mapping[AgentId, AgentDef]
-    facts: FactStore
-    model: Model
-    clock: Clock
-    ids: Ids
-    encode: Encode
-    decode: Decode
-
-    def how(self, key: SessionKey) -> Extraction:
-        agent = self.agents.get(key.agent)
-        return agent.context.extraction if agent else "off"
-
-    async def keep(self, key: SessionKey, person: str | None, claims: Sequence[Claim]) -> None:
-        """Stores claims. A claim that makes no valid fact is left out. Raises StoreUnavailable."""
-        if not claims:
-            return
-        is_shared = self.agents[key.agent].context.fact_scope == "agent"
-        scope = scope_of(key, person, is_shared=is_shared)
-        claims = [one for claim in in_order(claims) for one in _affirmed(claim)]
-        ids = [f"f_{self.ids.new()}" for _ in claims]
-        try:
-            await self.facts.add_facts(scope, claims, ids=ids, now=self.clock.now())
-        except StoreUnavailable:
-            raise
-        except GatewayError as error:
-            log.warning("claims are no facts", extra={"why": str(error), "session": str(key)})
-
-
 def _affirmed(claim: Claim) -> Iterator[Claim]:
     """A statement about the recent past also holds now, and overrides undated claims in between."""
     said = claim.source
@@ -243,135 +214,69 @@ REMEMBERED_LAST = 1_024  # sessions in which the last claim may be corrected
 
 
 @dataclass(slots=True)
-class _Debt:
+class _Queued:
+    """A session that a model has to read once it is quiet."""
+
     said_at: float
-    since: NodeId | None  # the first node that the store may not know to be owed
+    since: NodeId | None  # the first node that the store may not know to be queued
 
 
-class ModelQueue:
-    """Sessions in which a model has to look for facts, one task each."""
-
-    def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
-        self._keeping, self._group = keeping, group
-        self.debts: dict[SessionKey, _Debt] = {}
-        self._slots = anyio.Semaphore(AT_ONCE)
-
-    def resume(self, keys: Sequence[SessionKey]) -> None:
-        now = self._keeping.clock.monotonic()
-        self.debts = {key: _Debt(now, None) for key in keys}
-        self._group.start_soon(self._pay_all, dict(self.debts))
-
-    def owe(self, key: SessionKey, since: NodeId) -> None:
-        """Queues everything said since that node, to be read once the session is quiet."""
-        now, debt = self._keeping.clock.monotonic(), self.debts.get(key)
-        if debt is None:
-            debt = self.debts[key] = _Debt(now, since)
-            self._group.start_soon(self._pay_all, {key: debt})
-        debt.said_at, debt.since = now, debt.since or since
-
-    async def _pay_all(self, debts: Mapping[SessionKey, _Debt]) -> None:
-        for key, debt in debts.items():
-            try:
-                await contained("facts by a model", partial(self._pay, key, debt))
-            finally:
-                del self.debts[key]
-
-    async def _pay(self, key: SessionKey, debt: _Debt) -> None:
-        keeping, is_resumed = self._keeping, debt.since is None
-        try:
-            while is_resumed or debt.since is not None:
-                if debt.since is not None:
-                    await keeping.facts.owe(key, debt.since)
-                    await self._until_quiet(debt, keeping.agents[key.agent].context.quiet_s)
-                is_resumed = False
-                async with self._slots:
-                    await self._read(key, debt)
-        except StoreUnavailable as error:  # it is owed still, and seen to with the next turn
-            log.warning("a model looks later", extra={"why": str(error), "session": str(key)})
-
-    async def _until_quiet(self, debt: _Debt, quiet_s: float) -> None:
-        clock = self._keeping.clock
-        latest = clock.monotonic() + LONGEST_WAIT_S
-        while (rest := min(debt.said_at + quiet_s, latest) - clock.monotonic()) > 0:
-            await clock.sleep(rest)
-
-    async def _read(self, key: SessionKey, debt: _Debt) -> None:
-        """Reads each person separately, because a model must not decide whose facts they are."""
-        keeping, is_owed = self._keeping, True
-        while is_owed:
-            debt.since = None  # what was told so far is in the store, beyond what is read now
-            heard = await keeping.facts.next_owed(key, limit=PAGE)
-            if heard.upto is None:
-                return
-            for person in dict.fromkeys(one.sender for one in heard.said):
-                theirs = [one for one in heard.said if one.sender == person]
-                for start in range(0, len(theirs), MOST_MESSAGES):
-                    claims = await self._asked(key, person, theirs[start : start + MOST_MESSAGES])
-                    await keeping.keep(key, person, claims)
-            is_owed = await keeping.facts.mark_read(key, heard.upto)
-
-    async def _asked(
-        self, key: SessionKey, person: str | None, said: Sequence[SaidMessage]
-    ) -> Sequence[Claim]:
-        """Returns nothing if the model cannot be asked: the patterns have looked already."""
-        keeping, agent = self._keeping, self._keeping.agents[key.agent]
-        theirs = whose(key, person, is_shared=agent.context.fact_scope == "agent")
-        words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
-        known = await keeping.facts.facts_matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
-        asked = request(agent, key, said, known, keeping.encode)
-        try:
-            with anyio.fail_after(ASK_S):
-                reply = await keeping.model.reply(asked, lambda _: None)
-        except (BudgetExceeded, ModelFailed, TimeoutError) as error:
-            log.warning("facts are left to patterns", extra={"why": str(error), "key": str(key)})
-            return ()
-        claims = claims_of(reply.text, key, said, keeping.decode)
-        if claims is None:
-            log.warning("a model's facts cannot be read", extra={"session": str(key)})
-        return claims or ()
-
-
+@dataclass(slots=True, eq=False)
 class FactExtractor:
-    """Looks for facts in every message. Its tasks live in the given task group and end with it."""
+    """Extracts facts from every message: by patterns at once, by a model once the session is quiet.
+    Its tasks live in the given task group and end with it."""
 
-    def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
-        self._keeping, self._group = keeping, group
-        self._queue = ModelQueue(keeping, group)
-        self._places: dict[SessionKey, NodeId] = {}  # looked at, and not noted yet
-        self._is_noting = False
-        self._writing: dict[SessionKey, anyio.Event] = {}
-        self._behind: dict[SessionKey, int] = {}  # turns that came meanwhile
-        self._catching: dict[SessionKey, anyio.Event] = {}  # of those behind, who is at work on
-        self.last: dict[SessionKey, Claim] = {}
+    agents: Mapping[AgentId, AgentDef]
+    facts: FactStore
+    model: Model
+    clock: Clock
+    ids: Ids
+    encode: Encode
+    decode: Decode
+    group: TaskGroup
+    last: dict[SessionKey, Claim] = field(default_factory=dict)
+    _queue: dict[SessionKey, _Queued] = field(default_factory=dict)  # for a model, one task each
+    _slots: anyio.Semaphore = field(default_factory=partial(anyio.Semaphore, AT_ONCE))
+    _places: dict[SessionKey, NodeId] = field(default_factory=dict)  # read, and not noted yet
+    _is_noting: bool = False
+    _writing: dict[SessionKey, anyio.Event] = field(default_factory=dict)
+    _behind: dict[SessionKey, int] = field(default_factory=dict)  # turns that came meanwhile
+    _catching: dict[SessionKey, anyio.Event] = field(default_factory=dict)  # tasks on those behind
 
     @property
     def backlog(self) -> int:
         """Number of sessions with messages that are not yet read or whose facts are not yet
         stored."""
-        return len(self._behind.keys() | self._writing.keys() | self._queue.debts.keys())
+        return len(self._behind.keys() | self._writing.keys() | self._queue.keys())
+
+    def _mode(self, key: SessionKey) -> Extraction:
+        agent = self.agents.get(key.agent)
+        return agent.context.extraction if agent else "off"
 
     async def resume(self) -> None:
         """Continues where the previous process stopped. Raises StoreUnavailable."""
-        hearing, how = self._keeping.facts, self._keeping.how
-        self._behind = {key: 0 for key in await hearing.unheard() if how(key) != "off"}
-        self._queue.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
+        unheard, owed = await self.facts.unheard(), await self.facts.owed()
+        self._behind = {key: 0 for key in unheard if self._mode(key) != "off"}
+        now = self.clock.monotonic()
+        read = [key for key in owed if self._mode(key) in {"auto", "model"}]
+        self._queue = {key: _Queued(now, None) for key in read}
+        self.group.start_soon(self._read_queued, dict(self._queue))
         self._start(partial(self._catch_up_all, tuple(self._behind), anyio.Event()))
 
-    def told(self, key: SessionKey, said: Sequence[SaidMessage], upto: NodeId) -> None:
+    def extract(self, key: SessionKey, said: Sequence[SaidMessage], upto: NodeId) -> None:
         """Takes what people said in a run that has ended, and its last node. Never waits."""
-        agent = self._keeping.agents.get(key.agent)
-        how = agent.context.extraction if agent else "off"
-        if how == "off" or not said:
+        mode = self._mode(key)
+        if mode == "off" or not said:
             return
-        if how == "model":
-            self._queue.owe(key, said[0].message_id)
-        if self._behind and key in self._behind:
+        if mode == "model":
+            self._queue_session(key, said[0].message_id)
+        if key in self._behind:
             self._behind[key] += 1  # it is read from the store, in its order
             return
         found: list[tuple[str | None, Claim]] = []
         for one in said:
             if self.last or OF_OURS.search(one.text, 0, LOOKED_AT):
-                found += [(one.sender, claim) for claim in self._claims(key, one)]
+                found += zip(repeat(one.sender), self._claims(key, one))
         if found:
             written = self._writing[key] = anyio.Event()
             self._start(partial(self._write, key, found, upto, written))
@@ -382,27 +287,41 @@ class FactExtractor:
 
     async def settled(self, key: SessionKey) -> None:
         """Waits a short time until the facts of this session can be found."""
-        if not (self._writing or self._behind):  # as nearly always
-            return
         written = self._writing.get(key)
-        if written is None and key not in self._behind:
-            return
-        if written is None:
+        if written is None and key in self._behind:
             written = anyio.Event()
             self._start(partial(self._catch_up_all, (key,), written))
-        with anyio.move_on_after(SETTLE_S):
-            await written.wait()
+        if written is not None:
+            with anyio.move_on_after(SETTLE_S):
+                await written.wait()
 
     def on_compacted(self, key: SessionKey, nodes: Sequence[Node]) -> None:
         """Queues the summarized nodes and everything since for the model."""
-        if nodes and self._keeping.how(key) in {"auto", "model"}:
-            self._queue.owe(key, nodes[0].id)
+        if nodes and self._mode(key) in {"auto", "model"}:
+            self._queue_session(key, nodes[0].id)
+
+    async def store(self, key: SessionKey, person: str | None, claims: Sequence[Claim]) -> None:
+        """Stores claims. A claim that makes no valid fact is left out. Raises StoreUnavailable."""
+        if not claims:
+            return
+        is_shared = self.agents[key.agent].context.fact_scope == "agent"
+        scope = scope_of(key, person, is_shared=is_shared)
+        claims = [one for claim in in_order(claims) for one in _affirmed(claim)]
+        ids = [f"f_{self.ids.new()}" for _ in claims]
+        try:
+            await self.facts.add_facts(scope, claims, ids=ids, now=self.clock.now())
+        except StoreUnavailable:
+            raise
+        except GatewayError as error:
+            log.warning("claims are no facts", extra={"why": str(error), "session": str(key)})
+
+    # --- by patterns ---
 
     def _start(self, work: Work) -> None:
-        self._group.start_soon(contained, "facts", work)
+        self.group.start_soon(contained, "facts", work)
 
     def _claims(self, key: SessionKey, one: SaidMessage) -> Sequence[Claim]:
-        last = self.last.pop(key, None) if self.last else None
+        last = self.last.pop(key, None)
         is_own = last and last.source and last.source.said_by == (one.sender or key.peer)
         claims = claims_in(one, key, last=last if is_own else None)
         if claims:
@@ -421,7 +340,7 @@ class FactExtractor:
         """`found` pairs each claim with its speaker."""
         try:
             for person, those in groupby(found, key=itemgetter(0)):
-                await self._keeping.keep(key, person, [claim for _, claim in those])
+                await self.store(key, person, [claim for _, claim in those])
             self._places[key] = upto
             self._start(self._note)
         except StoreUnavailable as error:
@@ -432,16 +351,16 @@ class FactExtractor:
                 del self._writing[key]
 
     async def _note(self) -> None:
-        """Stores how far the patterns have looked, in one commit for all sessions. Never ahead of
+        """Stores how far the patterns have read, in one commit for all sessions. Never ahead of
         facts that are still being written."""
         if self._is_noting:
             return
         self._is_noting = True
         while self._places:
-            await self._keeping.clock.sleep(NOTE_EVERY_S)
+            await self.clock.sleep(NOTE_EVERY_S)
             due = {key: at for key, at in self._places.items() if key not in self._writing}
             try:
-                await self._keeping.facts.mark_heard(due)
+                await self.facts.mark_heard(due)
             except StoreUnavailable as error:
                 log.warning("how far was looked is not noted yet", extra={"why": str(error)})
                 continue
@@ -453,8 +372,7 @@ class FactExtractor:
     def _fall_behind(self, key: SessionKey, error: StoreUnavailable) -> None:
         log.warning("facts are kept later", extra={"why": str(error), "session": str(key)})
         self._places.pop(key, None)
-        if key not in self._behind:
-            self._behind[key] = 0
+        self._behind.setdefault(key, 0)
         self._start(partial(self._catch_up, key, AGAIN_S))
 
     async def _catch_up_all(self, keys: Sequence[SessionKey], done: anyio.Event) -> None:
@@ -463,27 +381,101 @@ class FactExtractor:
         done.set()
 
     async def _catch_up(self, key: SessionKey, pause_s: float = 0.0) -> None:
-        """Reads what the patterns have not looked at, oldest first, until nothing is left."""
+        """Reads what the patterns have not read, unless another task does so already."""
         if pause_s:
-            await self._keeping.clock.sleep(pause_s)
+            await self.clock.sleep(pause_s)
         if key in self._catching:
             return await self._catching[key].wait()
         done = self._catching[key] = anyio.Event()
-        hearing = self._keeping.facts
+        event, facts = "facts of a session are lost", {"session": str(key)}
+        try:
+            if not await result_of(event, facts, self._read_behind, key):
+                self._behind.pop(key, None)
+        finally:
+            del self._catching[key]
+            done.set()
+
+    async def _read_behind(self, key: SessionKey) -> bool:
+        """Reads oldest first, until nothing is left or the store is away."""
         try:
             while (turns := self._behind.get(key)) is not None:
-                heard = await hearing.next_unheard(key, limit=PAGE)
-                for one in heard.said:
-                    await self._keeping.keep(key, one.sender, self._claims(key, one))
-                if heard.upto is not None:
-                    await hearing.mark_heard({key: heard.upto})
+                unread = await self.facts.next_unheard(key, limit=PAGE)
+                for one in unread.said:
+                    await self.store(key, one.sender, self._claims(key, one))
+                if unread.upto is not None:
+                    await self.facts.mark_heard({key: unread.upto})
                 elif self._behind.get(key) == turns:
                     self._behind.pop(key, None)
         except StoreUnavailable as error:
             self._fall_behind(key, error)
-        except Exception:
-            log.exception("facts of a session are lost", extra={"session": str(key)})
-            self._behind.pop(key, None)
-        finally:
-            del self._catching[key]
-            done.set()
+        return True
+
+    # --- by a model ---
+
+    def _queue_session(self, key: SessionKey, since: NodeId) -> None:
+        """Queues everything said since that node, to be read once the session is quiet."""
+        now, queued = self.clock.monotonic(), self._queue.get(key)
+        if queued is None:
+            queued = self._queue[key] = _Queued(now, since)
+            self.group.start_soon(self._read_queued, {key: queued})
+        queued.said_at, queued.since = now, queued.since or since
+
+    async def _read_queued(self, sessions: Mapping[SessionKey, _Queued]) -> None:
+        for key, queued in sessions.items():
+            try:
+                await contained("facts by a model", partial(self._read_session, key, queued))
+            finally:
+                del self._queue[key]
+
+    async def _read_session(self, key: SessionKey, queued: _Queued) -> None:
+        is_resumed = queued.since is None
+        try:
+            while is_resumed or queued.since is not None:
+                if queued.since is not None:
+                    await self.facts.owe(key, queued.since)
+                    await self._until_quiet(queued, self.agents[key.agent].context.quiet_s)
+                is_resumed = False
+                async with self._slots:
+                    await self._read_pages(key, queued)
+        except StoreUnavailable as error:  # it is queued in the store, and read with the next turn
+            log.warning("a model looks later", extra={"why": str(error), "session": str(key)})
+
+    async def _until_quiet(self, queued: _Queued, quiet_s: float) -> None:
+        latest = self.clock.monotonic() + LONGEST_WAIT_S
+        while (rest := min(queued.said_at + quiet_s, latest) - self.clock.monotonic()) > 0:
+            await self.clock.sleep(rest)
+
+    async def _read_pages(self, key: SessionKey, queued: _Queued) -> None:
+        """Reads each person separately, because a model must not decide whose facts they are."""
+        is_more = True
+        while is_more:
+            queued.since = None  # what was said so far is in the store, beyond what is read now
+            page = await self.facts.next_owed(key, limit=PAGE)
+            if page.upto is None:
+                return
+            for person in dict.fromkeys(one.sender for one in page.said):
+                theirs = [one for one in page.said if one.sender == person]
+                for start in range(0, len(theirs), MOST_MESSAGES):
+                    claims = await self._asked(key, person, theirs[start : start + MOST_MESSAGES])
+                    await self.store(key, person, claims)
+            is_more = await self.facts.mark_read(key, page.upto)
+
+    async def _asked(
+        self, key: SessionKey, person: str | None, said: Sequence[SaidMessage]
+    ) -> Sequence[Claim]:
+        """Returns nothing if the model cannot be asked: the patterns have looked already."""
+        agent = self.agents[key.agent]
+        theirs = whose(key, person, is_shared=agent.context.fact_scope == "agent")
+        words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
+        known = await self.facts.facts_matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
+        asked = request(agent, key, said, known, self.encode)
+        try:
+            with anyio.fail_after(ASK_S):
+                reply = await self.model.reply(asked, lambda _: None)
+        except (BudgetExceeded, ModelFailed, TimeoutError) as error:
+            log.warning("facts are left to patterns", extra={"why": str(error), "key": str(key)})
+            return ()
+        claims = claims_of(reply.text, key, said, self.decode)
+        if claims is None:
+            log.warning("a model's facts cannot be read", extra={"session": str(key)})
+        return claims or ()

@@ -65,11 +65,10 @@ def ranked(
     initial scores by depth."""
     length = found.trail.length
     weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
-    if sum(len(hits.depths) for hits, _ in weighed) > _CELLS:
+    scored: Sequence[Collection[int]] = [hits.depths for hits, _ in weighed]
+    if sum(map(len, scored)) > _CELLS:
         cells = _best_cells(weighed)
-        scored = [[at for at in hits.depths if at >> _CELL_BITS in cells] for hits, _ in weighed]
-    else:
-        scored = [[*hits.depths] for hits, _ in weighed]
+        scored = [[at for at in depths if at >> _CELL_BITS in cells] for depths in scored]
     around, own, blocks = _parts(weighed, scored, length)
     whole = defaultdict(float, boosts)
     for part, weight in ((around, 1.0), (own, _OWN)):
@@ -87,7 +86,7 @@ def ranked(
 
 
 def _parts(
-    weighed: Sequence[tuple[Hits, float]], scored: Sequence[Sequence[int]], length: int
+    weighed: Sequence[tuple[Hits, float]], scored: Sequence[Collection[int]], length: int
 ) -> tuple[Scores, Scores, Scores]:
     """Scores of each turn together with its neighbours, of each turn alone, and of each block."""
     many = (length >> _BLOCK_BITS) + 1
@@ -164,16 +163,9 @@ _STOP = _MINE | frozenset(
         "your yours tell know remember please"
     )
 )
-_SCORE = attrgetter("score")
+_ABOUT = "about the person"
+_ID, _SCORE = attrgetter("id"), attrgetter("score")
 _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """The part of the path that the window shows, from `since` up to `upto` (HEAD if None)."""
-
-    since: NodeId | None = None
-    upto: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +195,17 @@ class Recall:
             theirs,
             kinds=("fact",) if is_all else KINDS,
             limit=max(_LEAST_WANTED, most),
-            shown=Shown(window[0].id, window[-1].id) if window else None,
+            shown=(window[0].id, window[-1].id) if window else (),
         )
         if not is_known:
             return found
         facts = [one for one in found if one.fact][:most]
         turns = [one for one in found if not one.fact]
-        if is_known and len(facts) < most:  # few say outright what they ask about
-            known = {one.id for one in facts}
-            more = await self.facts.facts_around(theirs, (SUBJECT,), limit=most)
-            others = [one for one in more if one.id not in known][: most - len(facts)]
-            facts += [recalled_fact(one, 0.0, "about the person") for one in others]
+        if len(facts) < most:  # few say outright what they ask about
+            known = frozenset(map(_ID, facts))
+            about = await self.facts.facts_around(theirs, (SUBJECT,), limit=most)
+            more = [recalled_fact(one, 0.0, _ABOUT) for one in about if one.id not in known]
+            facts += more[: most - len(facts)]
         return (*facts, *turns)
 
     async def of(
@@ -224,32 +216,31 @@ class Recall:
         *,
         kinds: Collection[RecallKind] = KINDS,
         limit: int = 10,
-        shown: Shown | None = None,
+        shown: Sequence[NodeId] = (),
     ) -> tuple[Recalled, ...]:
-        """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, only turns
-        that are worth being shown."""
+        """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, whose
+        first and last messages are `shown`, only turns that are worth being shown."""
         said = _all_words(question)
         words = asked_words(said)
         if not words:
             return ()
         facts: Sequence[Recalled] = ()
+        sources: Mapping[str, float] = {}
         if self.facts.knows(whose):
             facts = await self._known((*words, *asked_of(words)), whose)
+            sources = _sources(facts)
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told
-        sources = _sources(facts) if facts else {}
-        messages, upto = tuple(sources), None
-        if shown is not None:
-            messages, upto = (*sources, shown.since or "", shown.upto or ""), shown.upto
         choose = partial(_worth_reading, sources, shown, limit)
+        messages, upto = (*sources, *shown), shown[-1] if shown else None
         found = await self.facts.find_turns(
             key, words, choose, messages=messages, upto=upto, limit=_HITS
         )
         if not found.turns:
             return told
         turns = sorted(found.turns, key=_SCORE)
-        if shown is not None:  # the same words again tell nothing more
+        if shown:  # the same words again tell nothing more
             turns = [*{turn.text: turn for turn in turns}.values()]
         held, heard = distinct(found.words), frozenset(said)
         best = [_recalled(turn, key, held, heard, turn.id in sources) for turn in turns]
@@ -300,7 +291,7 @@ def _sources(facts: Sequence[Recalled]) -> Mapping[str, float]:
 
 
 def _worth_reading(
-    sources: Mapping[str, float], shown: Shown | None, limit: int, found: FoundTurns
+    sources: Mapping[str, float], shown: Sequence[NodeId], limit: int, found: FoundTurns
 ) -> Mapping[int, float]:
     """The depths of the best turns, with their scores."""
     at, boosts = found.messages, dict[int, float]()
@@ -308,11 +299,10 @@ def _worth_reading(
         boosts[at[name]] = sources[name]
     if not (found.words or boosts):
         return {}
-    if shown is None:
+    if not shown:
         return dict(ranked(found, boosts, limit=_READ * limit))
-    ends = at.get(shown.since or ""), at.get(shown.upto or "")
-    seen = [end for end in ends if end is not None]  # on the path they follow each other
-    without = range(min(seen), max(seen) + 1) if shown.since and seen else ()
+    seen = [at[end] for end in shown if end in at]  # on the path they follow each other
+    without = range(min(seen), max(seen) + 1) if seen else ()
     most = _MOST_READ
     return dict(ranked(found, boosts, limit=most, without=without, least=_LEAST_SHARE))
 

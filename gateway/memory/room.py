@@ -3,37 +3,29 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from anyio.abc import TaskGroup
-
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import Stores, ToolStore
-from gateway.memory.extraction import FactExtractor, Keeping
+from gateway.domain.ports import ToolStore
+from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Indexer, Recall, Vault, vault_of
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    keeper: FactExtractor
+    extractor: FactExtractor
     indexer: Indexer
     recall: Recall
 
     async def settled(self, key: SessionKey) -> None:
         """Returns once everything that was said there is kept and can be found."""
-        await self.keeper.settled(key)
+        await self.extractor.settled(key)
         await self.indexer.catch_up(key)
 
     def forget(self, key: SessionKey) -> None:
         """The conversation is erased."""
-        self.keeper.last.pop(key, None)
-
-
-def memory_of(stores: Stores, keeping: Keeping, group: TaskGroup) -> Memory:
-    """Nothing is begun yet; extraction runs in the group."""
-    indexer = Indexer(stores.facts, keeping.clock)
-    return Memory(FactExtractor(keeping, group), indexer, Recall(stores.facts))
+        self.extractor.last.pop(key, None)
 
 
 def vaults_of(

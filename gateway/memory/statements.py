@@ -185,7 +185,7 @@ def claims_in(
         said_by = said.sender or key.peer
         source = SaidSource(said.message_id, key, said.at, sentence.quote, said_by)
         if hello and sentence.start <= hello.start("object") < sentence.end:
-            claims += _made("name", hello["object"], source, said.at)
+            claims.append(_made("name", hello["object"], source, said.at))
         for clause in sentence.clauses:
             if made := _claims(clause, source):
                 claims += made
@@ -234,17 +234,17 @@ def _of_form(
 ) -> Iterator[Claim]:
     parts = match.groupdict()
     if parts.get("was") and (was := tidied(parts["was"], form.keeps)):
-        yield from _made(form.predicate, was, source, since - _JUST_BEFORE, ends=True)
+        yield _made(form.predicate, was, source, since - _JUST_BEFORE, ends=True)
     at = source.at if form.makes is Makes.MENTIONED else since
     is_beside = _ANOTHER.match(match.string) is not None
     texts = _AND_ALSO.split(parts["object"]) if form.is_list else (parts["object"],)
     for object_ in filter(None, (tidied(text, form.keeps) for text in texts)):
         subject, predicate = _about(form, parts, object_)
         type_: EntityType = "relationship" if subject != SUBJECT else form.type
-        made = _made(predicate, object_, source, at, ends=form.makes is Makes.END)
-        for one in made if predicate else ():
-            functional = one.functional and not is_beside
-            yield replace(one, subject=subject, entity_type=type_, functional=functional)
+        if predicate:
+            made = _made(predicate, object_, source, at, ends=form.makes is Makes.END)
+            functional = made.functional and not is_beside
+            yield replace(made, subject=subject, entity_type=type_, functional=functional)
 
 
 def _about(form: PhraseForm, parts: dict[str, str | None], object_: str) -> tuple[str, str]:
@@ -290,9 +290,9 @@ _LOOSE = re.compile(  # what is said to be this or that in passing
 
 def _made(
     predicate: str, object_: str, source: SaidSource, at: datetime, *, ends: bool = False
-) -> Sequence[Claim]:
+) -> Claim:
     what = (SUBJECT, predicate, object_, is_functional(predicate), at, source.session_key)
-    return (Claim(*what, "attribute", CONFIDENCE, at if ends else None, source),)
+    return Claim(*what, "attribute", CONFIDENCE, at if ends else None, source)
 
 
 _BORN = re.compile(r"\bi\s(?:was|am)\sborn\b|\bich bin .{0,40}\bgeboren\b", re.IGNORECASE)
@@ -303,7 +303,7 @@ def _birth(clause: str, source: SaidSource, when: dates.TimeWord) -> Sequence[Cl
     if not _BORN.search(clause):
         return ()
     text = re.sub(r"^(?:since|on|in|from)\s+(?:the\s+)?", "", clause[when.start : when.end].strip())
-    return _made("birthday" if when.is_day else "birth_date", text, source, when.at)
+    return [_made("birthday" if when.is_day else "birth_date", text, source, when.at)]
 
 
 def _corrected(clause: str, source: SaidSource, before: Claim, *, is_new: bool) -> Sequence[Claim]:

@@ -56,10 +56,6 @@ def note(names: Names, now: datetime, db: sqlite3.Connection) -> None:
     db.executemany(_NOTE, [(*name, to_micros(now)) for name in names])
 
 
-def anything_forgotten(db: sqlite3.Connection) -> bool:
-    return bool(db.execute("SELECT EXISTS (SELECT 1 FROM forgotten)").fetchone()[0])
-
-
 def is_forgotten(names: Names, said_at: datetime, db: sqlite3.Connection) -> bool:
     """Whether it is marked: a message always, a scope or session for what was said until then."""
     at = to_micros(said_at)
@@ -275,11 +271,11 @@ def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
     if covers_period or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
         return None
     at = (to_micros(new.since), to_micros(new.said))
-    earlier = db.execute(_EARLIER, (topic, *at)).fetchone()
+    earlier = db.execute(_EARLIER, (topic, *at)).fetchone() or (None,)
     later = db.execute(_LATER, (topic, *at)).fetchone()
-    if later is None or (earlier and earlier[1:] == at):
+    if later is None or earlier[1:] == at:
         return None
-    rows = _rows(_PLACES, (later[0], earlier and earlier[0]), db)
+    rows = _rows(_PLACES, (later[0], earlier[0]), db)
     after = max(rows, key=lambda row: row.place == later[0]).fact
     around = (_rows(_SUPERSEDED_BY, (row.fact.id,), db) for row in tuple(rows))
     rows += [*chain(*around), *_rows(_OF_CLAIM, (after.superseded_by,), db)]

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from gateway.agent.output import BROKEN, STOPS, WARNINGS, Reading, stop_text
+from gateway.agent.output import BROKEN, STOPS, WARNINGS, LimitReading, stop_text
 from gateway.domain.agents import Limits
 from gateway.domain.errors import FailureKind
 from gateway.domain.events import kind_named
@@ -61,4 +61,4 @@ def test_words_name_the_configured_limit() -> None:
     ("current", "limit", "percent"), [(1, 3, 33.3), (0, 5, 0.0), (5, 5, 100.0), (1, 0, 100.0)]
 )
 def test_a_reading_has_its_percentage(current: float, limit: float, percent: float) -> None:
-    assert Reading("x", current, limit).percent == percent
+    assert LimitReading("x", current, limit).percent == percent

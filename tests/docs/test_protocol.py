@@ -8,7 +8,7 @@ from typing import cast, get_args
 import pytest
 from pydantic_core import from_json
 
-from gateway.agent.output import STOPS, WARNINGS, Reading, StopText, stop_text
+from gateway.agent.output import STOPS, WARNINGS, LimitReading, StopKind, stop_text
 from gateway.api.methods import METHODS
 from gateway.domain import messages as chunks
 from gateway.domain.agents import Limits
@@ -104,7 +104,7 @@ def test_every_ending_is_documented_and_no_other(line: str, values: tuple[str, .
 
 def test_every_limit_is_documented_with_what_is_said_at_it_and_no_other() -> None:
     limits = Limits()
-    stops: dict[str, StopText] = {reason: said for reason, said in STOPS.items() if said.limit}
+    stops: dict[str, StopKind] = {reason: said for reason, said in STOPS.items() if said.limit}
     documented = {
         name: [cell.strip() for cell in rest.strip("|").split("|")]
         for name, rest in rows("Limits").items()
@@ -135,7 +135,7 @@ def test_every_kind_of_system_event_and_its_metadata_are_documented() -> None:
     metadata = PROTOCOL.split("whose `metadata` is\n`{", 1)[1].split("}`", 1)[0]
 
     assert tuple(re.findall(r'"(\w+)"', said)) == get_args(chunks.SystemType)
-    assert set(metadata.split(", ")) == set(Reading("max_iterations", 1, 2).metadata())
+    assert set(metadata.split(", ")) == set(LimitReading("max_iterations", 1, 2).metadata())
 
 
 async def test_every_field_of_a_run_is_documented_and_no_other() -> None:

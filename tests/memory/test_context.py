@@ -288,12 +288,12 @@ def test_what_a_template_leaves_out_is_left_out_but_for_facts_and_summary() -> N
 def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
     nodes = talk(30)
     here, gone = nodes[-1].id, nodes[0].id
-    besides = Besides(recalled=[a_turn(1, message_id=here), a_turn(2, message_id=gone)])
+    besides = Besides(recalled=[replace(a_turn(1), id=one) for one in (here, gone)])
 
     context = Packer().pack(AGENT, SOUL, nodes, QUESTION, (), besides=besides)
 
     found = next(items for kind, _, items in context.parts if kind == "recall")
-    assert [name for name, _, _ in found] == ["t2"]
+    assert [name for name, _, _ in found] == [gone]
     assert context.memory is not None
     assert context.memory.text.count("- user said") == 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.domain.facts import Claim, Recalled, SaidSource, scope_of, whose
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.ports import Stores
-from gateway.memory.recall import Recall, Shown, asked_words
+from gateway.memory.recall import Recall, asked_words
 from tests.conformance.test_turns import index, say
 from tests.fakes.store import NOON, open_memory, session_key
 
@@ -46,7 +46,7 @@ async def about(
     question: str,
     key: SessionKey = ANN,
     limit: int = 10,
-    shown: Shown | None = None,
+    shown: Sequence[NodeId] = (),
 ) -> Sequence[Recalled]:
     return await recall.of(question, key, whose(key, None), limit=limit, shown=shown)
 
@@ -69,7 +69,7 @@ async def test_what_the_window_shows_is_not_recalled_again() -> None:
         await say(stores, "a", "The dog barks", "ok", "The dog sleeps", "ok", key=ANN)
         await index(stores, ANN)
 
-        best = await about(recall, "dog?", shown=Shown(NodeId("a-3"), NodeId("a-4")))
+        best = await about(recall, "dog?", shown=(NodeId("a-3"), NodeId("a-4")))
 
     assert [one.id for one in best] == ["a-1", "a-2"]
 
@@ -80,7 +80,7 @@ async def test_a_branch_recalls_only_what_was_said_on_its_path() -> None:
         await say(stores, "b", "The dog is a poodle", "ok", key=ANN, after="a-2")
         await index(stores, ANN)
 
-        best = await about(recall, "dog?", shown=Shown(upto=NodeId("a-2")))
+        best = await about(recall, "dog?", shown=(NodeId(""), NodeId("a-2")))
 
     assert {one.id for one in best} <= {"a-1", "a-2"}
     assert best[0].id == "a-1"

@@ -27,7 +27,7 @@ async def facts_of(site: Site, key: str = KEY, *, with_history: bool = False) ->
 
 async def settled(site: Site) -> None:
     with anyio.fail_after(WAIT_S):
-        while site.rooms.memory.keeper.backlog:
+        while site.rooms.memory.extractor.backlog:
             await anyio.lowlevel.checkpoint()
 
 
@@ -50,7 +50,7 @@ async def test_what_a_person_tells_is_known_when_the_next_turn_begins(tmp_path: 
     backlogs: list[int] = []
 
     def answer(asked: Asked) -> Reply:
-        backlogs.append(site.rooms.memory.keeper.backlog)
+        backlogs.append(site.rooms.memory.extractor.backlog)
         return echo(asked)
 
     async with (

@@ -15,7 +15,7 @@ from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, SaidMessage, s
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import FactStore, Stores
-from gateway.memory.extraction import AGAIN_S, LONGEST_WAIT_S, NOTE_EVERY_S, FactExtractor, Keeping
+from gateway.memory.extraction import AGAIN_S, LONGEST_WAIT_S, NOTE_EVERY_S, FactExtractor
 from gateway.memory.statements import claims_in
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.model import ScriptedModel, says
@@ -44,18 +44,17 @@ NOTHING = says('{"facts": []}')
 @dataclass
 class Site:
     stores: Stores
-    keeper: FactExtractor
+    extractor: FactExtractor
     clock: FakeClock
     model: ScriptedModel
-    keeping: Keeping
 
     async def turn(
         self, name: str, text: str, key: SessionKey = KEY, sender: str | None = None
     ) -> None:
-        """Something is said and answered, and the keeper is told as a lane does it."""
+        """Something is said and answered, and the extractor is told as a lane does it."""
         said = await said_in(self.stores, name, text, key, sender)
         self.clock.set_wall(said.at)
-        self.keeper.told(key, [said], answer(name))
+        self.extractor.extract(key, [said], answer(name))
 
     async def known(self, key: SessionKey = KEY, sender: str | None = None) -> list[str]:
         return shown(await self.stores.facts.select_facts(FactQuery(whose(key, sender))))
@@ -97,26 +96,26 @@ async def kept(
     rules = ContextRules(extraction=extraction, fact_scope=fact_scope)
     agent = AgentDef(AgentId("demo"), "fake", "fake-1", context=rules)
     clock, asked = FakeClock(), model or ScriptedModel(NOTHING)
-    keeping = Keeping(
-        agents={agent.id: agent},
-        facts=facts or stores.facts,
-        model=asked,
-        clock=clock,
-        ids=ids or CountingIds(),
-        encode=lambda value: json.dumps(value).encode(),
-        decode=json.loads,
-    )
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            keeper = FactExtractor(keeping, group)
-            await keeper.resume()
-            yield Site(stores, keeper, clock, asked, keeping)
+            extractor = FactExtractor(
+                agents={agent.id: agent},
+                facts=facts or stores.facts,
+                model=asked,
+                clock=clock,
+                ids=ids or CountingIds(),
+                encode=lambda value: json.dumps(value).encode(),
+                decode=json.loads,
+                group=group,
+            )
+            await extractor.resume()
+            yield Site(stores, extractor, clock, asked)
             group.cancel_scope.cancel()
 
 
 async def all_looked_at(site: Site) -> None:
     """Bounded by the test's own limit."""
-    while site.keeper.backlog:
+    while site.extractor.backlog:
         await anyio.lowlevel.checkpoint()
 
 
@@ -128,7 +127,7 @@ async def test_a_fact_told_in_one_turn_is_known_in_the_next() -> None:
     async with open_memory() as stores, kept(stores) as site:
         await site.turn("a", "My dog is called Luna")
 
-        await site.keeper.settled(KEY)
+        await site.extractor.settled(KEY)
 
         assert await site.known() == ["user dog_name: Luna"]
         assert site.model.asked == []
@@ -138,7 +137,7 @@ async def test_a_turn_in_which_nothing_was_told_waits_for_nothing() -> None:
     async with open_memory() as stores, kept(stores) as site:
         await site.turn("a", "How are you?")
 
-        assert site.keeper.backlog == 0
+        assert site.extractor.backlog == 0
         assert await site.known() == []
 
 
@@ -146,7 +145,7 @@ async def test_a_turn_in_which_nothing_was_told_waits_for_nothing() -> None:
 async def test_a_fact_says_who_told_it_in_which_words_and_when() -> None:
     async with open_memory() as stores, kept(stores) as site:
         await site.turn("a", "Hello. I live in Oslo, by the way.")
-        await site.keeper.settled(KEY)
+        await site.extractor.settled(KEY)
 
         (fact,) = await stores.facts.select_facts(FactQuery(whose(KEY, None)))
         origin = await stores.facts.origin_of(fact.id)
@@ -166,7 +165,7 @@ async def test_in_a_room_each_senders_own_words_make_their_own_facts() -> None:
     async with open_memory() as stores, kept(stores) as site:
         await site.turn("a", "I live in Oslo", ROOM, "ann")
         await site.turn("b", "I live in Rome", ROOM, "bob")
-        await site.keeper.settled(ROOM)
+        await site.extractor.settled(ROOM)
 
         scopes = [
             fact.scope for fact in await stores.facts.select_facts(FactQuery(whose(ROOM, "ann")))
@@ -183,7 +182,7 @@ async def test_what_is_said_to_have_changed_lately_holds_whatever_was_said_just_
         await site.turn("a", "I live in NYC")
         await site.turn("b", "I moved from NYC to LA yesterday")
         await site.turn("c", "I moved to Rome in 1999")
-        await site.keeper.settled(KEY)
+        await site.extractor.settled(KEY)
 
         assert await site.known() == ["user location: LA"]
 
@@ -201,7 +200,7 @@ async def test_what_was_told_without_a_date_was_before_what_is_so_since_a_day(
     async with open_memory() as stores, kept(stores) as site:
         for place in order:
             claims = claims_in(said[place], KEY)
-            await site.keeping.keep(KEY, None, claims)
+            await site.extractor.store(KEY, None, claims)
         query = FactQuery(whose(KEY, None), with_history=True)
         nyc, la = await stores.facts.select_facts(query)
 
@@ -216,7 +215,7 @@ async def test_a_second_dog_does_not_take_the_place_of_the_first() -> None:
         await site.turn("a", "My dog is called Luna")
         await site.turn("b", "My other dog is called Max")
         await site.turn("c", "No, I meant Maxi")
-        await site.keeper.settled(KEY)
+        await site.extractor.settled(KEY)
 
         assert sorted(await site.known()) == ["user dog_name: Luna", "user dog_name: Maxi"]
 
@@ -225,10 +224,10 @@ async def test_what_is_over_says_nothing_of_what_is_there_instead() -> None:
     async with open_memory() as stores, kept(stores) as site:
         await site.turn("a", "I live in Oslo")
         await site.turn("b", "I used to live in Rome")
-        await site.keeper.settled(KEY)
+        await site.extractor.settled(KEY)
         before = await site.known()
         await site.turn("c", "I no longer live in Oslo")
-        await site.keeper.settled(KEY)
+        await site.extractor.settled(KEY)
 
         assert (before, await site.known()) == (["user location: Oslo"], [])
 
@@ -236,7 +235,7 @@ async def test_what_is_over_says_nothing_of_what_is_there_instead() -> None:
 async def test_facts_of_an_agent_are_shared_only_if_that_is_configured() -> None:
     async with open_memory() as stores, kept(stores, fact_scope="agent") as site:
         await site.turn("a", "I live in Oslo")
-        await site.keeper.settled(KEY)
+        await site.extractor.settled(KEY)
 
         shared = await stores.facts.select_facts(FactQuery(whose(KEY, None, is_shared=True)))
 
@@ -247,7 +246,7 @@ async def test_nobody_looks_when_it_is_off() -> None:
     async with open_memory() as stores, kept(stores, extraction="off") as site:
         await site.turn("a", "I live in Oslo")
 
-        assert site.keeper.backlog == 0
+        assert site.extractor.backlog == 0
         assert await site.known() == []
 
 
@@ -258,7 +257,7 @@ async def test_a_correction_is_believed_of_the_same_speaker_only() -> None:
         await site.turn("c", "I live in Oslo", KEY)
         await site.turn("d", "No, actually it's Bergen", KEY)
         for key in (ROOM, KEY):
-            await site.keeper.settled(key)
+            await site.extractor.settled(key)
 
         assert await site.known(session_key("bob")) == []
         assert await site.known(KEY) == ["user location: Bergen"]
@@ -268,7 +267,7 @@ async def test_after_a_crash_it_goes_on_where_it_was() -> None:
     async with open_memory() as stores:
         async with kept(stores) as site:
             await site.turn("a", "I live in Oslo")
-            await site.keeper.settled(KEY)
+            await site.extractor.settled(KEY)
             await site.clock.until_someone_sleeps()
             site.clock.move(NOTE_EVERY_S)
             while await stores.facts.unheard():
@@ -291,7 +290,7 @@ async def test_a_turn_that_comes_while_it_catches_up_is_looked_at_too() -> None:
 
         async with kept(stores) as site:
             await site.turn("late", "I live in Oslo")
-            await site.keeper.settled(KEY)
+            await site.extractor.settled(KEY)
 
             known = await site.known()
         assert len(known) == 121
@@ -324,7 +323,7 @@ async def test_what_cannot_be_kept_now_is_kept_later() -> None:
         async with kept(stores, facts=moody) as site:  # type: ignore[arg-type]  # the rest is given on
             await site.turn("a", "I live in Oslo")
             await site.clock.until_someone_sleeps()
-            assert site.keeper.backlog == 1
+            assert site.extractor.backlog == 1
 
             moody.is_away = False
             site.clock.move(AGAIN_S)
@@ -338,7 +337,7 @@ async def test_what_cannot_be_kept_now_is_kept_later() -> None:
 
 async def quiet(site: Site) -> None:
     await site.clock.until_someone_sleeps()
-    while site.keeper.backlog:
+    while site.extractor.backlog:
         site.clock.move(QUIET_S)
         await anyio.lowlevel.checkpoint()
 
@@ -417,11 +416,11 @@ async def test_nobody_pays_for_a_model_before_a_summary_is_made_and_then_for_eac
         path = await stores.sessions.path(KEY, limit=10)
         assert model.asked == []
 
-        site.keeper.on_compacted(KEY, path.nodes)
+        site.extractor.on_compacted(KEY, path.nodes)
         await quiet(site)
         await site.turn("b", "second words")
         path = await stores.sessions.path(KEY, limit=10)
-        site.keeper.on_compacted(KEY, path.nodes)
+        site.extractor.on_compacted(KEY, path.nodes)
         await quiet(site)
 
     texts = [asked.messages[0].text for asked in model.asked]
@@ -459,7 +458,7 @@ async def test_what_was_forgotten_is_not_learned_again_after_a_crash_or_by_a_mod
     async with open_memory() as stores:
         async with kept(stores, extraction=extraction) as site:
             await site.turn("a", "My dog is called Luna")
-            await site.keeper.settled(KEY)
+            await site.extractor.settled(KEY)
             told = await site.known()
             person = Erasure(scope=scope_of(KEY, None))
             await stores.facts.erase_facts(person, dry_run=False, now=site.clock.now())
