@@ -354,7 +354,7 @@ class Driver:
         if state.live >= state.calm:
             turn.exceed(ticket)
             if ticket not in turn.open:  # the turn does not want the reply any more
-                self._queue.came.set()
+                self._queue.wake()
                 if self._asking is not None:
                     self._asking.cancel()
 

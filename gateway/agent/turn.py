@@ -367,16 +367,12 @@ class Turn:
         tools, without = self.job.tools, self.output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
-        if self._has_excerpt():
-            tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
-        return tuple([tool for tool in tools if tool.name not in without]) if without else tools
-
-    def _has_excerpt(self) -> bool:
         for message in self.messages:
             result = message.result
             if result is not None and result.excerpt is not None and result.excerpt.reference:
-                return True
-        return False
+                tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
+                break
+        return tuple([tool for tool in tools if tool.name not in without]) if without else tools
 
     def _replied(self, event: ModelReplied) -> None:
         """Takes a complete reply and opens its calls."""
@@ -675,7 +671,7 @@ def _given(leaf: LeafCall, result: ToolResult) -> bool:
 
 def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
     """The options of a question to a model, as far as they make sense. `usual` is the agent's model."""
-    options = dict[str, Any].fromkeys(_OPTIONS)
+    options: dict[str, Any] = dict.fromkeys(_OPTIONS)
     for name in leaf.plan.options.keys() & options.keys():
         value = leaf.option(name)
         options[name] = number(value) if name in _NUMBERS else value

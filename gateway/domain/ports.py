@@ -342,9 +342,6 @@ class FactStore(Protocol):
         """Indexes at most `limit` messages in one commit without an fsync; returns the sessions
         that are still behind."""
 
-    async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
-        """Takes messages out before their texts are erased; durable, and no word of them stays."""
-
 
 class Ledger(Protocol):
     """Every model call: reserved before it, recorded after it. Counters and records change in
@@ -370,7 +367,7 @@ class Ledger(Protocol):
         the next commit: whatever is asked of the store later finds it, or `failed` is told why it
         is not there, and the call is held again."""
 
-    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
+    async def settle(self, ended: Ended) -> None:
         """The same, and waits for the commit. Raises StoreUnavailable."""
 
     async def resync(self, now: datetime) -> Resync:
@@ -483,11 +480,11 @@ class ChannelStore(Protocol):
         before, or its sender may not ask. A delivery whose id is there already is not made again. Raises
         StoreUnavailable."""
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
-        """What no adapter could read, newest first."""
-
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
-        """Of all accounts, and of all channels where none is named."""
+    async def unread(
+        self, channel: str | None, *, platform_id: str | None = None, limit: int
+    ) -> Sequence[HeardMessage]:
+        """What no adapter could read, newest first; of all accounts, and of all channels and with
+        any id where none is named."""
 
     async def drop_unread(self, one: HeardMessage) -> None:
         """Durable."""

@@ -197,8 +197,13 @@ class _Exchange:
 
     async def __aenter__(self) -> "HttpConnection":
         call = self._call
-        endpoint, request = _encoded(call)
-        self._endpoint = endpoint
+        try:
+            endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
+        except ValueError as error:
+            raise HttpFailed("network", str(error), sent=False) from error
+        self._endpoint, request = endpoint, head + b"\r\n"
+        if call.body or call.method in _WITH_BODY:
+            request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(call.body), call.body)
         while True:
             kept = self._client.take(endpoint)
             connection = kept or await self._client.connect(endpoint, call.connect_timeout_s)
@@ -227,23 +232,20 @@ class _Exchange:
             connection.abort()
 
 
-def _encoded(call: HttpCall) -> tuple[Endpoint, bytes]:
-    """Where the request goes, and its bytes. Raises HttpFailed, also for a header that would
-    smuggle another one."""
-    try:
-        endpoint, host, path = read_target(call.url)
-        lines = [f"{call.method} {path} HTTP/1.1"]
-        for key, text in {"host": host, **call.headers}.items():
-            if key.lower() not in _FRAMING:
-                lines.append(f"{key}: {text}")
-        if call.body or call.method in _WITH_BODY:
-            lines.append(f"content-length: {len(call.body)}")
-        head = "\r\n".join(lines)
-        if "\0" in head or not len(lines) - 1 == head.count("\r") == head.count("\n"):
-            raise ValueError(f"{host} is not asked: a header has a character that no header has")
-        return endpoint, head.encode() + b"\r\n\r\n" + call.body
-    except ValueError as error:
-        raise HttpFailed("network", str(error), sent=False) from error
+@lru_cache(maxsize=256)
+def _head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[Endpoint, bytes]:
+    """Where a request goes, and its head without the length of its body: calls of a model differ in
+    that alone. Raises ValueError, also for a header that would smuggle another one."""
+    endpoint, host, path = read_target(url)
+    lines = [f"{method} {path} HTTP/1.1"]
+    for key, text in {"host": host, **dict(headers)}.items():
+        if key.lower() not in _FRAMING:
+            lines.append(f"{key}: {text}")
+    lines.append("")
+    head = "\r\n".join(lines)
+    if "\0" in head or not len(lines) - 1 == head.count("\r") == head.count("\n"):
+        raise ValueError(f"{host} is not asked: a header has a character that no header has")
+    return endpoint, head.encode()
 
 
 class HttpConnection(asyncio.Protocol):

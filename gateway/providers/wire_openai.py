@@ -17,7 +17,7 @@ from gateway.providers.wire import (
     WireEncoder,
     as_text,
     cost,
-    counts,
+    count_in,
     json_bytes,
     parsed_object,
     sendable_name,
@@ -166,25 +166,23 @@ class OpenAiReader(ReplyReader):
         if usage := chunk.get("usage"):
             self._usage = usage  # cumulative where it comes often: the last one counts
         for choice in chunk.get("choices") or ():
-            if not choice.get("index"):  # one answer was asked for
-                self._take_choice(choice, chunk, data)
-
-    def _take_choice(self, choice: dict[str, Any], chunk: dict[str, Any], data: bytes) -> None:
-        delta = choice.get("delta") or choice.get("message") or {}
-        content = delta.get("content")
-        if len(delta) == 1 and type(content) is str:  # what nearly all are
-            self.progress.size += len(content.encode())
-            self.texts.append(content)
-            if self._guesses:
-                self._guesses -= 1
-                self.around_text = self.around_text or _around_text(chunk, data)
-        else:
-            self._take_delta(delta)
-        reason = choice.get("finish_reason")
-        if reason == "error":
-            raise self.failed("server", "the provider gave up in the middle of its reply")
-        if reason:
-            self.finish = _FINISH.get(reason, "stop")
+            if choice.get("index"):  # one answer was asked for
+                continue
+            delta = choice.get("delta") or choice.get("message") or {}
+            content = delta.get("content")
+            if len(delta) == 1 and type(content) is str:  # what nearly all are
+                self.progress.size += len(content.encode())
+                self.texts.append(content)
+                if self._guesses and self.around_text is None:
+                    self._guesses -= 1
+                    self.around_text = _around_text(chunk, data)
+            elif delta:
+                self._take_delta(delta)
+            reason = choice.get("finish_reason")
+            if reason == "error":
+                raise self.failed("server", "the provider gave up in the middle of its reply")
+            if reason:
+                self.finish = _FINISH.get(reason, "stop")
 
     def take_body(self, body: dict[str, Any]) -> None:
         self.take(body, b"")
@@ -266,14 +264,11 @@ class OpenAiReader(ReplyReader):
         usage = self._usage
         if not isinstance(usage, dict):
             return None
-        tokens = counts(usage)
-        input_tokens = tokens.get("prompt_tokens", -1)
-        output_tokens = tokens.get("completion_tokens", -1)
-        cached, reasoning = tokens.get("prompt_cache_hit_tokens", 0), 0
-        if details := usage.get("prompt_tokens_details"):
-            cached = counts(details).get("cached_tokens") or cached
-        if details := usage.get("completion_tokens_details"):
-            reasoning = counts(details).get("reasoning_tokens", 0)
+        input_tokens = count_in(usage, "prompt_tokens", -1)
+        output_tokens = count_in(usage, "completion_tokens", -1)
+        cached = count_in(usage.get("prompt_tokens_details"), "cached_tokens")
+        cached = cached or count_in(usage, "prompt_cache_hit_tokens")
+        reasoning = count_in(usage.get("completion_tokens_details"), "reasoning_tokens")
         return Usage(
             input_tokens=input_tokens,
             output_tokens=output_tokens,

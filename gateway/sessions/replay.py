@@ -184,7 +184,7 @@ class Player(RunJournal):
         self._place = self.played.take(self._entries, self._place + 1)
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
-        self._queue.came.set()
+        self._queue.wake()
 
     def forget_end(self) -> None:
         """Of an answer that nobody reads any more; it may stand a little further on."""

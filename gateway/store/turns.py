@@ -127,11 +127,6 @@ class SqliteTurns(SqliteStore):
             self._has_small_pages = True
         return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
 
-    async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
-        self._common.pop(key, None)
-        await self._writer.write(partial(forget_turns, key=key, ids=ids), durable=True)
-        await rewrite_index(self._writer)
-
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         return await self._readers.read(partial(_keys, _BEHIND, limit))
 
@@ -296,17 +291,13 @@ def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Con
     db.executemany(change, [row for row in rows if row[1]])
 
 
-def forget_turns(pen: Pen, key: SessionKey, ids: Sequence[str]) -> None:
-    """Runs before the texts are erased, in the same transaction."""
-    session = pen.session(key)
-    if session is None:
-        return
-    row = pen.db.execute(_CURSOR, (session.id,)).fetchone()
-    upto = place_of(session.id, row[0] if row else 0)
-    places = (pen.place(session, node_id) for node_id in ids)
-    found = [place for place in places if place is not None and place <= upto]
-    texts = [pen.db.execute(_TEXT, (place, *SAID_BY)).fetchone() for place in found]
-    _change_index(_TAKE_WORDS, [row for row in texts if row is not None], pen.db)
+def forget_turns(pen: Pen, session: int) -> None:
+    """Takes the words of a session out of the index: before its texts are erased, in the same
+    transaction."""
+    row = pen.db.execute(_CURSOR, (session,)).fetchone()
+    bounds = (place_of(session, 0), place_of(session, row[0] if row else 0))
+    texts = pen.db.execute(_INDEXED, (*bounds, *SAID_BY)).fetchall()
+    _change_index(_TAKE_WORDS, texts, pen.db)
 
 
 async def rewrite_index(writer: Writer) -> None:
@@ -375,7 +366,7 @@ INSERT INTO turn_cursor (session, upto) VALUES (?, ?)
 ON CONFLICT (session) DO UPDATE SET upto = excluded.upto
 """
 _NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
-_TEXT = "SELECT place, text FROM node WHERE place = ? AND role IN (?, ?)"
+_INDEXED = "SELECT place, text FROM node WHERE place > ? AND place <= ? AND role IN (?, ?)"
 
 
 def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:

@@ -87,14 +87,12 @@ class PartOfFactStore(_Part):
     find_turns: Any
     unindexed: Any
     index_turns: Any
-    forget_turns: Any
 
 
 class PartOfChannelStore(_Part):
     knows: Any
     hear: Any
     unread: Any
-    find_unread: Any
     drop_unread: Any
     count_unread: Any
     forget_heard: Any

@@ -182,7 +182,7 @@ def _wait_for(answer: object, plan: NodePlan, frame: TreeFrame) -> Ticks:
             if frame.ground.is_ticking:
                 answer.halt()
         answer = answer.outcome
-    yield settled(plan, frame, answer)
+    yield SUCCESS if answer is SUCCESS else settled(plan, frame, answer)
 
 
 def check(plan: NodePlan, frame: TreeFrame) -> TickStatus:
