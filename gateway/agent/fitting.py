@@ -71,11 +71,11 @@ def _too_large(
     fixed: Mapping[str, int],
 ) -> TooLarge:
     """Names the part that takes most of the window."""
-    asked = {id(context.question), *map(id, context.history)}
-    question = sum(message_tokens(one) for one in messages if id(one) in asked)
+    kept = {id(context.question), *map(id, context.history)}
+    question = sum(message_tokens(one) for one in messages if id(one) in kept)
     parts = {"the question": question, **fixed}
     for one in messages:
-        if id(one) in asked:
+        if id(one) in kept:
             continue
         name = "what was said in this run"
         if one.result is not None:

@@ -468,7 +468,7 @@ class ReplyReader(ABC):
     def count(self, usage: Usage | None) -> None:
         """What the provider reported of its usage before the end, if it can be believed."""
         if usage is not None and 0 < usage.input_tokens <= self._sent_bytes + HIDDEN_INPUT:
-            self.progress.told = usage
+            self.progress.reported = usage
 
     def grow(self, size: int) -> None:
         """Counts what a reply takes beside its text; raises ModelFailed for one without an end, unless
