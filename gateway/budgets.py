@@ -589,7 +589,7 @@ class Metered:
         meter, usage = self._meter, Usage()
         if outcome == "broken":
             output = max(least, ceil(progress.size / BYTES_A_TOKEN))
-            usage = _guessed(progress.told or Usage(call.input_tokens), output)
+            usage = _guessed(progress.reported or Usage(call.input_tokens), output)
         meter.settle(meter.record(call, outcome, usage) if outcome else call)
 
     def _settled(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules import RunRules
@@ -33,8 +33,7 @@ from gateway.tools.results import Listed, ToolSource
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """The time of an event, by both clocks; a turn has no other time."""
 
     wall: datetime

@@ -45,11 +45,17 @@ class EventQueue:
     """Events that the turn was not told yet."""
 
     items: deque[TurnEvent] = field(default_factory=deque)
-    came: anyio.Event = field(default_factory=anyio.Event)
+    came: anyio.Event | None = None  # of whoever waits for one
 
     def put(self, event: TurnEvent) -> None:
         self.items.append(event)
-        self.came.set()
+        if self.came is not None:
+            self.came.set()
+
+    def wake(self) -> None:
+        """Ends the waiting, although there is no event."""
+        if self.came is not None:
+            self.came.set()
 
 
 class RunJournal:

@@ -1,4 +1,4 @@
-"""Limits of a run and their state: usage, warnings, the policy that is asked, and why a run stops."""
+"""Limits of a run and their state: usage, warnings, the answers of its policy, and why a run stops."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -42,11 +42,11 @@ class PolicyBroke(TreeAbort):
     """A decision tree raised something, or gave what it cannot; the run ends, and says so."""
 
 
-def asked(policy: DecisionTree, method: str, kind: type[Answer], *given: object) -> Answer:
+def call_policy(policy: DecisionTree, method: str, kind: type[Answer], *given: object) -> Answer:
     """Raises PolicyBroke."""
     try:
         answer = getattr(policy, method)(*given)
-    except Exception as error:  # a policy may be anybody's code
+    except Exception as error:  # a policy may be foreign code
         log.exception("a decision tree failed", extra={"method": method})
         raise PolicyBroke(f"the decision tree failed in {method}") from error
     if not isinstance(answer, kind):
@@ -105,8 +105,8 @@ class RunState:
     sent = 0  # estimated tokens of the request that is being answered
     live = 0.0  # estimated tokens of the reply so far
     calm = 0.0  # `live` changes nothing as long as it is below this
-    shown: int | None = None  # context tokens that the user was told last
-    _has_told_stop = False
+    shown: int | None = None  # context tokens that the user was shown last
+    _is_stop_sent = False
 
     def __init__(self, job: Job, output: Output, moment: Moment) -> None:
         """Raises PolicyBroke."""
@@ -114,7 +114,7 @@ class RunState:
         self._policy, self.limits = job.decision(job.agent.limits), job.agent.limits
         self._is_foreign = type(self._policy) is not DefaultDecisionTree
         if self._is_foreign:
-            self.limits = tightened(self.limits, asked(self._policy, "get_config", Limits))
+            self.limits = tightened(self.limits, call_policy(self._policy, "get_config", Limits))
         self.start_time, self.started, self.now = moment.wall.timestamp(), moment.at, moment.at
         self._warns_at = warning_at(self.limits.token_budget, self.limits.token_warning_percent)
 
@@ -166,7 +166,7 @@ class RunState:
         """Warns when tokens come near the budget; False if they are beyond it."""
         most, used = self.limits.token_budget, self.tokens_used + self.sent
         tokens = used + int(self.live)
-        if tokens >= self._warns_at and not self._has_told_stop:
+        if tokens >= self._warns_at and not self._is_stop_sent:
             self.warn("token_budget")
         self.calm = (self._warns_at if tokens < self._warns_at else most) - used
         return tokens < most
@@ -223,9 +223,9 @@ class RunState:
     def tell_stop(self) -> None:
         """Tells once why the run is stopped."""
         reason = self.reason
-        if reason is None or self._has_told_stop:
+        if reason is None or self._is_stop_sent:
             return
-        self._has_told_stop = True
+        self._is_stop_sent = True
         system_type, limit, event = STOPS[reason]
         reading = self.reading(reason) if limit else None
         self._output.system(system_type, self.why, reading)
@@ -237,7 +237,7 @@ class RunState:
     def may_continue(self) -> bool:
         """Asks the policy whether another turn may begin. A cancel comes before its answer, limits after it."""
         seen = self.snapshot() if self._is_foreign else self
-        answer = asked(self._policy, "should_continue", tuple, seen)
+        answer = call_policy(self._policy, "should_continue", tuple, seen)
         match answer:
             case (bool() as may, str() as reason):
                 pass
@@ -270,7 +270,7 @@ class RunState:
         return "token_budget" if self.tokens_used >= self.limits.token_budget else None
 
     def _stop(self, reason: str) -> None:
-        """Stops for a policy. A reason of its own is told in its words."""
+        """Stops for a policy. A reason of its own keeps its words."""
         if reason in STOPS:
             self.terminate(cast(DoneReason, reason))
         else:
@@ -279,7 +279,7 @@ class RunState:
     def ask_policy(self, method: str, *given: object) -> None:
         """Lets the policy change the fields that are its own."""
         before = self.snapshot() if self._is_foreign else self
-        after = asked(self._policy, method, object, before, *given)
+        after = call_policy(self._policy, method, object, before, *given)
         if after is before:
             return
         if not isinstance(after, AgentState):

@@ -156,7 +156,7 @@ class Output:
         self.moment = moment
         self.notices = Notices()
         self.posts: list[Notice] = []  # for other sessions
-        self.shown: list[tuple[SystemType, str]] = []  # what the user was told beside the answer
+        self.shown: list[tuple[SystemType, str]] = []  # system chunks, in order
         self.verdicts: list[Mapping[str, object]] = []
         self.model: str | None = None  # another one, if a rule wants it
         self.without: set[str] = set()  # tools that a rule has taken away
@@ -181,7 +181,7 @@ class Output:
         self.shown.append((system_type, str(chunk.data["system_message"])))
 
     def verdict(self, kind: str, turn: int, **facts: object) -> None:
-        """Keeps what was decided about the run, for whoever inspects it."""
+        """Keeps what was decided about the run, for `run.inspect`."""
         self.verdicts.append({"kind": kind, "turn": turn, **facts})
 
     def warn(self, event: str, turn: int, message: str, reading: LimitReading) -> None:

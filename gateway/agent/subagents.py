@@ -150,7 +150,7 @@ class Subagents:
         return replace(child, limits=limits, tools=tools)
 
     async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> RunResult:
-        """Runs it. Its parent is told what its models use as it goes."""
+        """Runs it. Its parent pays for its models as it goes."""
         limits, soul = child.limits, self.souls.of(child.id)
         needed = estimate_tokens(question) + (soul.token_count if soul else 0)
         if limits.timeout_seconds < 1 or needed >= limits.token_budget:

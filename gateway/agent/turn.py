@@ -675,7 +675,7 @@ def _given(leaf: LeafCall, result: ToolResult) -> bool:
 
 def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
     """The options of a question to a model, as far as they make sense. `usual` is the agent's model."""
-    options = dict[str, Any].fromkeys(_OPTIONS)
+    options: dict[str, Any] = dict.fromkeys(_OPTIONS)
     for name in leaf.plan.options.keys() & options.keys():
         value = leaf.option(name)
         options[name] = number(value) if name in _NUMBERS else value

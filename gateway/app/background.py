@@ -1,6 +1,7 @@
 """What a generation does beside serving: it follows files, probes the store, forgets what is old."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -53,24 +54,20 @@ class Rulebook:
 
 async def sweep(config: GatewayConfig, stores: Stores, clock: Clock) -> None:
     """Forgets what is old, a little at a time, until cancelled."""
+    care, ages = stores.care, [(one.id, one.context.expire_days) for one in config.agents]
+    expiring = [(agent_id, timedelta(days=days)) for agent_id, days in ages if days is not None]
+
+    async def repeat(forget: Callable[..., Awaitable[object]], age: timedelta) -> None:
+        before = clock.now() - age
+        while await forget(before=before, limit=AT_ONCE):
+            await clock.sleep(PAUSE_S)
+
     while True:
         try:
-            await _sweep_once(config, stores, clock)
+            await repeat(care.sweep, timedelta(days=config.store.journal_days))
+            await repeat(stores.channels.forget_heard, SENT_AGAIN)
+            for agent_id, age in expiring:
+                await repeat(partial(care.expire, agent_id), age)
         except StoreUnavailable as error:
             log.warning("what is old stays for now", extra={"why": str(error)})
         await clock.sleep(EVERY_S)
-
-
-async def _sweep_once(config: GatewayConfig, stores: Stores, clock: Clock) -> None:
-    before = clock.now() - timedelta(days=config.store.journal_days)
-    while await stores.care.sweep(before=before, limit=AT_ONCE):
-        await clock.sleep(PAUSE_S)
-    while await stores.channels.forget_heard(before=clock.now() - SENT_AGAIN, limit=AT_ONCE):
-        await clock.sleep(PAUSE_S)
-    for agent in config.agents:
-        days = agent.context.expire_days
-        if days is None:
-            continue
-        before = clock.now() - timedelta(days=days)
-        while await stores.care.expire(agent.id, before=before, limit=AT_ONCE):
-            await clock.sleep(PAUSE_S)

@@ -47,7 +47,7 @@ class Generation:
     agents: Mapping[AgentId, AgentDef]
     router: Router
     bounds: QueueBounds
-    manner: QueuePolicy
+    queueing: QueuePolicy
     souls: Mapping[AgentId, str]
     templates: Mapping[AgentId, str]
     trees: Mapping[AgentId, str]
@@ -77,7 +77,7 @@ def build(config: GatewayConfig) -> Generation:
             queue.max_pending_total_mb,
             queue.max_pending_per_principal,
         ),
-        manner=QueuePolicy(queue.mode, queue.debounce_ms / 1000),
+        queueing=QueuePolicy(queue.mode, queue.debounce_ms / 1000),
         souls=soul_paths(everyone),
         templates={one.id: one.prompt_template for one in config.agents if one.prompt_template},
         trees=tree_paths(everyone),
@@ -114,18 +114,18 @@ def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
 def decision_trees(wanted: Set[str]) -> DecisionTrees:
     """The decision trees of installed packages. Those with these names are imported now, the others
     once a tree asks for one. Raises DecisionTreeBroken."""
+
+    def make(point: EntryPoint, config: AgentConfig) -> DecisionTree:
+        return _load(point)(config)
+
     found = entry_points(group=DECISION_TREES)
     for point in found:
         if point.name in wanted:
-            _loaded(point)
-    return DecisionTrees({point.name: partial(_made, point) for point in found})
+            _load(point)
+    return DecisionTrees({point.name: partial(make, point) for point in found})
 
 
-def _made(point: EntryPoint, config: AgentConfig) -> DecisionTree:
-    return _loaded(point)(config)
-
-
-def _loaded(point: EntryPoint) -> MakeDecisionTree:
+def _load(point: EntryPoint) -> MakeDecisionTree:
     try:
         return cast(MakeDecisionTree, point.load())
     except Exception as error:  # a package may fail in any way when it is imported
@@ -137,16 +137,14 @@ def _loaded(point: EntryPoint) -> MakeDecisionTree:
 
 def rule_set(config: GatewayConfig, folder: RuleFolder | None) -> RuleSet:
     """The rules of the file and of the folder. Raises RulesInvalid."""
-    if folder is None:
-        return load_rules(config.rules)
-    return load_rules((*config.rules, *folder.rules), folder.refused)
+    found, refused = (folder.rules, folder.refused) if folder else ((), ())
+    return load_rules((*config.rules, *found), refused)
 
 
 def usual_agent(config: GatewayConfig) -> AgentDef:
     """The default agent, or else the first; a configuration may have none at all."""
-    nobody = AgentDef(AgentId("main"), "", "")
-    first = next(iter(config.agents), nobody)
-    return next((agent for agent in config.agents if agent.id == config.default_agent), first)
+    usual = [agent for agent in config.agents if agent.id == config.default_agent]
+    return next(iter((*usual, *config.agents)), AgentDef(AgentId("main"), "", ""))
 
 
 def choosable(config: GatewayConfig) -> Choosable:

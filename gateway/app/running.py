@@ -62,7 +62,7 @@ async def run(
 
     Raises the GatewayError that kept it from starting.
     """
-    was_told = False
+    was_stopped = False
     # A signal that comes at any moment from here on ends it in good order.
     by_hangup = has_terminal()
     with anyio.open_signal_receiver(*_heeded()) as signals:
@@ -72,7 +72,7 @@ async def run(
         ):
             server = await open_doors(rooms, group, ready)
             await _stop(signals, by_hangup=by_hangup)
-            was_told = True
+            was_stopped = True
 
             async def end_at_once() -> None:
                 await _stop(signals, by_hangup=False)
@@ -84,7 +84,7 @@ async def run(
             server.stop(GOODBYE_S)
             await server.stopped.wait()
             group.cancel_scope.cancel()
-    if not was_told:
+    if not was_stopped:
         raise EndedByItself
 
 

@@ -107,9 +107,9 @@ class Shared:
 
     def meter(self, config: GatewayConfig, prices: PriceTable) -> Meter:
         """The budgets of a configuration over the one ledger."""
-        counted = (self.estimates, self.queue, self.refusals)
-        kept = (self.clock, self.ids, self.stores.audit)
-        return Meter(self.stores.ledger, config.budgets, prices, *kept, *counted)
+        counters = (self.estimates, self.queue, self.refusals)
+        ports = (self.clock, self.ids, self.stores.audit)
+        return Meter(self.stores.ledger, config.budgets, prices, *ports, *counters)
 
     async def models(self, config: GatewayConfig, meter: Meter) -> Model:
         """The providers that the configuration defines, and the demo model: each attempt is metered."""
@@ -150,7 +150,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             settings=SettingsBook(stores.sessions, to_json, from_json),
         )
         prices = PriceTable(config.providers)
-        if config.providers:  # before any call: whoever needs it meanwhile would stop everybody
+        if config.providers:  # before any call: to build it later would block the event loop
             await to_thread.run_sync(prices.warm)
         await shared.meter(config, prices).settle_lost()
         try:

@@ -1,4 +1,4 @@
-"""A run's journal: one ordered record of what the run read, was told, asked, was granted and sent out.
+"""A run's journal: one ordered record of what a run read, its events, model calls, grants and chunks.
 
 It is text: a line that begins with `[` is an entry, its kind first; a line that begins with `{` is a
 chunk, byte for byte as clients got it. Crash resume, the chunk log, replay and comparison read it.
@@ -68,7 +68,7 @@ class Record(Protocol):
     def __call__(self, kind: str, *values: object) -> None: ...
 
     def hide(self, *secrets: str) -> None:
-        """Texts that must not stand in the journal, whoever says them."""
+        """Keeps these texts out of the journal, wherever they come from."""
         ...
 
 
@@ -130,7 +130,7 @@ def attempt_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Att
 
 
 def grants_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Sequence[JournalEntry]:
-    """What earlier attempts were granted. What cannot be read was granted to nobody."""
+    """What earlier attempts were granted. Entries that cannot be read grant nothing."""
     try:
         lines = [line for line in lines_of(parts) if line[:1] == b"["]
         return [one for one in (_entry(line, decode) for line in lines) if one.kind in GRANTS]

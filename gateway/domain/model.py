@@ -1,4 +1,4 @@
-"""A model call: what is asked, what is heard while it streams, what it came to; and where models are asked."""
+"""A model call: its request, its deltas while it streams, its reply; and the definition of a provider."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -91,7 +91,7 @@ FinishReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool: its first three fields are what a model is told; `parameters` is JSON Schema text."""
+    """A tool: its first three fields are sent to models; `parameters` is JSON Schema text."""
 
     name: str
     description: str
@@ -107,8 +107,8 @@ class ToolSpec:
 class ReplyProgress:
     """What came of a reply so far, for the case that no more comes."""
 
-    size: int = 0  # bytes, also of what nobody hears, like the arguments of calls
-    told: Usage | None = None  # by the provider, so far; only what it sent in is certain
+    size: int = 0  # bytes, also of what is not streamed, like the arguments of calls
+    reported: Usage | None = None  # by the provider, so far; only what it sent in is certain
     most: int = maxsize  # bytes after which it is longer than what was reserved for it
 
 

@@ -35,8 +35,8 @@ from gateway.domain.facts import (
     FactQuery,
     FoundTurns,
     Provenance,
+    SaidPage,
     SaidSource,
-    Unheard,
     Whose,
 )
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
@@ -301,24 +301,24 @@ class FactStore(Protocol):
         """How many facts; with their words gone from every index, and a tombstone in their place.
         Durable."""
 
-    async def unheard(self) -> Sequence[SessionKey]:
+    async def unscanned(self) -> Sequence[SessionKey]:
         """Sessions in which patterns have not looked at everything."""
 
-    async def next_unheard(self, key: SessionKey, *, limit: int) -> Unheard:
+    async def next_unscanned(self, key: SessionKey, *, limit: int) -> SaidPage:
         """The `limit` nodes after those that patterns have looked at."""
 
-    async def mark_heard(self, upto: Mapping[SessionKey, NodeId]) -> None: ...
+    async def mark_scanned(self, upto: Mapping[SessionKey, NodeId]) -> None: ...
 
-    async def owe(self, key: SessionKey, since: NodeId) -> None:
-        """A model has to look at that node and all after it, as far as it has not: besides what it
-        is owed already."""
+    async def queue_for_model(self, key: SessionKey, since: NodeId) -> None:
+        """A model has to look at that node and all after it, as far as it has not, and at what was
+        queued before."""
 
-    async def owed(self) -> Sequence[SessionKey]: ...
+    async def queued_for_model(self) -> Sequence[SessionKey]: ...
 
-    async def next_owed(self, key: SessionKey, *, limit: int) -> Unheard: ...
+    async def next_queued(self, key: SessionKey, *, limit: int) -> SaidPage: ...
 
-    async def mark_read(self, key: SessionKey, upto: NodeId) -> bool:
-        """A model has looked at it; whether more is owed."""
+    async def mark_extracted(self, key: SessionKey, upto: NodeId) -> bool:
+        """A model has looked at it; whether more is queued."""
 
     async def find_turns(
         self,
@@ -341,9 +341,6 @@ class FactStore(Protocol):
     async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
         """Indexes at most `limit` messages in one commit without an fsync; returns the sessions
         that are still behind."""
-
-    async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
-        """Takes messages out before their texts are erased; durable, and no word of them stays."""
 
 
 class Ledger(Protocol):
@@ -370,7 +367,7 @@ class Ledger(Protocol):
         the next commit: whatever is asked of the store later finds it, or `failed` is told why it
         is not there, and the call is held again."""
 
-    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
+    async def settle(self, ended: Ended) -> None:
         """The same, and waits for the commit. Raises StoreUnavailable."""
 
     async def resync(self, now: datetime) -> Resync:
@@ -483,11 +480,11 @@ class ChannelStore(Protocol):
         before, or its sender may not ask. A delivery whose id is there already is not made again. Raises
         StoreUnavailable."""
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
-        """What no adapter could read, newest first."""
-
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
-        """Of all accounts, and of all channels where none is named."""
+    async def unread(
+        self, channel: str | None, *, platform_id: str | None = None, limit: int
+    ) -> Sequence[HeardMessage]:
+        """What no adapter could read, newest first; of all accounts, and of all channels and with
+        any id where none is named."""
 
     async def drop_unread(self, one: HeardMessage) -> None:
         """Durable."""

@@ -100,13 +100,16 @@ class Erased:
 def not_there_yet(
     key: SessionKey, nodes: Sequence[Node], is_known: Callable[[NodeId], bool | None]
 ) -> list[Node]:
-    """Those that the session does not know, with the ids that they get; `is_known` says None of an
-    id that is taken by somebody else. Raises ImportRefused."""
+    """Those that the session does not know, with the ids that they get: their own, or another one
+    where that is taken. `is_known` says None of an id that is taken by somebody else. Raises
+    ImportRefused."""
     names: dict[NodeId, NodeId] = {}
     new: list[Node] = []
+    of_session = sha256(str(key).encode()).hexdigest()[:8]
 
     def name_of(place: int, given: NodeId) -> tuple[NodeId, bool]:
-        for name in _names_for(key, given):
+        others = (f"{given}~{of_session}{number}" for number in range(1, _MOST_NAMES))
+        for name in (given, *map(NodeId, others)):
             known = is_known(name)
             if known is not None:
                 return name, known
@@ -125,14 +128,6 @@ def not_there_yet(
                 above = None if parent is None else names[parent]
                 new.append(replace(node, id=names[node.id], parent_id=above))
     return new
-
-
-def _names_for(key: SessionKey, node_id: NodeId) -> Iterator[NodeId]:
-    """Its own, and others where that one is taken."""
-    yield node_id
-    of_session = sha256(str(key).encode()).hexdigest()[:8]
-    for number in range(1, _MOST_NAMES):
-        yield NodeId(f"{node_id}~{of_session}{number}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,26 +212,29 @@ class Choosable:
 
     def problem_with(self, name: str, value: object) -> str | None:
         """Why a setting that is valid would change nothing here."""
-        asked = [one for agent in (self.usual, *self.agents) for one in chain_of(agent)]
-        models = {one.model for one in asked}
+        asked = list(chain_of(self.usual, *self.agents))
+        models, problem = {one.model for one in asked}, "no agent asks this model"
+        match name:
+            case "thinking_enabled" if value is True:
+                reasons = list(map(self.no_thinking, asked))
+                return None if None in reasons else reasons[0]
+            case "subagent_model" if not self.subagents:
+                return "there are no subagents"
+            case "subagent_model":
+                models |= {one.model for one in self.subagents if one.model}
+                problem = "no subagent can ask it"
+        if name not in _MODELS or value in models:
+            return None
         named = ", ".join(dict.fromkeys(one.model for one in chain_of(self.usual)))
-        if name == "oracle_model" and value not in models:
-            return f"no agent asks this model; choose one of: {named}"
-        if name == "subagent_model" and not self.subagents:
-            return "there are no subagents"
-        if name == "subagent_model" and value not in models | {one.model for one in self.subagents}:
-            return f"no subagent can ask it; choose one of: {named}"
-        if name == "thinking_enabled" and value is True:
-            reasons = [self.no_thinking(one) for one in asked]
-            return None if None in reasons else reasons[0]
-        return None
+        return f"{problem}; choose one of: {named}"
 
 
-def chain_of(agent: AgentDef | None) -> Iterator[AgentDef]:
-    """With its fallbacks."""
-    while agent is not None:
-        yield agent
-        agent = agent.fallback
+def chain_of(*agents: AgentDef | None) -> Iterator[AgentDef]:
+    """Each of these agents, followed by its fallbacks."""
+    for agent in agents:
+        while agent is not None:
+            yield agent
+            agent = agent.fallback
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,22 +228,30 @@ class _Exchange:
 
 
 def _encoded(call: HttpCall) -> tuple[Endpoint, bytes]:
-    """Where the request goes, and its bytes. Raises HttpFailed, also for a header that would
-    smuggle another one."""
+    """Where the request goes, and its bytes. Raises HttpFailed."""
     try:
-        endpoint, host, path = read_target(call.url)
-        lines = [f"{call.method} {path} HTTP/1.1"]
-        for key, text in {"host": host, **call.headers}.items():
-            if key.lower() not in _FRAMING:
-                lines.append(f"{key}: {text}")
-        if call.body or call.method in _WITH_BODY:
-            lines.append(f"content-length: {len(call.body)}")
-        head = "\r\n".join(lines)
-        if "\0" in head or not len(lines) - 1 == head.count("\r") == head.count("\n"):
-            raise ValueError(f"{host} is not asked: a header has a character that no header has")
-        return endpoint, head.encode() + b"\r\n\r\n" + call.body
+        endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
     except ValueError as error:
         raise HttpFailed("network", str(error), sent=False) from error
+    if call.body or call.method in _WITH_BODY:
+        return endpoint, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(call.body), call.body)
+    return endpoint, head + b"\r\n"
+
+
+@lru_cache(maxsize=256)
+def _head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[Endpoint, bytes]:
+    """Where a request goes, and its head without the length of its body: calls of a model differ in
+    that alone. Raises ValueError, also for a header that would smuggle another one."""
+    endpoint, host, path = read_target(url)
+    lines = [f"{method} {path} HTTP/1.1"]
+    for key, text in {"host": host, **dict(headers)}.items():
+        if key.lower() not in _FRAMING:
+            lines.append(f"{key}: {text}")
+    lines.append("")
+    head = "\r\n".join(lines)
+    if "\0" in head or not len(lines) - 1 == head.count("\r") == head.count("\n"):
+        raise ValueError(f"{host} is not asked: a header has a character that no header has")
+    return endpoint, head.encode()
 
 
 class HttpConnection(asyncio.Protocol):

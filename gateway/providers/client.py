@@ -15,7 +15,7 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.prices import missing_key, quirks_of
-from gateway.providers.wire import ReplyReader
+from gateway.providers.wire import RECORDED_HEADERS, ReplyReader
 from gateway.providers.wire_anthropic import AnthropicEncoder, AnthropicReader
 from gateway.providers.wire_openai import OpenAiEncoder, OpenAiReader
 
@@ -165,7 +165,10 @@ class _Attempt:
             record("sent", len(body))
         try:
             async with self._http.send(call) as answer:
-                reader.begin(answer.status, answer.headers)
+                if record is not None:
+                    said = answer.headers
+                    kept = {name: said[name] for name in RECORDED_HEADERS if name in said}
+                    record("head", answer.status, kept)
                 return await self._read(answer, reader)
         except HttpFailed as error:
             reader.end(error.kind, str(error))

@@ -5,7 +5,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -468,7 +468,7 @@ class ReplyReader(ABC):
     def count(self, usage: Usage | None) -> None:
         """What the provider reported of its usage before the end, if it can be believed."""
         if usage is not None and 0 < usage.input_tokens <= self._sent_bytes + HIDDEN_INPUT:
-            self.progress.told = usage
+            self.progress.reported = usage
 
     def grow(self, size: int) -> None:
         """Counts what a reply takes beside its text; raises ModelFailed for one without an end, unless
@@ -512,12 +512,6 @@ class ReplyReader(ABC):
             self._deltas_left -= 1
             self.started = True
             self._hear(TextDelta(text))
-
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Records the head of the answer."""
-        if self._record is not None:
-            kept = {name: headers[name] for name in RECORDED_HEADERS if name in headers}
-            self._record("head", status, kept)
 
     def end(self, how: str, detail: str) -> None:
         """Records how the answer ended: once, and first come."""
@@ -672,11 +666,10 @@ def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:
     return "call_" + blake2b(seed, digest_size=10).hexdigest()
 
 
-def counts(reported: object) -> dict[str, int]:
-    """The numbers of tokens that an object tells, without those that cannot be one."""
-    if not isinstance(reported, dict):
-        return {}
-    return {name: count for name, count in reported.items() if type(count) is int and count >= 0}
+def count_in(reported: object, name: str, otherwise: int = 0) -> int:
+    """A number of tokens that an object tells; `otherwise` if it tells none that can be one."""
+    count = reported.get(name) if isinstance(reported, dict) else None
+    return count if type(count) is int and count >= 0 else otherwise
 
 
 def cost(value: object) -> float | None:

@@ -15,7 +15,7 @@ from gateway.providers.wire import (
     ReplyReader,
     WireEncoder,
     as_text,
-    counts,
+    count_in,
     json_bytes,
     parsed_object,
     sendable_name,
@@ -264,14 +264,12 @@ class AnthropicReader(ReplyReader):
     def usage(self) -> Usage | None:
         if not self._usage:
             return None
-        tokens = counts(self._usage)
-        cached, written = (
-            tokens.get(f"cache_{how}_input_tokens", 0) for how in ("read", "creation")
-        )
-        fresh = tokens.get("input_tokens", -1)
+        cached = count_in(self._usage, "cache_read_input_tokens")
+        written = count_in(self._usage, "cache_creation_input_tokens")
+        fresh = count_in(self._usage, "input_tokens", -1)
         return Usage(
             input_tokens=fresh + cached + written if fresh >= 0 else -1,
-            output_tokens=tokens.get("output_tokens", -1),
+            output_tokens=count_in(self._usage, "output_tokens", -1),
             cached_tokens=cached,
             written_tokens=written,
         )

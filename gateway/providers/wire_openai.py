@@ -17,7 +17,7 @@ from gateway.providers.wire import (
     WireEncoder,
     as_text,
     cost,
-    counts,
+    count_in,
     json_bytes,
     parsed_object,
     sendable_name,
@@ -266,14 +266,11 @@ class OpenAiReader(ReplyReader):
         usage = self._usage
         if not isinstance(usage, dict):
             return None
-        tokens = counts(usage)
-        input_tokens = tokens.get("prompt_tokens", -1)
-        output_tokens = tokens.get("completion_tokens", -1)
-        cached, reasoning = tokens.get("prompt_cache_hit_tokens", 0), 0
-        if details := usage.get("prompt_tokens_details"):
-            cached = counts(details).get("cached_tokens") or cached
-        if details := usage.get("completion_tokens_details"):
-            reasoning = counts(details).get("reasoning_tokens", 0)
+        input_tokens = count_in(usage, "prompt_tokens", -1)
+        output_tokens = count_in(usage, "completion_tokens", -1)
+        cached = count_in(usage.get("prompt_tokens_details"), "cached_tokens")
+        cached = cached or count_in(usage, "prompt_cache_hit_tokens")
+        reasoning = count_in(usage.get("completion_tokens_details"), "reasoning_tokens")
         return Usage(
             input_tokens=input_tokens,
             output_tokens=output_tokens,

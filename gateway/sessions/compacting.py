@@ -15,7 +15,7 @@ from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, estimate_tokens
 from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, Ids, Model, SessionStore
-from gateway.domain.sessions import Summary
+from gateway.domain.sessions import Path, Summary
 from gateway.domain.supervision import result_of
 from gateway.memory.compaction import (
     INSTRUCTIONS,
@@ -44,18 +44,6 @@ MOST_GIVEN_UP = 10_000  # sessions of which that is known
 OnCompacted = Callable[[SessionKey, Sequence[Node]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What is to be summed up; `head` was HEAD then."""
-
-    key: SessionKey
-    agent: AgentDef
-    run_id: RunId  # after which: it pays
-    head: NodeId | None
-    earlier: Summary | None
-    span: CoveredSpan
-
-
 @dataclass(slots=True)
 class Compaction:
     """`on_compacted` is told which messages a summary stands for now."""
@@ -79,64 +67,61 @@ class Compaction:
 
     async def _compact(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> None:
         event, facts = "a conversation cannot be summed up", {"session": str(key)}
-        outcome = await result_of(event, facts, self._submit_summary, key, agent, run_id)
-        if outcome is None:
+        is_submitted = await result_of(event, facts, self._submit_summary, key, agent, run_id)
+        if is_submitted is None:
             self._give_up(key, inf)
-        if outcome != "submitted":
+        if not is_submitted:
             self._at_work.discard(key)
 
-    async def _submit_summary(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> str:
-        """Says whether there is a summary for the lane to keep."""
+    async def _submit_summary(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> bool:
+        """Says whether there is a summary for the lane to keep. If there is nothing worth it, or not
+        enough more than when it was given up, the latest exchanges have to do. The run pays."""
         try:
-            job = await self._job(key, agent, run_id)
-            node = None if job is None else await self._summed_up(job)
+            path, nodes = await self._read(key, MOST_READ * allowance(agent))
+            earlier, span = summary_of(path.summary), span_of(nodes, allowance(agent))
+            if span is None or span.covered.tokens < self._not_before.get(key, 0.0):
+                return False
+            try:
+                with anyio.fail_after(LONGEST_S):
+                    request = _request(agent, Payer(key, run_id), earlier, span)
+                    reply = await self.model.reply(request, lambda _: None)
+                summary = summed_up(read_reply(reply.text), earlier, span)
+            except (ModelFailed, BudgetExceeded, TimeoutError, ValueError) as error:
+                why = str(error) or "it took too long"
+                self._fail(key, span, why, most=MOST_FAILURES)
+                return False
         except StoreUnavailable as error:
             log.warning("a conversation is not summed up", extra={"why": str(error)})
-            return "none"
-        if job is None or node is None:
-            return "none"
-        self.lanes.submit(key, partial(self._keep, job, node), share_of(key, None))
-        return "submitted"
+            return False
+        if not shrinks(summary, earlier, span):
+            self._fail(key, span, "the summary is hardly shorter", most=1)
+            return False
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
+        message, node_id = summary_message(summary), NodeId(f"s_{self.ids.new()}")
+        tokens, now = message_tokens(message), self.clock.now()
+        node = Node(node_id, None, run_id, message, now, tokens, model=reply.model)
+        keep = partial(self._keep, key, node, path.head, span.covered)
+        self.lanes.submit(key, keep, share_of(key, None))
+        return True
 
-    async def _job(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> _Job | None:
-        """None if there is nothing worth it, or not enough more than when it was given up."""
+    async def _read(self, key: SessionKey, most: int) -> tuple[Path, Sequence[Node]]:
+        """The path as it is now, and its messages that no summary stands for."""
         path = page = await self.sessions.path(key, limit=PAGE)
         earlier = summary_of(path.summary)
         nodes, more = not_covered(path, earlier)
-        most = MOST_READ * allowance(agent)
         while more and sum(node.token_count for node in nodes) < most:
             page = await self.sessions.path(key, before=page.nodes[0].id, limit=PAGE)
             older, more = not_covered(page, earlier)
             nodes = (*older, *nodes)
-        span = span_of(nodes, allowance(agent))
-        if span is None or span.covered.tokens < self._not_before.get(key, 0.0):
-            return None
-        return _Job(key, agent, run_id, path.head, earlier, span)
+        return path, nodes
 
-    async def _summed_up(self, job: _Job) -> Node | None:
-        """A summary as a node, or None: then the latest exchanges have to do."""
-        try:
-            with anyio.fail_after(LONGEST_S):
-                reply = await self.model.reply(_request(job), lambda _: None)
-            summary = summed_up(read_reply(reply.text), job.earlier, job.span)
-        except (ModelFailed, BudgetExceeded, TimeoutError, ValueError) as error:
-            self._fail(job, str(error) or "it took too long", most=MOST_FAILURES)
-            return None
-        if not shrinks(summary, job.earlier, job.span):
-            self._fail(job, "the summary is hardly shorter", most=1)
-            return None
-        self._failures.pop(job.key, None)
-        self._not_before.pop(job.key, None)
-        message, node_id = summary_message(summary), NodeId(f"s_{self.ids.new()}")
-        tokens, now = message_tokens(message), self.clock.now()
-        return Node(node_id, None, job.run_id, message, now, tokens, model=reply.model)
-
-    def _fail(self, job: _Job, why: str, *, most: int) -> None:
+    def _fail(self, key: SessionKey, span: CoveredSpan, why: str, *, most: int) -> None:
         """Gives up after so many failures."""
-        log.warning("a conversation is not summed up", extra={"session": str(job.key), "why": why})
-        failures = self._failures[job.key] = self._failures.get(job.key, 0) + 1
+        log.warning("a conversation is not summed up", extra={"session": str(key), "why": why})
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
         if failures >= most:
-            self._give_up(job.key, job.span.covered.tokens)
+            self._give_up(key, span.covered.tokens)
 
     def _give_up(self, key: SessionKey, tokens: float) -> None:
         """Until there is half as much again."""
@@ -146,35 +131,37 @@ class Compaction:
             self._not_before.pop(oldest)
             self._failures.pop(oldest, None)
 
-    async def _keep(self, job: _Job, node: Node) -> None:
+    async def _keep(
+        self, key: SessionKey, node: Node, head: NodeId | None, covered: Sequence[Node]
+    ) -> None:
         """In its lane, between two turns. If the conversation went on from elsewhere meanwhile, the
         summary stands for something else, and is dropped."""
         try:
-            path = await self.sessions.path(job.key, limit=PAGE)
-            if job.head not in {one.id for one in path.nodes}:
+            path = await self.sessions.path(key, limit=PAGE)
+            if head not in {one.id for one in path.nodes}:
                 return
-            if await self.sessions.append_summary(job.key, node, expected=path.head):
-                self.episodes.forget(job.key)
-                covered = job.span.covered
-                log.info("summed up", extra={"session": str(job.key), "nodes": len(covered)})
-                self.on_compacted(job.key, covered)
+            if await self.sessions.append_summary(key, node, expected=path.head):
+                self.episodes.forget(key)
+                log.info("summed up", extra={"session": str(key), "nodes": len(covered)})
+                self.on_compacted(key, covered)
         except StoreUnavailable as error:
             log.warning("a summary is not kept", extra={"why": str(error)})
         finally:
-            self._at_work.discard(job.key)
+            self._at_work.discard(key)
 
 
-def _request(job: _Job) -> ModelRequest:
-    agent = job.agent
+def _request(
+    agent: AgentDef, payer: Payer, earlier: Summary | None, span: CoveredSpan
+) -> ModelRequest:
     room = allowance(agent) - estimate_tokens(INSTRUCTIONS)
     return ModelRequest(
         provider=agent.provider,
         model=agent.model,
         system=INSTRUCTIONS,
-        messages=(Message("user", request_text(job.earlier, job.span, room)),),
+        messages=(Message("user", request_text(earlier, span, room)),),
         max_tokens=min(agent.max_tokens, MOST_TOKENS),
         temperature=agent.temperature,
         stream=agent.stream,
         deadline_s=LONGEST_S,
-        payer=Payer(job.key, job.run_id),
+        payer=payer,
     )

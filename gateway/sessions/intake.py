@@ -23,7 +23,7 @@ from gateway.domain.sessions import Erased, TakenIn
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episodes, message_tokens
 from gateway.routing import Router
-from gateway.sessions.lanes import Lanes, QueuedMessage, QueuePolicy, SessionQueues
+from gateway.sessions.lanes import Lanes, QueuePolicy, SessionQueues
 from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
 from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import new_boundary
@@ -44,18 +44,9 @@ class QueueBounds:
     max_pending_per_principal: int = 5_000
 
 
-@dataclass(slots=True)
-class _Held:
-    """So many messages wait, or are at work, and their bytes."""
-
-    count: int = 0
-    size: int = 0
-
-
 # A message is counted in its session, for its sender, and in all.
 Counted = tuple[SessionKey, Share, None]
 _NOBODY: Share = ((), "")
-_NOTHING = _Held()  # is never changed
 
 
 @dataclass(slots=True)
@@ -67,7 +58,9 @@ class MessageIntake:
     bounds: QueueBounds = QueueBounds()
     policy: QueuePolicy = QueuePolicy()
     queues: SessionQueues = field(init=False)
-    _held: dict[Hashable, _Held] = field(default_factory=dict)
+    # What waits or is at work: how many messages, and how many bytes.
+    _counts: dict[Hashable, int] = field(default_factory=dict)
+    _sizes: dict[Hashable, int] = field(default_factory=dict)
     _about_to_start: int = 0
     _refusal: str | None = "the gateway is starting; send it again in a moment"
 
@@ -84,7 +77,7 @@ class MessageIntake:
 
     @property
     def pending(self) -> int:
-        return self._held.get(None, _NOTHING).count
+        return self._counts.get(None, 0)
 
     async def accept(self, inbound: Inbound) -> Accepted:
         """Gives the ids once the message is durable. A repeated key gives the first one's ids.
@@ -114,7 +107,7 @@ class MessageIntake:
             whence=inbound.whence,
             memos=inbound.memos,
         )
-        is_alone = self._held[key].count == 1 and not self.policy.debounce_s
+        is_alone = self._counts[key] == 1 and not self.policy.debounce_s
         begin = is_alone and self.lanes.is_idle(key, reserved=self._about_to_start)
         # Whoever waits for this may vanish; the commit must still reach the lane.
         with anyio.CancelScope(shield=True):
@@ -165,12 +158,12 @@ class MessageIntake:
         if self._refusal is not None:
             raise Busy(self._refusal)
         key, share, _ = counted
-        here, theirs = self._held.get(key, _NOTHING).count, self._held.get(share, _NOTHING).count
+        here, theirs = self._counts.get(key, 0), self._counts.get(share, 0)
         if here >= self.bounds.max_pending:
             raise Busy(f"{here} messages of this session are waiting already")
         if theirs >= self.bounds.max_pending_per_principal:
             raise Busy(f"{theirs} messages of the same sender are waiting already")
-        if (total := self._held.get(None, _NOTHING).count) >= self.bounds.max_pending_total:
+        if (total := self._counts.get(None, 0)) >= self.bounds.max_pending_total:
             raise Busy(f"{total} messages are waiting already", retry_after_s=5.0)
         if total:
             self._require_room(key, size, is_whole=True)
@@ -179,7 +172,7 @@ class MessageIntake:
         """Raises Busy. A whole message always fits where nothing else waits: it could never be
         accepted otherwise."""
         bounds = self.bounds
-        here, total = self._held.get(key, _NOTHING).size, self._held.get(None, _NOTHING).size
+        here, total = self._sizes.get(key, 0), self._sizes.get(None, 0)
         if here + size > bounds.max_pending_mb * MB and (here or not is_whole):
             raise Busy(
                 f"what waits in this session would be more than {bounds.max_pending_mb} MB "
@@ -194,27 +187,26 @@ class MessageIntake:
 
     def _count(self, counted: Counted, size: int) -> None:
         for name in counted:
-            held = self._held.get(name)
-            if held is None:
-                held = self._held[name] = _Held()
-            held.count += 1
-            held.size += size
+            self._counts[name] = self._counts.get(name, 0) + 1
+            self._sizes[name] = self._sizes.get(name, 0) + size
 
     def _release(self, counted: Counted, size: int) -> None:
         for name in counted:
-            held = self._held[name]
-            held.count -= 1
-            held.size -= size
-            if not held.count:
-                del self._held[name]
+            self._counts[name] -= 1
+            self._sizes[name] -= size
+            if not self._counts[name]:
+                del self._counts[name], self._sizes[name]
 
     def _join(self, entry: Entry, counted: Counted, size: int, *, wait: bool = True) -> None:
-        new, worker = entry.new, self.worker
-        run = LiveRun(new.run_id, new.session_key, worker.encode, new.accepted_at)
-        run.opened = worker.clock.monotonic()
-        worker.runs[new.run_id] = run
-        leave = partial(self._release, counted, size)
-        self.queues.join(QueuedMessage(entry, run, leave, counted[1]), wait=wait)
+        run = LiveRun(
+            entry,
+            self.worker.encode,
+            opened=self.worker.clock.monotonic(),
+            leave=partial(self._release, counted, size),
+            share=counted[1],
+        )
+        self.worker.runs[run.run_id] = run
+        self.queues.join(run, wait=wait)
 
 
 def size_of(text: str) -> int:

@@ -2,33 +2,38 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, astuple, dataclass, field, fields, is_dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import repeat
 from os.path import commonprefix
 from typing import Any
 
+import anyio
 from anyio import to_thread
 
-from gateway.agent.effects import Job
+from gateway.agent.driver import RunControl, Withdrawn
+from gateway.agent.effects import Job, Moment, Steered, StopRequested, TurnEvent
+from gateway.agent.journal import PART, RunJournal, retry_store
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import BadSessionKey, ModelFailed
 from gateway.domain.events import Batching, Notice
 from gateway.domain.facts import Fact, Recalled
-from gateway.domain.ids import SessionKey, to_micros, to_time
+from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.journal import (
     GRANTS,
+    MOST_BYTES,
     Attempt,
+    JournalEntry,
     attempt_of,
     damaged,
     pack_text,
 )
 from gateway.domain.mcp import Lacking
-from gateway.domain.messages import Message
-from gateway.domain.model import ModelRequest, ToolSpec
-from gateway.domain.ports import Decode, Encode
+from gateway.domain.messages import Message, Spent, ToolCall
+from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
+from gateway.domain.ports import Clock, Decode, Encode, Journal
 from gateway.domain.scrubbing import STARS, scanner
 
 log = logging.getLogger(__name__)
@@ -36,6 +41,12 @@ log = logging.getLogger(__name__)
 _BETWEEN = "\1"  # the parts of a message
 _SHOWN = 60  # characters of a text from where it differs
 _LONG_PACKED = 16 * 1024  # bytes that are unpacked in a thread
+_LONG = 256 * 1024  # bytes that are packed in a thread
+_ENTRY_BYTES = 32  # that an entry takes besides its texts
+_REQUESTS = {StopRequested: "stop", Steered: "said", Withdrawn: "unsaid"}
+_TEXTS = frozenset({"bytes", "text", "thinking"})
+
+Pack = Callable[[], bytes]
 
 
 # -- differences
@@ -297,3 +308,117 @@ def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
     name = "tokens" if unit == "tokens" else "nano_usd"
     used, held = getattr(tally.used, name), getattr(tally.held, name)
     return scope.kind, scope.name, unit, used, refusal.bound, held, refusal.retry_after_s
+
+
+# -- the journal of a run that is kept
+
+
+class RecordedJournal(RunJournal):
+    """The journal of a run that is answered for a conversation. It is written in parts: before
+    what was granted takes effect, and with the end of the run. Earlier attempts left so many `parts`,
+    and what they were `granted`."""
+
+    is_recorded = True
+
+    def __init__(
+        self,
+        run_id: RunId,
+        clock: Clock,
+        store: Journal,
+        encode: Encode,
+        *,
+        granted: Sequence[JournalEntry] = (),
+        parts: int = 0,
+    ) -> None:
+        super().__init__(clock, granted)
+        self._run_id, self._store, self._encode, self._parts = run_id, store, encode, parts
+        self.lines: list[Line] = []  # not written yet; bytes are chunks
+        self._asked = RequestParts()
+        self._writing = anyio.Lock()
+        self._secrets: set[str] = set()
+        self._size = self._packed = 0  # of texts that only a replay reads
+
+    def begin(self, attempt: int, asked: Sequence[RunId], control: RunControl) -> Moment:
+        """Begins an attempt, which answers these runs. From now on the requests of others are recorded."""
+        self.lines.append(("attempt", (attempt, list(asked))))
+        moment = self.moment()
+        for one in control.requests:
+            self._requested(one)
+        control.on_request = self._requested
+        return moment
+
+    def _requested(self, one: StopRequested | Steered | Withdrawn) -> None:
+        self(_REQUESTS[type(one)], *astuple(one))
+
+    def __call__(self, kind: str, *values: object) -> None:
+        if kind == "sent":
+            self.has_sent = True
+        elif kind in _TEXTS:
+            self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # it is a text
+        self.lines.append((kind, values))
+
+    grant = __call__  # no kind of a grant is a text, or sent
+
+    def hide(self, *secrets: str) -> None:
+        self._secrets.update(secrets)
+
+    def moment(self) -> Moment:
+        moment = Moment(self.clock.now(), self.clock.monotonic())
+        self.lines.append(("at", (to_micros(moment.wall), moment.at)))
+        return moment
+
+    async def begins(
+        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
+    ) -> None:
+        self.lines.append(("begin", (scene, read)))
+
+    def tells(self, events: Sequence[TurnEvent]) -> None:
+        self.lines.append(("told", ([type(event).__name__ for event in events],)))
+
+    def asks(self, request: ModelRequest) -> None:
+        parts = parts_of(request)
+        self.lines.append(("ask", (parts.since(self._asked),)))
+        self._asked, self.has_sent = parts, False
+
+    def replied(self, step: int, reply: ModelReply) -> None:
+        has_bytes, usage, is_overrun = self.has_sent, reply.usage, reply.finish == "overrun"
+        if has_bytes and (reply.warnings or is_overrun or usage.cost_usd is not None):
+            warnings = [asdict(one) for one in reply.warnings] if reply.warnings else []
+            self("metered", usage.cost_usd, warnings, asdict(usage) if is_overrun else None)
+        plain = None if has_bytes and not reply.tool_calls else asdict(reply)
+        self.lines.append(("reply", (step, plain)))
+
+    def failed(self, failure: Exception) -> None:
+        if isinstance(failure, BudgetExceeded):
+            self("refused", *refusal_values(failure))
+        elif isinstance(failure, ModelFailed):
+            self("failed", None if self.has_sent else failure_values(failure))
+
+    def spends(self, call: ToolCall, spent: Spent) -> None:
+        self("spent", call.id, [asdict(spent)])
+
+    def ends(self) -> None:
+        self.lines.append(("over", ()))
+
+    async def keep(self, what: str) -> None:
+        async with self._writing:  # one part after the other, so that none is missing
+            if count := len(self.lines):
+                part, pack = await self.last_part()
+                await retry_store(self.clock, self._store.append, self._run_id, part, pack)
+                del self.lines[:count]  # written for certain; else the next part has them too
+                self._parts += 1
+        if not what.startswith(PART):
+            self("kept", what)
+
+    async def last_part(self) -> tuple[int, Pack]:
+        """The number of the part that is not written yet, and its text. A part is packed where the
+        store writes it, which holds up nobody else; a long one in a thread, because the store
+        serves others."""
+        part, lines = self._parts, tuple(self.lines)
+        size, self._packed = self._size - self._packed + sum(map(len, lines)), self._size
+        secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES
+        pack = partial(packed, lines, self._encode, secrets, is_cut=is_cut)
+        if size < _LONG:
+            return part, pack
+        done = await to_thread.run_sync(pack)
+        return part, lambda: done

@@ -12,8 +12,7 @@ from anyio.abc import TaskGroup
 from gateway.agent.effects import Steered
 from gateway.domain.agents import AgentDef, Share, speaker_in
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import Entry, NewEntry, QueueMode
-from gateway.domain.messages import DoneReason
+from gateway.domain.inbox import QueueMode
 from gateway.domain.ports import Clock
 from gateway.domain.supervision import contained, result_of
 from gateway.sessions.runs import LiveRun
@@ -183,48 +182,30 @@ class QueuePolicy:
 
 
 @dataclass(slots=True)
-class QueuedMessage:
-    """An accepted message until its end. `leave` is called when it has ended."""
-
-    entry: Entry
-    run: LiveRun
-    leave: Callable[[], None] = lambda: None
-    share: Share = ((), "")
-    is_stopped: bool = False
-    is_offered: bool = False  # to the turn that is at work
-
-    def stop(self, reason: DoneReason, *, at_once: bool) -> None:
-        self.is_stopped = True
-        self.run.control.stop(reason, at_once=at_once)
-
-
-@dataclass(slots=True)
 class TurnBatch:
     """What one turn answers, oldest first: the newest of `asked` carries it. Of the messages that wait
     `behind`, it may take some on its way, which it `took` then."""
 
-    asked: Sequence[QueuedMessage]
-    behind: Iterable[QueuedMessage] = ()
+    asked: Sequence[LiveRun]
+    behind: Iterable[LiveRun] = ()
     model: str | None = None  # that was chosen for this session
-    took: Sequence[NewEntry] = ()
+    took: Sequence[LiveRun] = ()
     crowded: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
-    entry: Entry = field(init=False)
     run: LiveRun = field(init=False)
-    news: Sequence[NewEntry] = field(init=False)  # those that were asked
-    merged: Sequence[QueuedMessage] = field(init=False)  # their end is that of the carrier
+    merged: Sequence[LiveRun] = field(init=False)  # their end is that of the carrier
     person: str = field(init=False)  # whose settings apply, and for whom tools act
 
     def __post_init__(self) -> None:
-        self.entry, self.run = self.asked[-1].entry, self.asked[-1].run
-        self.news, self.merged = [one.entry.new for one in self.asked], self.asked[:-1]
-        self.person = speaker_in(self.run.session_key, self.entry.new.sender)
+        self.run = self.asked[-1]
+        self.merged = (*self.asked[:-1], *self.took)
+        self.person = speaker_in(self.run.session_key, self.run.new.sender)
 
     def take(self, runs: Sequence[RunId]) -> None:
         """Of the messages behind, it has taken those of these runs."""
-        waiting = {one.run.run_id: one for one in self.behind}
-        taken = [waiting[run] for run in runs if run in waiting]
-        self.took, self.merged = [one.entry.new for one in taken], (*self.asked[:-1], *taken)
+        waiting = {one.run_id: one for one in self.behind}
+        self.took = [waiting[run] for run in runs if run in waiting]
+        self.merged = (*self.asked[:-1], *self.took)
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]
@@ -232,8 +213,8 @@ WorkOn = Callable[[TurnBatch], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Queue:
-    waiting: deque[QueuedMessage] = field(default_factory=deque)
-    at_work: Sequence[QueuedMessage] = ()
+    waiting: deque[LiveRun] = field(default_factory=deque)
+    at_work: Sequence[LiveRun] = ()
     newest: float = 0.0  # when the last one came
     together: int = 0  # so many of the first came within one wait
 
@@ -268,16 +249,16 @@ class SessionQueues:
         queue = self._queues.get(key, _Queue())
         return len(queue.at_work), len(queue.waiting)
 
-    def join(self, one: QueuedMessage, *, wait: bool = True) -> None:
+    def join(self, one: LiveRun, *, wait: bool = True) -> None:
         """Puts a message behind those of its session; without `wait` its turn may come at once."""
-        key = one.run.session_key
+        key = one.session_key
         queue, now = self._queues.get(key), self._clock.monotonic()
         if queue is None:
             queue = self._queues[key] = _Queue(deque([one]), newest=now)
             if wait and self._policy.debounce_s:
                 self._lanes.beside(partial(self._settle, key, queue))
             else:
-                self._lanes.submit(key, partial(self._turn, key, queue), one.share)
+                self._submit(key, queue)
             return
         queue.newest = now
         if self.mode(key) == "interrupt":
@@ -292,15 +273,15 @@ class SessionQueues:
         with that turn, which is stopped."""
         queue = self._queues.get(run.session_key, _Queue())
         for one in (*queue.at_work, *queue.waiting):
-            if one.run is run:
+            if one is run:
                 one.stop("cancelled", at_once=at_once)
-                if one.is_offered and not queue.at_work[-1].run.control.withdraw(run.run_id):
+                if one.is_offered and not queue.at_work[-1].control.withdraw(run.run_id):
                     queue.at_work[-1].stop("cancelled", at_once=at_once)
 
     def stop_all(self, key: SessionKey) -> int:
         """Stops every run of a session; gives how many."""
         queue = self._queues.get(key, _Queue())
-        runs = [one.run for one in (*queue.at_work, *queue.waiting)]
+        runs = (*queue.at_work, *queue.waiting)
         for run in runs:
             self.stop(run, at_once=True)
         return len(runs)
@@ -318,11 +299,10 @@ class SessionQueues:
         self._submit(key, queue)
 
     async def _turn(self, key: SessionKey, queue: _Queue) -> None:
-        asked, choice = self._next(key, queue), self._choices.get(key, NOTHING)
-        batch = TurnBatch(asked, queue.waiting, choice.model)
-        queue.at_work = asked
+        queue.at_work = asked = self._next(key, queue)
+        batch = TurnBatch(asked, queue.waiting, self._choices.get(key, NOTHING).model)
         for one in asked:
-            one.run.control = batch.run.control  # to stop one of them is to stop the turn
+            one.control = batch.run.control  # to stop one of them is to stop the turn
         if queue.waiting:
             self._offer(queue)
         try:
@@ -338,7 +318,7 @@ class SessionQueues:
             else:
                 del self._queues[key]
 
-    def _next(self, key: SessionKey, queue: _Queue) -> Sequence[QueuedMessage]:
+    def _next(self, key: SessionKey, queue: _Queue) -> Sequence[LiveRun]:
         waiting = queue.waiting
         if len(waiting) == 1:
             queue.together = 0
@@ -357,13 +337,13 @@ class SessionQueues:
         earlier process began takes again what it took, and nothing else: none must overtake."""
         carrier = queue.at_work[-1]
         is_resumed = carrier.entry.state == "queued" and carrier.entry.attempts > 0
-        if self.mode(carrier.run.session_key) != "steer" or is_resumed:
+        if self.mode(carrier.session_key) != "steer" or is_resumed:
             return
         had = list(queue.at_work)
         for one in queue.waiting:
             if not one.is_offered:
-                said = Steered(one.run.run_id, one.entry.new.content)
-                one.is_offered = _fits(had, one) and carrier.run.control.steer(said)
+                said = Steered(one.run_id, one.new.content)
+                one.is_offered = _fits(had, one) and carrier.control.steer(said)
             if not one.is_offered:
                 return
             had.append(one)
@@ -374,17 +354,17 @@ def _drop_ended(queue: _Queue) -> None:
     waiting, queue.waiting = queue.waiting, deque()
     for one in waiting:
         one.is_offered = False
-        if one.run.ended:
+        if one.ended:
             one.leave()
         else:
             queue.waiting.append(one)
 
 
-def _fits(batch: Sequence[QueuedMessage], one: QueuedMessage) -> bool:
+def _fits(batch: Sequence[LiveRun], one: LiveRun) -> bool:
     """Whether one turn may answer it as well: for the same person, in the same thread, within the
     same limit. Tools act for one person, so that of others are answered by themselves."""
-    first, new = batch[0].entry.new, one.entry.new
-    size = sum(len(other.entry.new.content) for other in batch) + len(new.content)
+    first, new = batch[0].new, one.new
+    size = sum(len(other.new.content) for other in batch) + len(new.content)
     return (
         len(batch) < MOST_TOGETHER
         and size <= MOST_CHARACTERS

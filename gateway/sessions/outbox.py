@@ -63,8 +63,11 @@ class _Attempt:
         receipt: str | None = None,
         waits: bool = False,
     ) -> None:
-        if waits:
-            await self._arrive(arrived, receipt)
+        if waits:  # else what has arrived would be sent again
+            await retry_store(self.clock, self.outbox.arrived, self.id, arrived, receipt=receipt)
+            self.arrived, self.tries = arrived, 0
+            self.line.sending.discard(self.id)
+            self.line.news.set()
             return
         is_begun = self.id in self.line.sending
         if self.line.is_draining and not is_begun:
@@ -78,15 +81,6 @@ class _Attempt:
             self.tries = 1 if arrived > self.arrived else self.tries + 1
         self.arrived, self.receipt = arrived, receipt
 
-    async def _arrive(self, arrived: int, receipt: str | None) -> None:
-        """Else what has arrived would be sent again."""
-        await retry_store(
-            self.clock, lambda: self.outbox.arrived(self.id, arrived, receipt=receipt)
-        )
-        self.arrived, self.tries = arrived, 0
-        self.line.sending.discard(self.id)
-        self.line.news.set()
-
 
 @dataclass(slots=True)
 class Deliveries:
@@ -98,9 +92,8 @@ class Deliveries:
 
     outbox: Outbox
     channels: Mapping[str, Deliver]
-    known: frozenset[
-        tuple[str, str]
-    ]  # with their accounts: these, and those that are closed for now
+    # Channels with their accounts: these, and those that are closed for now.
+    known: frozenset[tuple[str, str]]
     clock: Clock
     publish: Callable[[Event], None]
     fraction: Callable[[], float]
@@ -230,11 +223,9 @@ class Deliveries:
         new, now = delivery.new, self.clock.now()
         if why and (delivery.why or "").endswith(TWICE) and not why.endswith(TWICE):
             why = f"{why}; {TWICE}"  # no later trouble takes that back
+        settle = self.outbox.settle
         await retry_store(
-            self.clock,
-            lambda: self.outbox.settle(
-                new.id, state, at=now, receipt=receipt, why=why, due_at=due_at
-            ),
+            self.clock, settle, new.id, state, at=now, receipt=receipt, why=why, due_at=due_at
         )
         self.counts[new.channel, state] += 1
         if state not in {"failed", "unknown"}:

@@ -65,7 +65,7 @@ from gateway.sessions.journal import (
     read_in,
     unequal,
 )
-from gateway.sessions.lanes import QueuedMessage, TurnBatch
+from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.worker import RunEnd, RunWorker
 
@@ -184,7 +184,7 @@ class Player(RunJournal):
         self._place = self.played.take(self._entries, self._place + 1)
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
-        self._queue.came.set()
+        self._queue.wake()
 
     def forget_end(self) -> None:
         """Of an answer that nobody reads any more; it may stand a little further on."""
@@ -615,20 +615,15 @@ class Replayer:
         """What it answered, and what was said to it on its way."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
-        return TurnBatch([*asked, self._as_queued(record)], behind)
+        return TurnBatch([*asked, LiveRun(record.entry, self.worker.encode)], behind)
 
-    async def _queued(self, ids: Sequence[str]) -> Sequence[QueuedMessage]:
+    async def _queued(self, ids: Sequence[str]) -> Sequence[LiveRun]:
         records = [await self.worker.inbox.find_run(RunId(run_id)) for run_id in ids]
-        return [self._as_queued(record) for record in records if record is not None]
-
-    def _as_queued(self, record: RunRecord) -> QueuedMessage:
-        new = record.entry.new
-        run = LiveRun(new.run_id, new.session_key, self.worker.encode, new.accepted_at)
-        return QueuedMessage(record.entry, run)
+        return [LiveRun(one.entry, self.worker.encode) for one in records if one is not None]
 
     async def _episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""
-        new = batch.news[0]
+        new = batch.asked[0].new
         question = await self.sessions.node(new.session_key, NodeId(new.message_id))
         if question is None:
             raise NotFound(f"the question of run {new.run_id[:64]!r}")

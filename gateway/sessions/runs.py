@@ -1,34 +1,22 @@
 """Live runs: their chunks and journal, who listens to them, and how they are stopped."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import anyio
-from anyio import to_thread
 
-from gateway.agent.driver import RunControl, Withdrawn
-from gateway.agent.effects import Job, Moment, Steered, StopRequested, TurnEvent
-from gateway.agent.journal import PART, RunJournal, retry_store
-from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.errors import Busy, ModelFailed
-from gateway.domain.ids import RunId, SessionKey, to_micros
-from gateway.domain.inbox import SEQ_A_ATTEMPT, NewEntry, RunRecord
-from gateway.domain.journal import MOST_BYTES, JournalEntry
-from gateway.domain.messages import Chunk, Spent, ToolCall
-from gateway.domain.model import ModelReply, ModelRequest
-from gateway.domain.ports import Clock, Decode, Encode, Journal
-from gateway.sessions.journal import (
-    Line,
-    RequestParts,
-    failure_values,
-    packed,
-    parts_of,
-    refusal_values,
-)
+from gateway.agent.driver import RunControl
+from gateway.agent.effects import Moment
+from gateway.domain.agents import Share
+from gateway.domain.errors import Busy
+from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.inbox import SEQ_A_ATTEMPT, Entry, NewEntry, RunRecord
+from gateway.domain.messages import Chunk, DoneReason
+from gateway.domain.ports import Clock, Decode, Encode
+from gateway.sessions.journal import RecordedJournal
 
 # What `run.inspect` shows of a run that nothing has driven yet.
 AT_REST: Mapping[str, object] = {
@@ -47,134 +35,18 @@ AT_REST: Mapping[str, object] = {
 
 # An encoded event, and whether it is the last. A listener never waits.
 Listener = Callable[[bytes, bool], None]
-Pack = Callable[[], bytes]
-
-_LONG = 256 * 1024  # bytes that are packed in a thread
-_ENTRY_BYTES = 32  # that an entry takes besides its texts
-_RUN_ID = attrgetter("run_id")
-_REQUESTS = {StopRequested: "stop", Steered: "said", Withdrawn: "unsaid"}
-_TEXTS = frozenset({"bytes", "text", "thinking"})
-
-
-class RecordedJournal(RunJournal):
-    """The journal of a run that is answered for a conversation. It is written in parts: before
-    what was granted takes effect, and with the end of the run. Earlier attempts left so many `parts`,
-    and what they were `granted`."""
-
-    is_recorded = True
-
-    def __init__(
-        self,
-        run_id: RunId,
-        clock: Clock,
-        store: Journal,
-        encode: Encode,
-        *,
-        granted: Sequence[JournalEntry] = (),
-        parts: int = 0,
-    ) -> None:
-        super().__init__(clock, granted)
-        self._run_id, self._store, self._encode, self._parts = run_id, store, encode, parts
-        self.lines: list[Line] = []  # not written yet; bytes are chunks
-        self._asked = RequestParts()
-        self._writing = anyio.Lock()
-        self._secrets: set[str] = set()
-        self._size = self._packed = 0  # of texts that only a replay reads
-
-    def begin(self, attempt: int, asked: Sequence[NewEntry], control: RunControl) -> Moment:
-        """Begins an attempt. From now on the requests of others to the run are recorded."""
-        self.lines.append(("attempt", (attempt, list(map(_RUN_ID, asked)))))
-        moment = self.moment()
-        for one in control.requests:
-            self._requested(one)
-        control.on_request = self._requested
-        return moment
-
-    def _requested(self, one: StopRequested | Steered | Withdrawn) -> None:
-        self(_REQUESTS[type(one)], *astuple(one))
-
-    def __call__(self, kind: str, *values: object) -> None:
-        if kind == "sent":
-            self.has_sent = True
-        elif kind in _TEXTS:
-            self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # it is a text
-        self.lines.append((kind, values))
-
-    grant = __call__  # no kind of a grant is a text, or sent
-
-    def hide(self, *secrets: str) -> None:
-        self._secrets.update(secrets)
-
-    def moment(self) -> Moment:
-        moment = Moment(self.clock.now(), self.clock.monotonic())
-        self.lines.append(("at", (to_micros(moment.wall), moment.at)))
-        return moment
-
-    async def begins(
-        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
-    ) -> None:
-        self.lines.append(("begin", (scene, read)))
-
-    def tells(self, events: Sequence[TurnEvent]) -> None:
-        self.lines.append(("told", ([type(event).__name__ for event in events],)))
-
-    def asks(self, request: ModelRequest) -> None:
-        parts = parts_of(request)
-        self.lines.append(("ask", (parts.since(self._asked),)))
-        self._asked, self.has_sent = parts, False
-
-    def replied(self, step: int, reply: ModelReply) -> None:
-        has_bytes, usage, is_overrun = self.has_sent, reply.usage, reply.finish == "overrun"
-        if has_bytes and (reply.warnings or is_overrun or usage.cost_usd is not None):
-            warnings = [asdict(one) for one in reply.warnings] if reply.warnings else []
-            self("metered", usage.cost_usd, warnings, asdict(usage) if is_overrun else None)
-        plain = None if has_bytes and not reply.tool_calls else asdict(reply)
-        self.lines.append(("reply", (step, plain)))
-
-    def failed(self, failure: Exception) -> None:
-        if isinstance(failure, BudgetExceeded):
-            self("refused", *refusal_values(failure))
-        elif isinstance(failure, ModelFailed):
-            self("failed", None if self.has_sent else failure_values(failure))
-
-    def spends(self, call: ToolCall, spent: Spent) -> None:
-        self("spent", call.id, [asdict(spent)])
-
-    def ends(self) -> None:
-        self.lines.append(("over", ()))
-
-    async def keep(self, what: str) -> None:
-        async with self._writing:  # one part after the other, so that none is missing
-            if count := len(self.lines):
-                part, pack = await self.last_part()
-                await retry_store(self.clock, self._store.append, self._run_id, part, pack)
-                del self.lines[:count]  # written for certain; else the next part has them too
-                self._parts += 1
-        if not what.startswith(PART):
-            self.lines.append(("kept", (what,)))
-
-    async def last_part(self) -> tuple[int, Pack]:
-        """The number of the part that is not written yet, and its text. A part is packed where the
-        store writes it, which holds up nobody else; a long one in a thread, because the store
-        serves others."""
-        part, lines = self._parts, tuple(self.lines)
-        size, self._packed = self._size - self._packed + sum(map(len, lines)), self._size
-        secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES
-        pack = partial(packed, lines, self._encode, secrets, is_cut=is_cut)
-        if size < _LONG:
-            return part, pack
-        done = await to_thread.run_sync(pack)
-        return part, lambda: done
 
 
 @dataclass(slots=True, weakref_slot=True)
 class LiveRun:
-    """A run from its accept to its end. `events` are the encoded chunks in order of `seq`."""
+    """An accepted message and its run, from the accept to the end. `events` are the encoded chunks in
+    order of `seq`; `leave` is called when it has ended."""
 
-    run_id: RunId
-    session_key: SessionKey
+    entry: Entry
     encode: Encode
-    accepted_at: datetime
+    opened: float = 0.0  # opened and began: by the clock that never jumps
+    leave: Callable[[], None] = lambda: None
+    share: Share = ((), "")
     attempt: int = 1
     state: str = "queued"
     control: RunControl = field(default_factory=RunControl)
@@ -183,12 +55,24 @@ class LiveRun:
     first_seq: int = 1
     ended: bool = False
     sealed: bool = False
+    is_stopped: bool = False
+    is_offered: bool = False  # to the turn that is at work
     progress: Callable[[], Mapping[str, object]] = dict
     started_at: datetime | None = None
-    opened: float = 0.0  # opened and began: by the clock that never jumps
     began: float = 0.0
+    new: NewEntry = field(init=False)
+    run_id: RunId = field(init=False)
+    session_key: SessionKey = field(init=False)
     _listeners: dict[int, tuple[Listener, Callable[[], None] | None]] = field(default_factory=dict)
     _prefix: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.new = self.entry.new
+        self.run_id, self.session_key = self.new.run_id, self.new.session_key
+
+    def stop(self, reason: DoneReason, *, at_once: bool) -> None:
+        self.is_stopped = True
+        self.control.stop(reason, at_once=at_once)
 
     def start(self, attempt: int, moment: Moment, journal: RecordedJournal | None = None) -> None:
         """Begins an attempt."""
@@ -233,14 +117,12 @@ class LiveRun:
     def publish(self) -> None:
         """The end is durable: sends it to the listeners."""
         self.ended = True
-        for listener, _ in tuple(self._listeners.values()):
-            listener(self.events[-1], True)  # noqa: FBT003  # the shape of a Listener
-        self._listeners.clear()
+        self.abandon(self.events[-1])
 
-    def abandon(self) -> None:
-        """The gateway stops before the run has ended: an empty last event ends the waiting."""
+    def abandon(self, last: bytes = b"") -> None:
+        """Sends a last event: an empty one ends the waiting when the gateway stops before the run."""
         for listener, _ in tuple(self._listeners.values()):
-            listener(b"", True)  # noqa: FBT003  # the shape of a Listener
+            listener(last, True)  # noqa: FBT003  # the shape of a Listener
         self._listeners.clear()
 
     def events_after(self, seq: int, limit: int | None = None) -> Sequence[bytes]:
@@ -286,7 +168,7 @@ class LiveRun:
             "attempt": self.attempt,
             "elapsed_s": round(now - self.began, 6) if started else 0.0,
             "timings": {
-                "accepted_at": self.accepted_at,
+                "accepted_at": self.new.accepted_at,
                 "started_at": started,
                 "queued_s": round(max(0.0, waited_to - self.opened), 6),
             },
@@ -332,8 +214,7 @@ async def whole(run: LiveRun | RunRecord, decode: Decode) -> Sequence[Mapping[st
     """All events of a run once it has ended. Raises Busy if the gateway stops before."""
     events: list[Any] = [decode(event) async for event in events_of(run)]
     if not events or events[-1]["type"] not in {"done", "error"}:
-        run_id = run.run_id if isinstance(run, LiveRun) else run.entry.new.run_id
-        raise Busy(f"the gateway restarts before {run_id} has ended; ask again")
+        raise Busy(f"the gateway restarts before {run.entry.new.run_id} has ended; ask again")
     return events
 
 

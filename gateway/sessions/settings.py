@@ -25,9 +25,9 @@ class SettingsBook:
         known = self.known.get(user)
         if known is not None:
             return known
-        read = self._opened(await self.store.read_settings(user))
+        read = await self.store.read_settings(user)
         # Whoever changed them meanwhile knows better than what was read before.
-        return self.known.get(user) or self._remember(user, read)
+        return self.known.get(user) or self._remember(user, self._opened(read))
 
     async def change(self, user: str, patch: Mapping[str, object]) -> UserSettings:
         """From now on; a run that is at work keeps what it began with.

@@ -16,16 +16,17 @@ from gateway.agent.journal import RunJournal, retry_store
 from gateway.domain.agents import MEMORY, AgentDef, Template, speaker
 from gateway.domain.errors import Busy, Conflict, GatewayError
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import NewEntry
+from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node, ToolResult
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import contained, result_of
-from gateway.memory.context import Besides
+from gateway.memory.context import ContextExtras
 from gateway.memory.window import message_tokens
 from gateway.sessions.intake import with_boundary
+from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunEnd, RunWorker, TurnMessages
+from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunEnd, RunWorker, answered, refused
 
 CHANNEL = "api"
 MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
@@ -141,9 +142,12 @@ class StatelessRuns:
         if len(self._working) >= self._width and question.account in accounts:
             raise Busy(f"{self._width} requests are being answered already; send it again later")
         run_id = RunId(f"r_{self._ids.new()}")
+        message_id = MessageId(f"m_{run_id.removeprefix('r_')}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
         moment = RunJournal(clock).moment()
-        run = LiveRun(run_id, session, self._worker.encode, moment.wall)
+        # The run may be remembered for a while, and its question is not.
+        new = NewEntry(message_id, run_id, session, "", moment.wall)
+        run = LiveRun(Entry(new, 1, "running", 1), self._worker.encode)
         run.start(1, moment)
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
@@ -197,14 +201,15 @@ class StatelessRuns:
                     await self._forget(run.session_key)
 
     async def _end_of(self, run: LiveRun, question: Question) -> RunEnd:
-        journal = RunJournal(self._worker.clock)
-        message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
-        new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
-        messages, facts = TurnMessages([new], began=run.began), {"run": run.run_id}
+        journal, batch, facts = (
+            RunJournal(self._worker.clock),
+            TurnBatch([run]),
+            {"run": run.run_id},
+        )
         result = await result_of("a run failed", facts, self._drive, run, question, journal)
         if result is None:
-            return messages.refused("internal_error", DEFECT, journal.moment())
-        return messages.answered(result, journal.moment())
+            return refused(batch, None, "internal_error", DEFECT, journal.moment())
+        return answered(batch, None, result, journal.moment())
 
     async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
         worker, person = self._worker, speaker(CHANNEL, question.account, "")
@@ -225,7 +230,7 @@ class StatelessRuns:
             plan_of=agent.id,
             soul=worker.souls.of(agent.id),
             earlier=self._nodes(question.earlier, run),
-            besides=Besides(template=template),
+            besides=ContextExtras(template=template),
         )
         return await worker.runner.answer(assignment, journal, run.emit, run.control)
 
@@ -236,7 +241,7 @@ class StatelessRuns:
             message = with_boundary(one, self._boundary_of)
             parent, node_id = nodes[-1].id if nodes else None, NodeId(f"{run.run_id}.{place}")
             tokens = message_tokens(message)
-            nodes.append(Node(node_id, parent, run.run_id, message, run.accepted_at, tokens))
+            nodes.append(Node(node_id, parent, run.run_id, message, run.new.accepted_at, tokens))
         return tuple(nodes)
 
     def _boundary_of(self, result: ToolResult) -> str:

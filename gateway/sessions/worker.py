@@ -11,7 +11,7 @@ from math import ceil
 import anyio
 
 from gateway.agent.driver import Assignment, Driver, Runner
-from gateway.agent.effects import Fail, Finish, Moment, RunResult
+from gateway.agent.effects import Fail, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line, plain_limits
 from gateway.control.notices import Bus
@@ -27,14 +27,14 @@ from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
 from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
-from gateway.memory.context import Besides
+from gateway.memory.context import ContextExtras
 from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episode, Episodes, message_tokens
-from gateway.sessions.journal import RunInputs
-from gateway.sessions.lanes import QueuedMessage, TurnBatch
-from gateway.sessions.runs import LiveRuns, RecordedJournal
+from gateway.sessions.journal import RecordedJournal, RunInputs
+from gateway.sessions.lanes import TurnBatch
+from gateway.sessions.runs import LiveRun, LiveRuns
 from gateway.sessions.settings import SettingsBook
 
 log = logging.getLogger(__name__)
@@ -61,80 +61,81 @@ class RunEnd:
     state: EndState = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class TurnMessages:
-    """The messages that a run answers, its own the last, and those that it `took` on its way; all
-    grow from `parent`. `began`: by the clock that never jumps."""
+def answered(batch: TurnBatch, parent: NodeId | None, result: RunResult, moment: Moment) -> RunEnd:
+    """The end of a run that was driven, whether it was answered, stopped or broken off."""
+    end = result.end
+    status: NodeStatus = "complete"
+    if isinstance(end, Fail):
+        status = "error" if end.text == end.told else "partial"
+    elif end.partial:
+        status = "cancelled" if end.reason == "cancelled" else "partial"
+    nodes = _nodes(batch, parent, result.said, moment.wall, status=status, model=result.model)
+    last = nodes[-1].id
+    if isinstance(end, Fail):
+        error = _error(end, last, moment.wall)
+        return RunEnd("failed", nodes, error, end.text, result.farewell, result)
+    done: dict[str, object] = {
+        "reason": end.reason,
+        "message_id": last,
+        "context_id": last,
+        "response": end.text[:SHOWN_TEXT],
+    }
+    if len(end.text) > SHOWN_TEXT:
+        done["truncated"] = True
+    if result.finish in {"length", "overrun"}:
+        done["cut"] = True
+    if result.finish == "content_filter":
+        done["filtered"] = True
+    done["tokens_used"] = result.usage.total
+    done["model"] = result.model
+    done["execution_time_ms"] = ceil((moment.at - batch.run.began) * 1000)
+    done["partial"] = end.partial
+    done["timestamp"] = moment.wall
+    return RunEnd(end.reason, nodes, Chunk("done", done), end.text, result.farewell, result)
 
-    asked: Sequence[NewEntry]
-    parent: NodeId | None = None
-    began: float = 0.0
-    took: Sequence[NewEntry] = ()
 
-    def answered(self, result: RunResult, moment: Moment) -> RunEnd:
-        """The end of a run that was driven, whether it was answered, stopped or broken off."""
-        end = result.end
-        status: NodeStatus = "complete"
-        if isinstance(end, Finish) and end.partial:
-            status = "cancelled" if end.reason == "cancelled" else "partial"
-        elif isinstance(end, Fail):
-            status = "error" if end.text == end.told else "partial"
-        nodes = self._nodes(result.said, moment.wall, status, result.model)
-        last = nodes[-1].id
-        if isinstance(end, Fail):
-            error = _error(end, last, moment.wall)
-            return RunEnd("failed", nodes, error, end.text, result.farewell, result)
-        done = {
-            "reason": end.reason,
-            "message_id": last,
-            "context_id": last,
-            "response": end.text[:SHOWN_TEXT],
-            **({"truncated": True} if len(end.text) > SHOWN_TEXT else {}),
-            **({"cut": True} if result.finish in {"length", "overrun"} else {}),
-            **({"filtered": True} if result.finish == "content_filter" else {}),
-            "tokens_used": result.usage.total,
-            "model": result.model,
-            "execution_time_ms": ceil((moment.at - self.began) * 1000),
-            "partial": end.partial,
-            "timestamp": moment.wall,
-        }
-        return RunEnd(end.reason, nodes, Chunk("done", done), end.text, result.farewell, result)
+def refused(
+    batch: TurnBatch, parent: NodeId | None, error_type: ErrorType, told: str, moment: Moment
+) -> RunEnd:
+    """The end of a run that no model was asked for, or that a defect of ours broke off."""
+    at, run = moment.wall, batch.run
+    answer = Message("assistant", told)
+    nodes = _nodes(batch, parent, [answer], at, status="error", model=None)
+    terminal = _error(Fail(told, told, error_type), nodes[-1].id, at)
+    facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
+    event = Event("session.end", "info", "sessions", at, run.session_key, run.run_id, facts)
+    return RunEnd("failed", nodes, terminal, told, event)
 
-    def refused(self, error_type: ErrorType, told: str, moment: Moment) -> RunEnd:
-        """The end of a run that no model was asked for, or that a defect of ours broke off."""
-        at, new = moment.wall, self.asked[-1]
-        nodes = self._nodes((Message("assistant", told),), at, "error", None)
-        terminal = _error(Fail(told, told, error_type), nodes[-1].id, at)
-        facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
-        event = Event("session.end", "info", "sessions", at, new.session_key, new.run_id, facts)
-        return RunEnd("failed", nodes, terminal, told, event)
 
-    def _nodes(
-        self, said: Sequence[Message], at: datetime, status: NodeStatus, model: str | None
-    ) -> tuple[Node, ...]:
-        """The questions and all that was said after them, each the parent of the next. A question
-        keeps the id of its message and the run that it was accepted with. `status` is that of the
-        last."""
-        own, asked, took, parent = self.asked[-1], iter(self.asked), iter(self.took), self.parent
-        questions = [Message("user", new.content) for new in self.asked]
-        nodes: list[Node] = []
-        for place, message in enumerate((*questions, *said), 1 - len(questions)):
-            new = None
-            if message.role == "user":
-                new = next(asked if place < 1 else took, None)
-            node = Node(
-                id=NodeId(new.message_id if new else f"{own.message_id}.{place}"),
-                parent_id=parent,
-                run_id=(new or own).run_id,
-                message=message,
-                created_at=new.accepted_at if new else at,
-                token_count=message_tokens(message),
-                status=status if place == len(said) else "complete",
-                model=model if message.role == "assistant" else None,
-            )
-            nodes.append(node)
-            parent = node.id
-        return tuple(nodes)
+def _nodes(
+    batch: TurnBatch,
+    parent: NodeId | None,
+    said: Sequence[Message],
+    at: datetime,
+    *,
+    status: NodeStatus,
+    model: str | None,
+) -> tuple[Node, ...]:
+    """The questions and all that was said after them, each the parent of the next. A question keeps
+    the id of its message and the run that it was accepted with. `status` is that of the last."""
+    questions = [Message("user", one.new.content) for one in batch.asked]
+    runs = iter((*batch.asked, *batch.took))  # of what users said, in order
+    nodes: list[Node] = []
+    for place, message in enumerate((*questions, *said), 1 - len(questions)):
+        asked = next(runs, None) if message.role == "user" else None
+        node = Node(
+            id=NodeId(asked.new.message_id if asked else f"{batch.run.new.message_id}.{place}"),
+            parent_id=parent,
+            run_id=(asked or batch.run).run_id,
+            message=message,
+            created_at=asked.new.accepted_at if asked else at,
+            token_count=message_tokens(message),
+            status=status if place == len(said) else "complete",
+            model=model if message.role == "assistant" else None,
+        )
+        nodes.append(node)
+        parent = node.id
+    return tuple(nodes)
 
 
 def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
@@ -198,8 +199,15 @@ class TurnRecall:
             listed, _ = await _found(partial(vault.named, person, key, new.accepted_at), new)
         if self.remember is None or not agent.context.semantic:
             return listed, SWITCHED_OFF if self.remember else ""
-        asked = (new.content, key, new.sender, agent, episode.nodes)
-        look = partial(self.remember.for_turn, *asked, is_all=episode.is_all)
+        look = partial(
+            self.remember.for_turn,
+            new.content,
+            key,
+            new.sender,
+            agent,
+            episode.nodes,
+            is_all=episode.is_all,
+        )
         found, missing = await _found(look, new)
         return (*listed, *found), missing
 
@@ -240,20 +248,22 @@ class RunWorker:
     async def work(self, batch: TurnBatch) -> None:
         """Messages that are merged end along with the one that carries them. Only cancellation gets
         out of here, and then all are still in the inbox."""
-        entry, run, key = batch.entry, batch.run, batch.run.session_key
+        run, key = batch.run, batch.run.session_key
         if self.extractor is not None:
             await self.extractor.settled(key)
-        attempt = entry.attempts
-        if entry.state == "queued":
+        attempt = run.entry.attempts
+        if run.entry.state == "queued":
             attempt = await retry_store(self.clock, self.inbox.begin, run.run_id)
         parts: Sequence[bytes] = ()
         granted: Sequence[JournalEntry] = ()
         if attempt > 1:
             parts = await retry_store(self.clock, self.journal.read, run.run_id)
             granted = grants_of(parts, self.decode)
-        recording = (run.run_id, self.clock, self.journal, self.encode)
-        journal = RecordedJournal(*recording, granted=granted, parts=len(parts))
-        run.start(attempt, journal.begin(attempt, batch.news, run.control), journal)
+        journal = RecordedJournal(
+            run.run_id, self.clock, self.journal, self.encode, granted=granted, parts=len(parts)
+        )
+        asked = [one.run_id for one in batch.asked]
+        run.start(attempt, journal.begin(attempt, asked, run.control), journal)
         try:
             end = await self._finish(batch, journal)
         except anyio.get_cancelled_exc_class():
@@ -263,17 +273,11 @@ class RunWorker:
             raise
         finally:
             run.release()
-        for ended in (*batch.merged, batch.asked[-1]):
-            self.runs.pop(ended.run.run_id, None)
-            ended.run.publish()
+        for ended in (*batch.merged, run):
+            self.runs.pop(ended.run_id, None)
+            ended.publish()
         if self.extractor is not None:
-            said = [
-                SaidMessage(
-                    NodeId(one.message_id), one.run_id, one.sender, one.content, one.accepted_at
-                )
-                for one in (*batch.news, *batch.took)
-            ]
-            self.extractor.extract(key, said, end.nodes[-1].id)
+            self.extractor.extract(key, _said(batch), end.nodes[-1].id)
         if end.event is not None:
             self.bus.publish(end.event)
         if batch.crowded is not None:
@@ -283,37 +287,34 @@ class RunWorker:
         """Drives the run to its end, and commits that."""
         run, facts = batch.run, {"run": batch.run.run_id}
         agent = self.agents.get(run.session_key.agent)
-        unread = "a conversation cannot be read"
+        unread, unstored = "a conversation cannot be read", "an answer cannot be stored"
         episode = await result_of(unread, facts, self._episode, batch, agent)
-        messages = TurnMessages(batch.news, episode.head if episode else None, run.began)
         if episode is None:
             episode = Episode(None)
-            end = messages.refused("internal_error", DEFECT, journal.moment())
+            end = refused(batch, None, "internal_error", DEFECT, journal.moment())
         else:
             end = await self.end_of(batch, agent, episode, journal)
-        unstored, given = "an answer cannot be stored", (batch, episode, end, journal)
-        if not await result_of(unstored, facts, self._commit, *given):
+        if not await result_of(unstored, facts, self._commit, batch, episode, end, journal):
             # Something in the answer cannot be kept; the question can, and an honest word.
             run.progress = dict
-            for sealed in (batch.asked[-1], *batch.merged):
-                sealed.run.unseal()
+            for sealed in (run, *batch.merged):
+                sealed.unseal()
             batch.take(())
             state = end.state
-            end = messages.refused("internal_error", DEFECT, journal.moment())
+            end = refused(batch, episode.head, "internal_error", DEFECT, journal.moment())
             await self._commit(batch, episode, replace(end, state=state), journal)
         return end
 
     async def _episode(self, batch: TurnBatch, agent: AgentDef | None) -> Episode:
-        entry, key, upto = batch.entry, batch.run.session_key, batch.entry.new.context_id
-        if entry.seq == 1 and upto is None:
+        key, upto = batch.run.session_key, batch.run.new.context_id
+        if batch.run.entry.seq == 1 and upto is None:
             return Episode(None, is_all=True)  # nothing was said before the first
         rules = agent.context if agent else ContextRules()
-        clock, recall = self.clock, self.episodes.recall
-        episode = await retry_store(clock, recall, key, rules)
+        episode = await retry_store(self.clock, self.episodes.recall, key, rules)
         if upto is None or episode.is_summed_up_after(upto):
             return episode
         try:
-            return await retry_store(clock, recall, key, rules, upto=upto)
+            return await retry_store(self.clock, self.episodes.recall, key, rules, upto=upto)
         except NotFound:
             log.warning("the place to go on from is gone", extra={"node": upto})
             return episode
@@ -327,22 +328,21 @@ class RunWorker:
         read: RunInputs | None = None,
     ) -> RunEnd:
         """How the run ends when it goes on from there. `read` is what a recorded run had read."""
-        run, messages = batch.run, TurnMessages(batch.news, episode.head, batch.run.began)
-        if run.attempt - batch.entry.forgiven > MOST_ATTEMPTS:
+        run, parent = batch.run, episode.head
+        if run.attempt - run.entry.forgiven > MOST_ATTEMPTS:
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            end = messages.refused("internal_error", told, journal.moment())
+            end = refused(batch, parent, "internal_error", told, journal.moment())
             return replace(end, state="dead")
         if agent is None:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
-            return messages.refused("config_error", told, journal.moment())
-        facts, given = {"run": run.run_id}, (batch, agent, episode, journal, read)
-        result = await result_of("a run failed", facts, self._drive, *given)
+            return refused(batch, parent, "config_error", told, journal.moment())
+        facts, drive = {"run": run.run_id}, self._drive
+        result = await result_of("a run failed", facts, drive, batch, agent, episode, journal, read)
         if result is None:
-            return messages.refused("internal_error", DEFECT, journal.moment())
+            return refused(batch, parent, "internal_error", DEFECT, journal.moment())
         if result.taken:
             batch.take(result.taken)
-            messages = replace(messages, took=batch.took)
-        return messages.answered(result, journal.moment())
+        return answered(batch, parent, result, journal.moment())
 
     async def _drive(
         self,
@@ -352,27 +352,25 @@ class RunWorker:
         journal: RunJournal,
         read: RunInputs | None,
     ) -> RunResult:
-        new, run, runner, rules = batch.entry.new, batch.run, self.runner, self.runner.rules()
+        run, runner, rules = batch.run, self.runner, self.runner.rules()
         settings = self.settings.known.get(batch.person)
         if settings is None:
             settings = await retry_store(self.clock, self.settings.of, batch.person)
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
-        if settings.kept or new.limits:
-            agent = with_settings(agent, settings, new.limits)
+        if settings.kept or run.new.limits:
+            agent = with_settings(agent, settings, run.new.limits)
         if run.attempt > 1:
             run.emit(_made_anew(journal.moment().wall))
         if read is None:
             read = await self._read(batch, agent, episode, rules)
-        job = runner.job(
-            self._assignment(batch, agent, episode, read), rules, journal, read.lacking
-        )
+        assignment = self._assignment(batch, agent, episode, read)
+        job = runner.job(assignment, rules, journal, read.lacking)
         if job.context.tokens >= context_line(agent) and await self._was_near(episode):
             job = replace(job, was_near=True)
         batch.most_nodes = agent.context.max_nodes
         batch.crowded = agent if job.context.is_crowded else None
-        model, gate = runner.model, runner.gate
-        driver = Driver(job, model, gate, journal, run.emit, control=run.control)
+        driver = Driver(job, runner.model, runner.gate, journal, run.emit, control=run.control)
         run.progress = driver.progress
         scene = {
             "limits": plain_limits(agent.limits),
@@ -389,46 +387,42 @@ class RunWorker:
     def _assignment(
         self, batch: TurnBatch, agent: AgentDef, episode: Episode, read: RunInputs
     ) -> Assignment:
-        new, key, souls, earlier = (
-            batch.entry.new,
-            batch.run.session_key,
-            self.souls,
-            batch.news[:-1],
-        )
+        new, key, earlier = batch.run.new, batch.run.session_key, batch.asked[:-1]
         said_by = new.sender or key.peer
         source = SaidSource(new.message_id, key, new.accepted_at, new.content, said_by)
-        besides = Besides(
-            episode.summary,
-            read.recalled,
-            read.missing,
-            [Message("user", one.content) for one in earlier] if earlier else (),
-            new.message_id,
-            souls.template_of(agent.id),
+        besides = ContextExtras(
+            summary=episode.summary,
+            recalled=read.recalled,
+            missing=read.missing,
+            earlier=[Message("user", one.new.content) for one in earlier] if earlier else (),
+            question_id=new.message_id,
+            template=self.souls.template_of(agent.id),
         )
         return Assignment(
             agent,
             new.content,
             ToolScope(key, new.run_id, batch.person, asked=source),
-            agent.id,
-            souls.of(agent.id),
-            episode.nodes,
-            besides,
-            read.notices,
-            read.kept,
-            new.context_id,
+            plan_of=agent.id,
+            soul=self.souls.of(agent.id),
+            earlier=episode.nodes,
+            besides=besides,
+            notices=read.notices,
+            kept=read.kept,
+            context_id=new.context_id,
         )
 
     async def _read(
         self, batch: TurnBatch, agent: AgentDef, episode: Episode, rules: RuleSet
     ) -> RunInputs:
-        new, key, clock, now = batch.entry.new, batch.run.session_key, self.clock, self.clock.now()
-        claim = self.journal.claim_notices
-        notices = await retry_store(clock, claim, batch.person, key, new.run_id, now=now)
-        lacking = await self.runner.lacking(agent, batch.run.control)
-        recalled, missing = await self.recall.of(new, agent, episode)
+        run, key, clock, journal = batch.run, batch.run.session_key, self.clock, self.journal
+        notices = await retry_store(
+            clock, journal.claim_notices, batch.person, key, run.run_id, now=clock.now()
+        )
+        lacking = await self.runner.lacking(agent, run.control)
+        recalled, missing = await self.recall.of(run.new, agent, episode)
         state: object = None
         if rules.keeps_state:
-            text = await retry_store(clock, self.journal.rule_state, key)
+            text = await retry_store(clock, journal.rule_state, key)
             state = self.decode(text) if text else None
         kept = state if isinstance(state, dict) else {}
         return RunInputs(tuple(notices), kept, recalled, missing, tuple(lacking))
@@ -446,17 +440,19 @@ class RunWorker:
         self, batch: TurnBatch, episode: Episode, end: RunEnd, journal: RecordedJournal
     ) -> bool:
         """Commits the end of the run, and of those that are merged into it; gives True."""
-        new, run, key, result = batch.entry.new, batch.run, batch.run.session_key, end.result
-        run.seal(end.terminal)
-        run.state = "ended"
-        summary = {**run.summary(self.clock), "termination_reason": end.outcome}
+        run, new, key, result = batch.run, batch.run.new, batch.run.session_key, end.result
+        summary = self._seal(run, end.terminal, termination_reason=end.outcome)
         part, pack = await journal.last_part()
         kept = result.kept if result else None
         deliveries: tuple[NewDelivery, ...] = ()
         # What came by a channel that is gone is kept for the operator.
         if key.channel in self.channels or new.whence is not None:
-            place = (key.channel, key.account, *new.destination)
-            deliveries = (NewDelivery(f"d_{new.message_id}", *place, end.text, new.whence),)
+            peer, thread = new.destination
+            name = f"d_{new.message_id}"
+            delivery = NewDelivery(
+                name, key.channel, key.account, peer, thread, end.text, new.whence
+            )
+            deliveries = (delivery,)
         ending = Ending(
             run_id=new.run_id,
             session_key=key,
@@ -467,14 +463,14 @@ class RunWorker:
             take_head=new.context_id is not None and episode.head is not None,
             journal=pack,
             part=part,
-            summary=self.encode(summary).decode(),
+            summary=summary,
             finished_at=self.clock.now(),
             deliveries=deliveries,
             person=batch.person,
             posts=result.posts if result else (),
             leaves_claimed=result is not None and not result.has_told,
             rule_state=None if kept is None else self.encode(dict(kept)).decode(),
-            merged=tuple(map(partial(self._merged, run.run_id, end), batch.merged)),
+            merged=self._merged(batch, end),
             most_nodes=batch.most_nodes,
         )
         moved = await retry_store(self.clock, self.inbox.finish, ending)
@@ -486,14 +482,31 @@ class RunWorker:
             self.episodes.forget(key)
         return True
 
-    def _merged(self, into: RunId, end: RunEnd, one: QueuedMessage) -> Merged:
-        run, moment = one.run, Moment(self.clock.now(), self.clock.monotonic())
-        run.start(max(1, one.entry.attempts), moment)
-        run.seal(merged(into, end.nodes[-1].id, moment.wall))
+    def _seal(self, run: LiveRun, terminal: Chunk, **ended: object) -> str:
+        """Ends the run; gives the summary that is kept of it."""
+        run.seal(terminal)
         run.state = "ended"
-        ended = {"termination_reason": "merged", "merged_into": into}
-        summary = self.encode({**run.summary(self.clock), **ended}).decode()
-        return Merged(run.run_id, pack_text(run.events), summary)
+        return self.encode({**run.summary(self.clock), **ended}).decode()
+
+    def _merged(self, batch: TurnBatch, end: RunEnd) -> tuple[Merged, ...]:
+        """Ends the runs that this one answers along with its own."""
+        into, found = batch.run.run_id, list[Merged]()
+        for one in batch.merged:
+            moment = Moment(self.clock.now(), self.clock.monotonic())
+            one.start(max(1, one.entry.attempts), moment)
+            terminal = merged(into, end.nodes[-1].id, moment.wall)
+            summary = self._seal(one, terminal, termination_reason="merged", merged_into=into)
+            found.append(Merged(one.run_id, pack_text(one.events), summary))
+        return tuple(found)
+
+
+def _said(batch: TurnBatch) -> Sequence[SaidMessage]:
+    """What users said in this turn."""
+    said: list[SaidMessage] = []
+    for one in (*batch.asked, *batch.took):
+        new, node_id = one.new, NodeId(one.new.message_id)
+        said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, new.accepted_at))
+    return said
 
 
 def _made_anew(at: datetime) -> Chunk:

@@ -10,7 +10,7 @@ from gateway.domain.errors import AlreadyHeard
 from gateway.domain.ids import to_micros, to_time
 from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery
-from gateway.store.tables import insert
+from gateway.store.tables import insert, where
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
 
@@ -111,7 +111,7 @@ def write_memos(pen: Pen, *memos: ChannelMemo) -> None:
 
 
 def require_unheard(entry: NewEntry, db: sqlite3.Connection) -> None:
-    """Raises AlreadyHeard. For a message with a platform id that came by a channel."""
+    """Raises AlreadyHeard. For a message that came by a channel."""
     key, id_ = entry.session_key, entry.platform_id
     if db.execute(_IS_HEARD, (id_, key.channel, key.account)).fetchone():
         raise AlreadyHeard(
@@ -146,20 +146,15 @@ def _hear(
     return True
 
 
-def _unread(db: sqlite3.Connection, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
-    return _letters(_UNREAD, (channel, channel, limit), db)
-
-
-def _find_unread(
-    db: sqlite3.Connection, platform_id: str, channel: str | None
+def _unread(
+    db: sqlite3.Connection, channel: str | None, *, platform_id: str | None = None, limit: int
 ) -> Sequence[HeardMessage]:
-    return _letters(_FIND_UNREAD, (platform_id, channel, channel), db)
-
-
-def _letters(query: str, values: Sequence[Any], db: sqlite3.Connection) -> Sequence[HeardMessage]:
+    terms = {"outcome = ?": "unreadable", "channel = ?": channel, "platform_id = ?": platform_id}
+    condition, values = where(terms)
+    rows = db.execute(f"{_LETTER} {condition} ORDER BY at DESC LIMIT ?", (*values, limit))
     return [
         HeardMessage(channel, account, id_, "unreadable", to_time(at), *told)
-        for channel, account, id_, at, *told in db.execute(query, values)
+        for channel, account, id_, at, *told in rows
     ]
 
 
@@ -181,7 +176,6 @@ class SqliteChannels(SqliteStore):
     knows = reading(_knows)
     hear = writing(_hear, durable=True)
     unread = reading(_unread)
-    find_unread = reading(_find_unread)
     drop_unread = writing(_drop_unread, durable=True)
     count_unread = reading(_count_unread)
     forget_heard = writing(_forget_heard, durable=False)
@@ -204,12 +198,6 @@ _IS_RUN = "SELECT 1 FROM run WHERE platform_id = ? AND channel = ? AND account =
 _IS_DELIVERY = "SELECT 1 FROM delivery WHERE delivery_id = ?"
 _HEAR = insert("channel_heard", "platform_id, channel, account", "at, outcome, detail, why, again")
 _LETTER = "SELECT channel, account, platform_id, at, detail, why, again FROM channel_heard"
-_UNREAD = f"""
-{_LETTER} WHERE outcome = 'unreadable' AND (? IS NULL OR channel = ?) ORDER BY at DESC LIMIT ?
-"""
-_FIND_UNREAD = f"""
-{_LETTER} WHERE outcome = 'unreadable' AND platform_id = ? AND (? IS NULL OR channel = ?)
-"""
 _DROP_UNREAD = """
 DELETE FROM channel_heard
 WHERE platform_id = ? AND channel = ? AND account = ? AND outcome = 'unreadable'

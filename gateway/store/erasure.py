@@ -96,7 +96,7 @@ def _erase(pen: Pen, key: SessionKey, what: Erasure, now: datetime) -> Erased:
             "end or abort it first"
         )
     ids = _ids(session.id, pen.db)
-    forget_turns(pen, key, ids)  # as long as their texts can be told to the index
+    forget_turns(pen, session.id)  # as long as their texts can be told to the index
     facts = fact_writing.erase(pen, what, now)
     pen.db.execute(_NODES, (place_of(session.id, 0), place_of(session.id + 1, 0)))
     for statement in _OF_SESSION:

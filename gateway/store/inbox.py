@@ -17,7 +17,7 @@ from gateway.domain.journal import chunks_of
 from gateway.store.channels import require_unheard, write_memos
 from gateway.store.conversations import prune
 from gateway.store.outbox import add_delivery
-from gateway.store.rows import SEQ_BITS, SessionRow, append
+from gateway.store.rows import COUNT_NODES, SEQ_BITS, SessionRow, append
 from gateway.store.tables import insert
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
@@ -123,7 +123,7 @@ _CLAIM = f"UPDATE notice SET claimed_by = ? {_FREE} RETURNING id, expires_at, js
 
 # --- a message is accepted -----------------------------------------------------------------------
 def _accept(pen: Pen, entry: NewEntry, *, begin: bool) -> Accepted:
-    if entry.whence is not None and entry.platform_id is not None:
+    if entry.whence is not None:
         require_unheard(entry, pen.db)
     key, at = entry.session_key, (entry.accepted_at - EPOCH) // MICROSECOND
     session = pen.session(key)
@@ -137,13 +137,13 @@ def _accept(pen: Pen, entry: NewEntry, *, begin: bool) -> Accepted:
         where = (entry.matched_by, key.channel, key.account, entry.platform_id, entry.digest)
         limits = to_json(entry.limits).decode() if entry.limits else None
         what = (entry.sender, entry.context_id, limits, entry.whence, entry.content)
-        added = pen.db.execute(_ADD_RUN, (*ids, *state, *where, *what))
-        if added.rowcount:
+        added = pen.db.execute(_ADD_RUN, (*ids, *state, *where, *what)).fetchone()
+        if added is not None:
+            (pen.accepted,) = added
             if session.is_closed:
                 pen.db.execute(_REOPEN, (session.id,))
                 session.is_closed = False
             session.last_run = seq
-            pen.accepted = added.lastrowid or pen.accepted
             names = (entry.message_id, entry.run_id, key, entry.matched_by)
             accepted = Accepted(*names, seq, attempts=attempts)
         else:
@@ -191,10 +191,9 @@ def _finish(pen: Pen, ending: Ending) -> bool:
     parent = session.head if is_head else pen.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
-    if ending.merged and _is_open(ending.run_id, session, pen.db):
-        for one in ending.merged:
-            if not _is_open(one.run_id, session, pen.db):
-                raise Conflict(f"run {one.run_id} has ended")
+    for one in ending.merged:
+        if _is_open(ending.run_id, session, pen.db) and not _is_open(one.run_id, session, pen.db):
+            raise Conflict(f"run {one.run_id} has ended")
     at = (ending.finished_at - EPOCH) // MICROSECOND
     end = (ending.state, at, ending.outcome, ending.summary)
     if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
@@ -227,7 +226,7 @@ def _grow(ending: Ending, session: SessionRow, parent: int | None, at: int, pen:
     if moves:
         session.head = session.id << SEQ_BITS | session.last_seq
         session.head_id = ending.nodes[-1].id
-    pen.db.execute(_COUNT, (pen.stamp(at), count, session.last_seq, session.head, session.id))
+    pen.db.execute(COUNT_NODES, (pen.stamp(at), count, session.last_seq, session.head, session.id))
     if session.is_forked:
         prune(session, ending.most_nodes, pen.db)
     return moves
@@ -282,7 +281,7 @@ _ADD_RUN = insert(
     "run_id, message_id, session, seq, state, attempts, accepted_at, matched_by, channel, account, "
     "platform_id, digest, sender, context_id, limits, whence, content",
 )
-_ADD_RUN += " ON CONFLICT DO NOTHING"
+_ADD_RUN += " ON CONFLICT DO NOTHING RETURNING id"
 _IS_OPEN = "SELECT finished_at IS NULL FROM run WHERE run_id = ? AND session = ?"
 _HAS_RUN = "SELECT 1 FROM run WHERE run_id = ?"
 _FIND_EARLIER = """
@@ -300,8 +299,3 @@ UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, has_journal
 WHERE run_id = ? AND session = ? AND finished_at IS NULL
 """
 _REOPEN = "UPDATE session SET state = 'active' WHERE id = ? AND state = 'closed'"
-_COUNT = """
-UPDATE session
-SET updated_at = ?, message_count = message_count + ?, last_seq = ?, head = ?
-WHERE id = ?
-"""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -74,8 +74,8 @@ class _Slice:
     unused: int = 0  # looks since a call used it
 
 
-_Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
 _Spent = tuple[Amount, datetime | None, str]  # used, since when, the limit that was warned about
+_Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
 
 
 class SqliteLedger(SqliteStore):
@@ -163,9 +163,7 @@ class SqliteLedger(SqliteStore):
             return
         self._accounts |= new
         try:
-            found = await self._writer.write(
-                lambda pen: [_spent(scope, pen.db) for scope in new], durable=False
-            )
+            found = await self._writer.write(lambda pen: _spent(new, pen.db), durable=False)
             for account, (used, _, warned) in zip(new.values(), found, strict=True):
                 account.used, account.warned = account.used + used, warned
                 account.known.set()
@@ -195,28 +193,31 @@ class SqliteLedger(SqliteStore):
     ) -> None:
         """Commits a slice that is large enough. It is made larger than needed, for the next calls, if
         that leaves no limit exceeded; else what others do not need is given back."""
-        need = part.held.beyond(part.amount)
-        spare: Sequence[tuple[_Slice, Amount]] = ()
+        need, spare = part.held.beyond(part.amount), dict[_Slice, Amount]()
         if accounts and _fits(decide, accounts, call, need + call.held):
             need += call.held
         elif not _fits(decide, accounts, call, need):
-            others = [one for one in self._kept.values() if one is not part]
-            spare = [(one, one.amount - one.held) for one in others if one.amount != one.held]
-        for other, amount in spare:
-            self._resize(other, other.amount - amount)
+            spare = self._spare_besides(part)
+        for other in spare:
+            self._resize(other, other.held)
         self._resize(part, part.amount + need)
         part.growing += 1
-        rows = [(one.row, one.amount) for one in (*(other for other, _ in spare), part)]
+        rows = [(one.row, one.amount) for one in (*spare, part)]
         try:
             await self._writer.write(partial(_save, rows), durable=False)
         except GatewayError:
             self._resize(part, part.amount.beyond(need))
-            for other, amount in spare:
+            for other, amount in spare.items():
                 if self._kept.get(_slot(other.row)) is other:
                     self._resize(other, other.amount + amount)
             raise
         finally:
             part.growing -= 1
+
+    def _spare_besides(self, part: _Slice) -> dict[_Slice, Amount]:
+        """What no call holds of the other slices."""
+        others = [one for one in self._kept.values() if one is not part]
+        return {one: one.amount - one.held for one in others if one.amount != one.held}
 
     def _resize(self, part: _Slice, amount: Amount) -> None:
         more, part.amount = amount - part.amount, amount
@@ -257,11 +258,11 @@ class SqliteLedger(SqliteStore):
             return ()
         rows, accounts = self._charge(call, ended)
         warnings: list[Tally] = []
-        for account in accounts if due else ():
-            limit = due(account.tally()) if due else ""
-            if limit not in {"", account.warned}:
-                account.warned = limit
-                warnings.append(account.tally())
+        if due is not None:
+            for account in accounts:
+                if (limit := due(account.tally())) not in {"", account.warned}:
+                    account.warned = limit
+                    warnings.append(account.tally())
         if isinstance(ended, TokenRecord):
             operation: Operation[None] = partial(_record, ended, call, rows, warnings)
         elif rows:
@@ -271,13 +272,12 @@ class SqliteLedger(SqliteStore):
         self._writer.write_soon(operation, partial(self._not_written, call, failed))
         return warnings
 
-    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
+    async def settle(self, ended: Ended) -> None:
         failures: list[Exception] = []
-        warnings = self.settle_soon(ended, failures.append, due)
+        self.settle_soon(ended, failures.append)
         await self._writer.caught_up()
         if failures:
             raise failures[0]
-        return warnings
 
     def _charge(self, call: Reservation, ended: Ended) -> tuple[list[_Saved], list[_Account]]:
         """Uses what a call came to, in memory: the rows that change, and its accounts."""
@@ -341,7 +341,7 @@ class SqliteLedger(SqliteStore):
             for scope in scopes
         ]
         held = [self.held(scope) for scope in moved]
-        found = await self._readers.read(lambda db: [_spent(scope, db) for scope in moved])
+        found = await self._readers.read(partial(_spent, moved))
         return [
             replace(one, used=used, since=since or one.since, warned=warned)
             for one, (used, since, warned) in zip(held, found, strict=True)
@@ -362,13 +362,7 @@ def _slot(row: Reservation) -> tuple[SessionKey, str]:
 
 
 def _is_in(scope: Scope, call: Reservation) -> bool:
-    match scope.kind:
-        case "session":
-            return scope.name == str(call.payer.session_key)
-        case "agent":
-            return scope.name == call.payer.session_key.agent
-        case "day" | "month":
-            return call.day.startswith(scope.name)
+    return scope in scopes_of(call.payer.session_key, call.day)
 
 
 def _fits(decide: Decide, accounts: Sequence[_Account], call: Reservation, more: Amount) -> bool:
@@ -389,9 +383,10 @@ def _not_saved(error: Exception) -> None:
 
 
 # --- what is written ----------------------------------------------------------------------------
-def _spent(scope: Scope, db: sqlite3.Connection) -> _Spent:
-    row = db.execute(_SPENT, scope).fetchone()
-    return (NOTHING, None, "") if row is None else (Amount(*row[:2]), to_time(row[2]), row[3])
+def _spent(scopes: Iterable[Scope], db: sqlite3.Connection) -> list[_Spent]:
+    rows = [db.execute(_SPENT, scope).fetchone() for scope in scopes]
+    unused: _Spent = (NOTHING, None, "")
+    return [(Amount(*row[:2]), to_time(row[2]), row[3]) if row else unused for row in rows]
 
 
 def _save(rows: Sequence[_Saved], pen: Pen) -> None:

@@ -54,8 +54,8 @@ def append(
             role, summary = "tool", place
         elif role in {"user", "assistant"}:
             count += 1
-        has_more = message.tool_calls or message.result or message.thinking or message.extras
-        packed = pack_message(message) if has_more or message.notices else None
+        parts = (message.tool_calls, message.result, message.thinking, message.extras)
+        packed = pack_message(message) if any(parts) or message.notices else None
         said = (role, message.text, packed)
         at = (node.created_at - EPOCH) // MICROSECOND
         about = (node.status, node.token_count, node.model, at, node.label)
@@ -71,6 +71,11 @@ INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens,
                   label, summary)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
         coalesce(?, (SELECT summary FROM node WHERE place = ?)))
+"""
+# After nodes were added: the counters of their session, and its HEAD.
+COUNT_NODES = """
+UPDATE session SET updated_at = ?, message_count = message_count + ?, last_seq = ?, head = ?
+WHERE id = ?
 """
 
 

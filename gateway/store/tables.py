@@ -463,11 +463,11 @@ def migrate(db: sqlite3.Connection) -> None:
         return
     db.execute("BEGIN IMMEDIATE")
     replaced = set_aside(db, columns_of(db))
+    for table in TABLES:
+        db.execute(table.sql)
     there = columns_of(db)
     for table in TABLES:
-        is_new = not any(name == table.name for name, _ in there)
-        db.execute(table.sql)
-        for column in () if is_new else table.columns:
+        for column in table.columns:
             if (table.name, column.name) not in there:
                 db.execute(f"ALTER TABLE {table.name} ADD COLUMN {column.sql}")
     take_over(db, replaced)

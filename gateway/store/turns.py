@@ -18,8 +18,8 @@ from gateway.domain.facts import (
     Hits,
     PastTurn,
     SaidMessage,
+    SaidPage,
     Trail,
-    Unheard,
     scope_of,
     words_of,
 )
@@ -126,11 +126,6 @@ class SqliteTurns(SqliteStore):
             await self._writer.write(_make_pages_small, durable=False)
             self._has_small_pages = True
         return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
-
-    async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
-        self._common.pop(key, None)
-        await self._writer.write(partial(forget_turns, key=key, ids=ids), durable=True)
-        await rewrite_index(self._writer)
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         return await self._readers.read(partial(_keys, _BEHIND, limit))
@@ -296,17 +291,13 @@ def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Con
     db.executemany(change, [row for row in rows if row[1]])
 
 
-def forget_turns(pen: Pen, key: SessionKey, ids: Sequence[str]) -> None:
-    """Runs before the texts are erased, in the same transaction."""
-    session = pen.session(key)
-    if session is None:
-        return
-    row = pen.db.execute(_CURSOR, (session.id,)).fetchone()
-    upto = place_of(session.id, row[0] if row else 0)
-    places = (pen.place(session, node_id) for node_id in ids)
-    found = [place for place in places if place is not None and place <= upto]
-    texts = [pen.db.execute(_TEXT, (place, *SAID_BY)).fetchone() for place in found]
-    _change_index(_TAKE_WORDS, [row for row in texts if row is not None], pen.db)
+def forget_turns(pen: Pen, session: int) -> None:
+    """Takes the words of a session out of the index: before its texts are erased, in the same
+    transaction."""
+    row = pen.db.execute(_CURSOR, (session,)).fetchone()
+    bounds = (place_of(session, 0), place_of(session, row[0] if row else 0))
+    texts = pen.db.execute(_INDEXED, (*bounds, *SAID_BY)).fetchall()
+    _change_index(_TAKE_WORDS, texts, pen.db)
 
 
 async def rewrite_index(writer: Writer) -> None:
@@ -375,20 +366,20 @@ INSERT INTO turn_cursor (session, upto) VALUES (?, ?)
 ON CONFLICT (session) DO UPDATE SET upto = excluded.upto
 """
 _NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
-_TEXT = "SELECT place, text FROM node WHERE place = ? AND role IN (?, ?)"
+_INDEXED = "SELECT place, text FROM node WHERE place > ? AND place <= ? AND role IN (?, ?)"
 
 
 def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
     return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
-def _next(table: str) -> Callable[..., Unheard]:
+def _next(table: str) -> Callable[..., SaidPage]:
     """`table` is `heard`, in which a missing row means that nothing was read, or `unread`."""
 
-    def find(db: sqlite3.Connection, key: SessionKey, *, limit: int) -> Unheard:
+    def find(db: sqlite3.Connection, key: SessionKey, *, limit: int) -> SaidPage:
         found = db.execute(_PLACE[table], (str(key),)).fetchone()
         if found is None:
-            return Unheard()
+            return SaidPage()
         session, seq = found
         bounds = (place_of(session, seq), place_of(session + 1, 0), max(0, limit))
         rows = db.execute(_NODES, bounds).fetchall()
@@ -398,7 +389,7 @@ def _next(table: str) -> Callable[..., Unheard]:
             # Of what stands there as a user's, only that was said which was accepted or imported.
             if role == "user" and message in {None, node}
         )
-        return Unheard(said, rows[-1][0] if rows else None)
+        return SaidPage(said, rows[-1][0] if rows else None)
 
     return find
 
@@ -421,16 +412,16 @@ def _read(pen: Pen, key: SessionKey, upto: NodeId) -> bool:
     return bool(row and row[0])
 
 
-class SqliteHearing(SqliteStore):
+class SqliteExtractionQueue(SqliteStore):
     """How far patterns and a model have read."""
 
-    unheard = reading(lambda db: _keys(_UNREAD, -1, db))
-    next_unheard = reading(_next("heard"))
-    mark_heard = writing(_mark_heard, durable=False)
-    owe = writing(_owe, durable=False)
-    owed = reading(lambda db: _keys(_OWED, -1, db))
-    next_owed = reading(_next("unread"))
-    mark_read = writing(_read, durable=False)
+    unscanned = reading(lambda db: _keys(_UNREAD, -1, db))
+    next_unscanned = reading(_next("heard"))
+    mark_scanned = writing(_mark_heard, durable=False)
+    queue_for_model = writing(_owe, durable=False)
+    queued_for_model = reading(lambda db: _keys(_OWED, -1, db))
+    next_queued = reading(_next("unread"))
+    mark_extracted = writing(_read, durable=False)
 
 
 _UNREAD = """

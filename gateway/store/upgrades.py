@@ -127,8 +127,7 @@ def move_rooms(db: sqlite3.Connection) -> None:
     misread: dict[str, str] = {}  # names that would be read as something else from now on
     for table, column, where in _SESSIONS:
         misread |= _renamed(db, table, column, where)
-    if misread or moved:
-        _rename_sessions(db, {**misread, **moved})
+    _rename_sessions(db, {**misread, **moved})
     for id_, room in shared:
         _part(db, id_, room)
 

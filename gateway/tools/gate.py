@@ -55,9 +55,6 @@ class _Checked:
     spec: ToolSpec
     problem: Callable[[object], str | None]
 
-    def is_for(self, agent: AgentDef) -> bool:
-        return not self.spec.agent_scope or agent.id in self.spec.agent_scope
-
 
 class ToolGate:
     """Turns every failure of a tool into a result that tells the model what to do.
@@ -108,7 +105,7 @@ class ToolGate:
 
         def spend(one: Spent) -> None:
             spent.append(one)
-            report(one)  # also if nobody waits for the result any more
+            report(one)  # also if no run waits for the result any more
 
         scope = replace(scope, call_id=call.id, spend=spend)
         try:
@@ -209,8 +206,9 @@ class ToolGate:
     def _of(self, agent: AgentDef) -> Mapping[str, _Checked]:
         """The agent's tools by name."""
         names = (name for entry in agent.tools for name in self._named(entry))
-        found = {name: self._tools.get(name) for name in names}
-        return {name: one for name, one in found.items() if one and one.is_for(agent)}
+        found = {name: self._tools[name] for name in names if name in self._tools}
+        scopes = {name: one.spec.agent_scope for name, one in found.items()}
+        return {name: found[name] for name, ids in scopes.items() if not ids or agent.id in ids}
 
     def _named(self, entry: str) -> Sequence[str]:
         """The tools that an entry of the list names: a family comes before a tool; FAMILY/TOOL is

@@ -156,8 +156,8 @@ def _found(content: str, sought: str) -> str:
         for at in places[:MOST_HITS]
     ]
     more = "at least " if len(places) > MOST_HITS else ""
-    told = f"{sought!r} stands in {more}{min(len(places), MOST_HITS)} places"
-    return "\n".join([f"{told} of its {len(content)} characters.", *shown])
+    count = f"{more}{min(len(places), MOST_HITS)} places of its {len(content)} characters"
+    return "\n".join([f"{sought!r} stands in {count}.", *shown])
 
 
 def _places(content: str, sought: str) -> Iterator[int]:
@@ -180,9 +180,9 @@ def _places(content: str, sought: str) -> Iterator[int]:
 # -- sources
 
 MOST_SOURCES = 50  # of one result
-MOST_VALUES = 50_000  # of a result that is looked into: nobody else has a turn meanwhile
+MOST_VALUES = 50_000  # of a result that is parsed: the event loop waits for it
 MOST_FIELD = 500  # characters of an id, a title or a URL
-MOST_SCORE = 1e300  # beyond it, as of what is no number, a difference is none that can be told
+MOST_SCORE = 1e300  # beyond it a difference of scores means nothing
 # To click on: http, https, or a path without any scheme that a browser could find in it.
 _URL = re.compile(r"(?:https?://|(?!//)(?![a-z][a-z0-9+.-]*:))[^\s\\\x00-\x1f\x7f]+", re.IGNORECASE)
 
@@ -235,8 +235,8 @@ def _of_object(value: Mapping[str, object]) -> Listed:
 
 
 def _spread(entries: Sequence[object]) -> float | None:
-    told = (one.get("score") for one in entries if isinstance(one, dict))
-    rated = (one for one in told if isinstance(one, int | float) and not isinstance(one, bool))
+    values = (one.get("score") for one in entries if isinstance(one, dict))
+    rated = (one for one in values if isinstance(one, int | float) and not isinstance(one, bool))
     scores = [one for one in rated if -MOST_SCORE <= one <= MOST_SCORE]
     return (max(scores) - min(scores)) / max(1.0, *scores) if scores else None
 

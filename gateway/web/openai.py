@@ -405,7 +405,7 @@ class _Answering:
     @property
     def _created(self) -> int:
         run = self.run
-        at = run.accepted_at if isinstance(run, LiveRun) else run.entry.new.accepted_at
+        at = run.entry.new.accepted_at
         return int(at.timestamp())
 
     def _part(self, **usage: api.CompletionUsage | None) -> bytes:

@@ -280,7 +280,7 @@ class ChannelMethods:
 
     async def _unread(self, params: api.OfLetter) -> HeardMessage | None:
         """Of those that came in; None: it can only be one that went out. Raises Conflict."""
-        found = await self.events.find_unread(params.id, params.channel)
+        found = await self.events.unread(params.channel, platform_id=params.id, limit=2)
         if len(found) > 1:
             raise Conflict(f"more than one channel has a message {params.id}: name the channel too")
         return found[0] if found else None

@@ -165,7 +165,7 @@ async def test_what_came_of_a_broken_stream_counts_although_nobody_heard_it() ->
     async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
         assert request.progress is not None
         request.progress.size = 320
-        request.progress.told = Usage(77, 1, cached_tokens=70)
+        request.progress.reported = Usage(77, 1, cached_tokens=70)
         raise failed()
 
     async with bench(price=1) as at:

@@ -101,10 +101,9 @@ class FakeShelf(PartOfChannelStore):
     ) -> bool:
         raise AssertionError("everything here makes a turn")
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
-        return []
-
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
+    async def unread(
+        self, channel: str | None, *, platform_id: str | None = None, limit: int
+    ) -> Sequence[HeardMessage]:
         return []
 
     async def drop_unread(self, one: HeardMessage) -> None:

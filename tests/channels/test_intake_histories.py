@@ -91,17 +91,16 @@ class Frail(PartOfChannelStore):
         events = self.stores.channels
         return await self.faults.around(lambda: events.hear(heard, deliveries, memos, asked))
 
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
-        return await self.stores.channels.find_unread(platform_id, channel)
-
     async def drop_unread(self, one: HeardMessage) -> None:
         await self.stores.channels.drop_unread(one)
 
     async def count_unread(self) -> Mapping[str, int]:
         return await self.stores.channels.count_unread()
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
-        return await self.stores.channels.unread(channel, limit=limit)
+    async def unread(
+        self, channel: str | None, *, platform_id: str | None = None, limit: int
+    ) -> Sequence[HeardMessage]:
+        return await self.stores.channels.unread(channel, platform_id=platform_id, limit=limit)
 
     async def forget_heard(self, *, before: object, limit: int) -> int:
         raise AssertionError("nothing is so old")

@@ -12,7 +12,8 @@ from gateway.channels.crossing import write_whence
 from gateway.channels.delivery import Draft, Post
 from gateway.channels.streaming import QUIET_S, Streaming
 from gateway.domain.channels import ChannelDef
-from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
+from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Chunk
 from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
 from gateway.sessions.runs import LiveRun
@@ -23,6 +24,7 @@ from tests.fakes.writer import Reply, WritingAdapter, keyed, posts
 from tests.sessions.stage import encode
 
 RUN = RunId("r1")
+NEW = NewEntry(MessageId("m1"), RUN, SessionKey(AgentId("a"), "chat", "bot"), "hi", NOON)
 EDITS = Outbound(message_id="id", edits=True)
 TYPES = Outbound(typing_every_s=5.0)
 
@@ -84,7 +86,7 @@ async def staged(
     state: str = "running",
 ) -> AsyncIterator[Stage]:
     clock, fetch = FakeClock(), FakeFetch(answer, gate)
-    run = LiveRun(RUN, SessionKey(AgentId("a"), "chat", "bot"), encode, NOON)
+    run = LiveRun(Entry(NEW, 1, "running", 1), encode)
     run.start(1, Moment(NOON, 0.0))
     run.state = state
     adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})

@@ -237,6 +237,9 @@ async def test_what_no_adapter_could_read_is_listed_the_newest_first(opened: Ope
         assert await events.unread("tg", limit=9) == [lost[1], lost[0]]
         assert await events.unread("tg", limit=1) == [lost[1]]
         assert len(await events.unread(None, limit=9)) == 3
+        assert len(await events.unread(None, platform_id="a", limit=9)) == 2
+        assert await events.unread("tg", platform_id="a", limit=9) == [lost[0]]
+        assert await events.unread("tg", platform_id="c", limit=9) == []
 
 
 async def test_what_is_forgotten_last_is_the_newest(opened: Open) -> None:

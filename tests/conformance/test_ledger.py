@@ -61,14 +61,10 @@ def never(tallies: Sequence[Tally]) -> Grant:
     raise BudgetExceeded(tallies[0], "tokens", 1)
 
 
-def quiet(_: Tally) -> str:
-    return ""
-
-
 async def spend(stores: Stores, id_: str, **changes: object) -> TokenRecord:
     reservation, _ = await stores.ledger.reserve(a_reservation(id_), always)
     record = replace(a_record(reservation), **changes)  # type: ignore[arg-type]  # as in a_record
-    await stores.ledger.settle(record, quiet)
+    await stores.ledger.settle(record)
     return record
 
 
@@ -80,7 +76,7 @@ async def test_a_call_is_held_and_then_used_in_all_its_scopes(opened: Open) -> N
     async with opened() as stores:
         reservation, grant = await stores.ledger.reserve(a_reservation(), always)
         held = await stores.ledger.tallies(SCOPES)
-        await stores.ledger.settle(a_record(reservation, nano_usd=3), quiet)
+        await stores.ledger.settle(a_record(reservation, nano_usd=3))
         used = await stores.ledger.tallies(SCOPES)
 
     assert grant.max_tokens == 90
@@ -93,11 +89,11 @@ async def test_what_is_settled_or_released_counts_once(opened: Open) -> None:
     async with opened() as stores:
         first, _ = await stores.ledger.reserve(a_reservation("a"), always)
         second, _ = await stores.ledger.reserve(a_reservation("b"), always)
-        await stores.ledger.settle(a_record(first), quiet)
-        await stores.ledger.settle(a_record(first), quiet)
-        await stores.ledger.settle(first, quiet)
-        await stores.ledger.settle(second, quiet)
-        await stores.ledger.settle(a_record(second), quiet)
+        await stores.ledger.settle(a_record(first))
+        await stores.ledger.settle(a_record(first))
+        await stores.ledger.settle(first)
+        await stores.ledger.settle(second)
+        await stores.ledger.settle(a_record(second))
 
         assert (await stores.ledger.tallies(SCOPES[2:3]))[0].used == Amount(15)
         assert (await stores.ledger.tallies(SCOPES[2:3]))[0].held == Amount()
@@ -205,7 +201,7 @@ async def test_a_clock_that_goes_back_opens_no_day_again(opened: Open) -> None:
     async with opened() as stores:
         tomorrow, _ = await stores.ledger.reserve(a_reservation("a", at=NOON + DAY), always)
         back, _ = await stores.ledger.reserve(a_reservation("b"), always)
-        await stores.ledger.settle(a_record(tomorrow), quiet)
+        await stores.ledger.settle(a_record(tomorrow))
         tallies = await stores.ledger.tallies((Scope("day", TODAY), Scope("month", TODAY[:7])))
 
         assert back.day == tomorrow.day == day_of(NOON + DAY)
@@ -217,7 +213,7 @@ async def test_a_clock_that_goes_back_opens_no_day_again(opened: Open) -> None:
 async def test_a_call_is_charged_to_the_day_that_it_was_reserved_in(opened: Open) -> None:
     async with opened() as stores:
         reservation, _ = await stores.ledger.reserve(a_reservation(), always)
-        await stores.ledger.settle(replace(a_record(reservation), at=NOON + DAY), quiet)
+        await stores.ledger.settle(replace(a_record(reservation), at=NOON + DAY))
         tallies = await stores.ledger.tallies((Scope("day", TODAY),))
 
         assert tallies[0].used == Amount(15)
@@ -234,7 +230,7 @@ async def test_somebody_is_warned_once_a_limit(opened: Open) -> None:
     async with opened() as stores:
         for number, limit in enumerate(("40", "40", "40", "50", "50")):
             reservation, _ = await stores.ledger.reserve(a_reservation(f"r{number}"), always)
-            told = await stores.ledger.settle(a_record(reservation), partial(due, limit))
+            told = stores.ledger.settle_soon(a_record(reservation), not_heard, partial(due, limit))
             warned.append([(tally.scope.kind, tally.used.tokens) for tally in told])
 
     assert warned == [[], [("day", 30)], [], [("day", 60)], []]
@@ -284,7 +280,7 @@ async def test_records_are_found_by_what_they_are_of(opened: Open) -> None:
         for id_, key, model in (("a", KEY, "m1"), ("b", other, "m1"), ("c", other, "m2")):
             wanted = replace(a_reservation(id_, key), model=model)
             reservation, _ = await stores.ledger.reserve(wanted, always)
-            await stores.ledger.settle(a_record(reservation), quiet)
+            await stores.ledger.settle(a_record(reservation))
 
         async def found(**where: object) -> str:
             query = RecordQuery(**where)  # type: ignore[arg-type]  # by name
@@ -327,7 +323,7 @@ async def test_of_many_models_so_many_are_told_apart(opened: Open) -> None:
         for number in range(7):
             wanted = replace(a_reservation(f"r{number}"), model=f"m{min(number, 4)}")
             reservation, _ = await stores.ledger.reserve(wanted, always)
-            await stores.ledger.settle(a_record(reservation, nano_usd=1), quiet)
+            await stores.ledger.settle(a_record(reservation, nano_usd=1))
 
         few, all_ = await stores.ledger.models(2), await stores.ledger.models(5)
 
@@ -393,9 +389,9 @@ async def take(stores: Stores, step: str, wanted: Reservation, size: int) -> Non
     if step == "reserve":
         await stores.ledger.reserve(wanted, lambda _: Grant(size, Amount(size)))
     elif step == "settle" and held:
-        await stores.ledger.settle(a_record(held[size % len(held)], size, 3), quiet)
+        await stores.ledger.settle(a_record(held[size % len(held)], size, 3))
     elif step == "release" and held:
-        await stores.ledger.settle(held[size % len(held)], quiet)
+        await stores.ledger.settle(held[size % len(held)])
 
 
 async def books(stores: Stores) -> object:

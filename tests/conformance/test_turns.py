@@ -219,29 +219,6 @@ async def test_an_unknown_session_knows_nothing(opened: Open) -> None:
         assert await find(stores, ["word"], limit=9) == FoundTurns()
         assert list(await stores.facts.unindexed(limit=9)) == []
         assert list(await stores.facts.index_turns([HERE], limit=9)) == []
-        await stores.facts.forget_turns(HERE, ["x"])
-
-
-async def test_what_is_forgotten_is_not_found_again(opened: Open) -> None:
-    async with opened() as stores:
-        await say(stores, "a", "old word", "word", "new word")
-        await index(stores)
-
-        await stores.facts.forget_turns(HERE, ["a-1", "unknown"])
-        await index(stores)
-
-        assert await found_by(stores, "word", "old") == {"word": {"a-2", "a-3"}}
-
-
-async def test_another_session_cannot_make_a_message_forgotten(opened: Open) -> None:
-    async with opened() as stores:
-        await say(stores, "a", "word", "fine")
-        await say(stores, "b", "word", "fine", key=THERE)
-        await index(stores)
-
-        await stores.facts.forget_turns(THERE, ["a-1"])
-
-        assert await found_by(stores, "word") == {"word": {"a-1"}}
 
 
 async def test_sessions_are_behind_until_all_that_was_said_is_looked_at(opened: Open) -> None:

@@ -90,13 +90,11 @@ class KeptEvents(PartOfChannelStore):
         self.heard += [heard] if is_new else []
         return is_new
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
-        return [one for one in self.heard if one.outcome == "unreadable"][-limit:]
-
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
-        return [
-            one for one in await self.unread(channel, limit=99) if one.platform_id == platform_id
-        ]
+    async def unread(
+        self, channel: str | None, *, platform_id: str | None = None, limit: int
+    ) -> Sequence[HeardMessage]:
+        unread = [one for one in self.heard if one.outcome == "unreadable"]
+        return [one for one in unread if platform_id in {None, one.platform_id}][-limit:]
 
     async def drop_unread(self, one: HeardMessage) -> None:
         self.heard.remove(one)

@@ -62,9 +62,9 @@ class AwayLedger(PartOfLedger):
         self._look("reserve")
         return await self.inner.reserve(wanted, decide, kinds)
 
-    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
+    async def settle(self, ended: Ended) -> None:
         self._look("settle")
-        return await self.inner.settle(ended, due)
+        await self.inner.settle(ended)
 
     def settle_soon(
         self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None

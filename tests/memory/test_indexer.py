@@ -43,9 +43,6 @@ class FakeIndex(PartOfFactStore):
                 indexer.note(key)
         return [key for key in keys if self.said[key]]
 
-    async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
-        raise NotImplementedError
-
 
 @asynccontextmanager
 async def at_work(index: FakeIndex, clock: FakeClock) -> AsyncIterator[Indexer]:

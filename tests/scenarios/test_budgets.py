@@ -456,7 +456,7 @@ async def spent_at(site: Site, at: datetime, tokens: int) -> None:
     """As it was left by a process whose clock was there."""
     ledger, wanted = site.rooms.shared.stores.ledger, a_reservation(f"r-{at}", at=at)
     held, _ = await ledger.reserve(wanted, lambda _: Grant(1, Amount(tokens)))
-    await ledger.settle(a_record(held, tokens, 0), lambda _: "")
+    await ledger.settle(a_record(held, tokens, 0))
 
 
 async def test_a_day_that_a_clock_was_ahead_in_can_be_seen_and_freed(tmp_path: Path) -> None:

@@ -7,15 +7,17 @@ import pytest
 
 from gateway.agent.effects import Fail, Finish, Moment, RunResult
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import NewEntry
+from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, Usage
 from gateway.domain.model import FinishReason
-from gateway.sessions.worker import SHOWN_TEXT, TurnMessages, merged
+from gateway.sessions.lanes import TurnBatch
+from gateway.sessions.runs import LiveRun
+from gateway.sessions.worker import SHOWN_TEXT, RunEnd, answered, merged, refused
+from tests.sessions.stage import encode
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
-NEW = NewEntry(MessageId("m"), RunId("r"), KEY, "hi", AT)
-ASKED, NOW = TurnMessages([NEW]), Moment(AT, 12.0)
+NOW = Moment(AT, 12.0)
 SAID = (
     Message("assistant", "look", (ToolCall("1", "t"),)),
     Message("tool", result=ToolResult("1", "t", "ok")),
@@ -23,18 +25,25 @@ SAID = (
 )
 
 
+def asked(name: str) -> LiveRun:
+    new = NewEntry(MessageId(f"m-{name}"), RunId(f"r-{name}"), KEY, name, AT)
+    return LiveRun(Entry(new, 1, "running", 1), encode)
+
+
+def end_of(result: RunResult, parent: NodeId | None = None) -> RunEnd:
+    return answered(TurnBatch([asked("hi")]), parent, result, NOW)
+
+
 def answer(end: Finish | Fail, *said: Message) -> RunResult:
     return RunResult(end, said or (Message("assistant", end.text),), Usage(3, 4), "m", "p")
 
 
 def test_each_message_is_the_parent_of_the_next() -> None:
-    asked = replace(ASKED, parent=NodeId("before"))
+    end = end_of(answer(Finish("answered", "done"), *SAID), NodeId("before"))
 
-    end = asked.answered(answer(Finish("answered", "done"), *SAID), NOW)
-
-    assert [node.id for node in end.nodes] == ["m", "m.1", "m.2", "m.3"]
-    assert [node.parent_id for node in end.nodes] == ["before", "m", "m.1", "m.2"]
-    assert end.terminal.data["message_id"] == "m.3"
+    assert [node.id for node in end.nodes] == ["m-hi", "m-hi.1", "m-hi.2", "m-hi.3"]
+    assert [node.parent_id for node in end.nodes] == ["before", "m-hi", "m-hi.1", "m-hi.2"]
+    assert end.terminal.data["message_id"] == "m-hi.3"
     assert end.terminal.data["tokens_used"] == 7
     assert [node.model for node in end.nodes] == [None, "m", None, "m"]
 
@@ -52,7 +61,7 @@ def test_each_message_is_the_parent_of_the_next() -> None:
 def test_the_last_message_has_the_status_of_the_end(
     finish: Finish | Fail, outcome: str, status: NodeStatus
 ) -> None:
-    end = ASKED.answered(answer(finish), NOW)
+    end = end_of(answer(finish))
 
     assert (end.outcome, end.nodes[-1].status) == (outcome, status)
     assert end.nodes[0].status == "complete"
@@ -60,7 +69,7 @@ def test_the_last_message_has_the_status_of_the_end(
 
 
 def test_a_refusal_keeps_the_question_and_says_why() -> None:
-    end = ASKED.refused("config_error", "gone", NOW)
+    end = refused(TurnBatch([asked("hi")]), None, "config_error", "gone", NOW)
 
     assert [node.message.text for node in end.nodes] == ["hi", "gone"]
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
@@ -73,7 +82,7 @@ def test_a_refusal_keeps_the_question_and_says_why() -> None:
 def test_a_model_that_had_more_to_say_is_told_of(finish: FinishReason, marks: set[str]) -> None:
     told = replace(answer(Finish("answered", "so")), finish=finish)
 
-    end = ASKED.answered(told, NOW).terminal.data
+    end = end_of(told).terminal.data
 
     assert {"cut", "filtered"} & end.keys() == marks
 
@@ -81,22 +90,18 @@ def test_a_model_that_had_more_to_say_is_told_of(finish: FinishReason, marks: se
 def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:
     text = "x" * (SHOWN_TEXT + 1)
 
-    end = ASKED.answered(answer(Finish("answered", text)), NOW)
+    end = end_of(answer(Finish("answered", text)))
 
     assert end.terminal.data["truncated"] is True
     assert len(str(end.terminal.data["response"])) == SHOWN_TEXT
     assert end.nodes[-1].message.text == text
 
 
-def an_entry(name: str) -> NewEntry:
-    return NewEntry(MessageId(f"m-{name}"), RunId(f"r-{name}"), KEY, name, AT)
-
-
 def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
-    asked = TurnMessages([an_entry("a"), an_entry("b")], took=[an_entry("c")])
+    batch = TurnBatch([asked("a"), asked("b")], took=[asked("c")])
     said = (*SAID[:2], Message("user", "c"), Message("assistant", "done"))
 
-    end = asked.answered(answer(Finish("answered", "done"), *said), NOW)
+    end = answered(batch, None, answer(Finish("answered", "done"), *said), NOW)
 
     shown = [(node.id, node.run_id, node.message.role) for node in end.nodes]
     assert shown == [

@@ -12,8 +12,7 @@ from gateway.agent.driver import RunControl
 from gateway.agent.effects import Steered
 from gateway.agent.journal import RunJournal
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ids import MessageId, RunId
-from gateway.domain.inbox import NewEntry
+from gateway.domain.ids import RunId
 from gateway.domain.journal import (
     MOST_BYTES,
     Attempt,
@@ -25,13 +24,10 @@ from gateway.domain.journal import (
 from gateway.domain.messages import ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import Journal
-from gateway.sessions.journal import last_attempt
-from gateway.sessions.runs import RecordedJournal
+from gateway.sessions.journal import RecordedJournal, last_attempt
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 from tests.fakes.ports import PartOfJournal
-from tests.fakes.store import session_key
-from tests.memory.test_context import NOW
 
 KEY = "sk-very-secret"
 RUN = RunId("r")
@@ -40,13 +36,9 @@ REPLY = ModelReply("p", "m", "look", tool_calls=(CALL,), usage=Usage(1, 2))
 PAID = ToolResult("1", "pay", "PAID")
 
 
-def asked(run_id: RunId) -> NewEntry:
-    return NewEntry(MessageId("m"), run_id, session_key(), "hi", NOW)
-
-
 def journal(store: Journal | None = None, clock: FakeClock | None = None) -> RecordedJournal:
     one = RecordedJournal(RUN, clock or FakeClock(), store or FakeJournal(), to_json)
-    one.begin(1, [asked(RunId("q")), asked(RUN)], RunControl())
+    one.begin(1, [RunId("q"), RUN], RunControl())
     return one
 
 
@@ -143,7 +135,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
     second = RecordedJournal(RUN, FakeClock(), store, to_json, granted=granted, parts=len(earlier))
-    second.begin(2, [asked(RUN)], RunControl())
+    second.begin(2, [RUN], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(1, CALL, PAID)
 
@@ -159,7 +151,7 @@ async def test_what_others_did_before_and_while_it_runs_is_taken_down() -> None:
     control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal(), to_json)
     control.steer(Steered(RunId("r_2"), "more"))
 
-    one.begin(1, [asked(RUN)], control)
+    one.begin(1, [RUN], control)
     control.withdraw(RunId("r_2"))
     control.stop("cancelled", at_once=True)
 
@@ -293,7 +285,7 @@ async def test_a_part_that_was_never_written_is_in_the_way_of_no_later_one() -> 
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
     second = RecordedJournal(RUN, clock, store, to_json, granted=granted, parts=len(earlier))
-    second.begin(2, [asked(RUN)], RunControl())
+    second.begin(2, [RUN], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(2, CALL, PAID)
 

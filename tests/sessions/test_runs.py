@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.agent.effects import Moment
-from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
+from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Chunk
 from gateway.sessions.runs import LiveRun
 from tests.sessions.stage import encode
@@ -16,7 +17,8 @@ KEY = SessionKey(AgentId("a"), "c", "p")
 
 
 def live(attempt: int = 1) -> LiveRun:
-    run = LiveRun(RunId("r"), KEY, encode, datetime(2026, 1, 1, tzinfo=UTC))
+    new = NewEntry(MessageId("m"), RunId("r"), KEY, "hi", datetime(2026, 1, 1, tzinfo=UTC))
+    run = LiveRun(Entry(new, 1, "running", 1), encode)
     run.start(attempt, Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0))
     return run
 

@@ -10,7 +10,8 @@ import pytest
 
 from gateway.domain.budgets import RecordQuery
 from gateway.domain.errors import Busy, Conflict, ModelFailed
-from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.ids import MessageId, RunId, SessionKey
+from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import TextDelta
 from gateway.domain.sessions import SessionQuery
@@ -26,6 +27,7 @@ from tests.sessions.stage import AGENT, encode, staged
 HI = Question(AGENT, "alice", "hi")
 RUN = RunId("r_1")
 KEY = SessionKey(AGENT.id, "api", "alice", RUN)
+ENTRY = Entry(NewEntry(MessageId("m_1"), RUN, KEY, "hi", FakeClock().now()), 1, "running", 1)
 KEYED = replace(HI, key="k", fingerprint="hi")
 
 
@@ -205,7 +207,7 @@ async def until_told(run: LiveRun) -> None:
 
 
 def test_answers_are_kept_for_a_while_and_up_to_a_number() -> None:
-    answers, run = Answers(), LiveRun(RUN, KEY, encode, FakeClock().now())
+    answers, run = Answers(), LiveRun(ENTRY, encode)
 
     def key(number: int) -> Question:
         return replace(KEYED, key=str(number))
@@ -221,7 +223,7 @@ def test_answers_are_kept_for_a_while_and_up_to_a_number() -> None:
 
 
 def test_large_answers_make_room_and_live_runs_are_never_forgotten() -> None:
-    large = LiveRun(RUN, KEY, encode, FakeClock().now(), events=[b"x" * 2**25])
+    large = LiveRun(ENTRY, encode, events=[b"x" * 2**25])
     answers, live, first, second, third = Answers(), *(replace(KEYED, key=key) for key in "l123")
     answers.begin(live, large)
     for number, one in enumerate((first, second, third)):

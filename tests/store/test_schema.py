@@ -96,7 +96,7 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
         ending = replace(an_ending("b", grown_from="a-2"), rule_state="{}")
         assert await stores.inbox.finish(ending)
         reservation, _ = await stores.ledger.reserve(a_reservation(), lambda _: Grant(1, Amount()))
-        await stores.ledger.settle(a_record(reservation, 100, 50), lambda _: "")
+        await stores.ledger.settle(a_record(reservation, 100, 50))
         session = await stores.sessions.find_session(session_key())
 
     assert running.new == replace(an_entry("b"), limits={"token_budget": 77})

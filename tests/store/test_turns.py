@@ -19,7 +19,7 @@ from gateway.store.turns import PAGE_BYTES, SqliteTurns, trail_of
 from gateway.store.writer import Pen, Writer, open_to_read
 from tests.conformance.test_turns import HERE, THERE, everything, found_by, index, say
 from tests.fakes.clock import FakeClock
-from tests.fakes.store import InlineReaders
+from tests.fakes.store import NOON, InlineReaders
 from tests.store.versions import of_version
 
 BEFORE_TURNS = 4  # version of the schema
@@ -91,12 +91,13 @@ async def test_no_word_of_what_is_forgotten_stays_in_the_file(tmp_path: Path) ->
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
         await say(stores, "a", *(f"unspeakable{number} word" for number in range(50)))
         await index(stores, HERE)
-        await say(stores, "b", "harmless word", "fine", after="a-50")
-        await index(stores, HERE)
+        await say(stores, "b", "harmless word", "fine", key=THERE)
+        await index(stores, THERE)
 
-        await stores.facts.forget_turns(HERE, [f"a-{number}" for number in range(1, 51)])
+        await stores.sessions.erase(HERE, by="ann", dry_run=False, now=NOON)
 
-        assert await found_by(stores, "word") == {"word": {"b-1"}}
+        assert await found_by(stores, "word") == {}
+        assert await found_by(stores, "word", key=THERE) == {"word": {"b-1"}}
     kept = await to_thread.run_sync(blocks_of, tmp_path / "store.db")
     assert b"unspeak" not in kept
     assert b"harmless" in kept
@@ -114,19 +115,20 @@ async def test_where_the_index_stopped_is_known_after_a_restart(tmp_path: Path) 
         assert await found_by(stores, "word") == {"word": {"a-1", "a-2", "a-3"}}
 
 
-@pytest.mark.parametrize("first", [True, False])
-async def test_what_is_forgotten_before_it_is_indexed_can_still_be_indexed(
-    tmp_path: Path, first: bool
+@pytest.mark.parametrize("limit", [0, 1, 9])
+async def test_what_is_erased_before_all_of_it_is_indexed_harms_no_index(
+    tmp_path: Path, limit: int
 ) -> None:
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
-        await say(stores, "a", "one word", "fine")
-        if first:
-            await index(stores, HERE)
+        await say(stores, "a", "one word", "another word", "fine")
+        await stores.facts.index_turns([HERE], limit=limit)
 
-        await stores.facts.forget_turns(HERE, ["a-1"])
+        earlier = NOON.replace(year=2020)  # so that what is said at noon is not forgotten with it
+        await stores.sessions.erase(HERE, by="ann", dry_run=False, now=earlier)
+        await say(stores, "b", "new word")
         await index(stores, HERE)
 
-        assert await found_by(stores, "word") == ({} if first else {"word": {"a-1"}})
+        assert await found_by(stores, "word") == {"word": {"b-1"}}
 
 
 def test_of_a_session_in_which_nothing_is_answered_yet_nothing_is_seen() -> None:

@@ -63,6 +63,7 @@ class Run:
         self.frame = TreeFrame(self.ground, defaults(plan), plan.types)
         self.outcome: TreeOutcome | None = None
         self._body_ended: TreeOutcome | None = None
+        self.is_ending = False  # `:finally` is what runs now
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
         self._node = plan.root  # the body, and then `:finally`
@@ -75,11 +76,6 @@ class Run:
             if not kind.accepts(value):
                 raise BadInput(f"input {key} is {kind}, not {type(value).__name__}")
             self.frame.values[key] = value
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether `:finally` is what runs now."""
-        return self._body_ended is not None
 
     def snapshot(self) -> dict[str, object]:
         """The keys of the tree as they are."""
@@ -162,7 +158,7 @@ class Run:
         self._yields = self.ground.work = 0
         failure = self.ground.failure if status is FAILURE else None
         if self._body_ended is None:
-            self._body_ended = TreeOutcome(status, reason, detail, failure)
+            self._body_ended, self.is_ending = TreeOutcome(status, reason, detail, failure), True
             if self.plan.final is not None:
                 self._node, self._ticks = self.plan.final, None
                 self.ground.is_awake = True
