@@ -31,7 +31,7 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
-from gateway.memory.context import Besides, Context, Packer
+from gateway.memory.context import Context, ContextExtras, Packer
 from gateway.memory.recall import Recall
 from gateway.memory.window import Episodes
 from gateway.store.opening import open_store
@@ -79,8 +79,8 @@ async def learn(stores: Stores, case: Case) -> None:
 async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
     episode = await Episodes(stores.sessions).recall(key, AGENT.context)
     found = await Recall(stores.facts).for_turn(question, key, None, AGENT, episode.nodes)
-    besides = Besides(episode.summary, found)
-    return PACKER.pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)
+    extras = ContextExtras(episode.summary, found)
+    return PACKER.pack(AGENT, None, episode.nodes, Message("user", question), (), extras=extras)
 
 
 async def measured(stores: Stores, cases: tuple[Case, ...]) -> Mapping[str, list[float]]:

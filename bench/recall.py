@@ -25,7 +25,7 @@ from bench.conversations import BEGIN, TOPICS, Conversation, Said, conversation
 from bench.marks import Figure, marked, tell
 from bench.measuring import spread, timed
 from bench.process import other_cores
-from gateway.domain.facts import Claim, scope_of, whose
+from gateway.domain.facts import Claim, scope_of, whose, words_of
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, NewEntry
 from gateway.domain.messages import Message, Node
@@ -117,7 +117,7 @@ def plain_bm25(made: Conversation, db: sqlite3.Connection) -> Find:
     db.executemany("INSERT INTO said (rowid, text) VALUES (?, ?)", rows)
 
     async def find(question: str) -> Sequence[int]:
-        query = " OR ".join(f'"{word}"' for word in asked_words(question))
+        query = " OR ".join(f'"{word}"' for word in asked_words(words_of(question)))
         best = "SELECT rowid FROM said WHERE said MATCH ? ORDER BY bm25(said) LIMIT ?"
         return [row[0] for row in db.execute(best, (query, FOUND))]
 

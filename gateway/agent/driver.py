@@ -55,7 +55,7 @@ from gateway.domain.messages import (
 )
 from gateway.domain.model import Delta, ModelRequest, TextDelta
 from gateway.domain.ports import Allowance, Decode, Model, ToolScope
-from gateway.memory.context import Besides, Packer, explained
+from gateway.memory.context import ContextExtras, Packer, explained
 
 log = logging.getLogger(__name__)
 
@@ -474,7 +474,7 @@ class Assignment:
     plan_of: AgentId
     soul: Soul | None = None
     earlier: tuple[Node, ...] = ()
-    besides: Besides = field(default_factory=Besides)
+    besides: ContextExtras = field(default_factory=ContextExtras)
     notices: tuple[Notice, ...] = ()
     kept: Mapping[str, object] = field(default_factory=dict)
     context_id: NodeId | None = None
@@ -543,7 +543,7 @@ class Runner:
             agent=agent,
             plan=plan,
             plan_digest=digest,
-            context=self.packer.pack(agent, soul, earlier, question, tools, besides=besides),
+            context=self.packer.pack(agent, soul, earlier, question, tools, extras=besides),
             tools=tools,
             scope=assignment.scope,
             rules=RunRules(rules, only=agent.rules, kept=assignment.kept),

@@ -27,17 +27,7 @@ def fit(request: ModelRequest, context: Context, window: int) -> ModelRequest:
         ids = set(map(id, optional))
         excess -= sum(message_tokens(one) for one in messages if id(one) in ids)
         messages = [one for one in messages if id(one) not in ids]
-    old = set(map(id, context.history))
-    for place, one in enumerate(messages):
-        result = one.result
-        if excess <= 0:
-            break
-        if result is None or id(one) in old or len(result.content) <= HEAD + TAIL + 100:
-            continue
-        known = result.excerpt or Excerpt(0, 0, len(result.content))
-        result = replace(result, excerpt=replace(known, head=HEAD, tail=TAIL))
-        messages[place] = replace(one, result=result, kept={})
-        excess -= message_tokens(one) - message_tokens(messages[place])
+    excess = _shorten(messages, context, excess)
     if excess > 0:
         fixed = {"the system text": system, "the list of tools": tools}
         raise _too_large(request, messages, context, window, fixed)
@@ -50,17 +40,33 @@ def _optional(context: Context) -> Iterator[Sequence[Message]]:
     if context.memory is not None:
         yield [context.memory]
     summary = [one for one in context.history[:1] if one.text.startswith(OPENING)]
-    exchange: list[Message] = []
+    exchanges: list[list[Message]] = []
+    before = "assistant"
     for message in context.history[len(summary) :]:
-        if message.role == "user" and (not exchange or exchange[-1].role == "assistant"):
-            if exchange:
-                yield exchange
-            exchange = [message]
-        elif exchange:
-            exchange.append(message)
-    if exchange and exchange[-1].role == "assistant":
-        yield exchange
+        if message.role == "user" and before == "assistant":
+            exchanges.append([])
+        if exchanges:
+            exchanges[-1].append(message)
+        before = message.role
+    yield from (one for one in exchanges if one[-1].role == "assistant")
     yield summary
+
+
+def _shorten(messages: list[Message], context: Context, excess: int) -> int:
+    """Shows results of this turn in part, the oldest first, until they fit; returns what is still too
+    much."""
+    old = set(map(id, context.history))
+    for place, one in enumerate(messages):
+        result = one.result
+        if excess <= 0:
+            break
+        if result is None or id(one) in old or len(result.content) <= HEAD + TAIL + 100:
+            continue
+        known = result.excerpt or Excerpt(0, 0, len(result.content))
+        result = replace(result, excerpt=replace(known, head=HEAD, tail=TAIL))
+        messages[place] = replace(one, result=result, kept={})
+        excess -= message_tokens(one) - message_tokens(messages[place])
+    return excess
 
 
 def _too_large(

@@ -367,12 +367,16 @@ class Turn:
         tools, without = self.job.tools, self.output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
+        if self._has_excerpt():
+            tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
+        return tuple([tool for tool in tools if tool.name not in without]) if without else tools
+
+    def _has_excerpt(self) -> bool:
         for message in self.messages:
             result = message.result
             if result is not None and result.excerpt is not None and result.excerpt.reference:
-                tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
-                break
-        return tuple([tool for tool in tools if tool.name not in without]) if without else tools
+                return True
+        return False
 
     def _replied(self, event: ModelReplied) -> None:
         """Takes a complete reply and opens its calls."""

@@ -36,9 +36,8 @@ from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
 from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
-from gateway.memory.extraction import FactExtractor
-from gateway.memory.recall import Indexer, Recall
-from gateway.memory.room import Memory, vaults_of
+from gateway.memory.extraction import FactExtractor, Memory
+from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient

@@ -28,7 +28,6 @@ class ExpressionScope(Protocol):
 
 Evaluate = Callable[[ExpressionScope], object]
 CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError)  # what evaluating may raise
-Function = Callable[..., object]
 
 
 class ExpressionInvalid(GatewayError):
@@ -74,7 +73,7 @@ def _numbers(values: object) -> list[float]:
 
 
 _SIZED = (str, list, dict, Sequence, Mapping, Set)  # the usual ones first: they are cheap to know
-FUNCTIONS: Mapping[str, Function] = {
+FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "len": lambda value: len(value) if isinstance(value, _SIZED) else 0,
     "any": lambda values: isinstance(values, Sequence | Set) and any(values),
     "all": lambda values: isinstance(values, Sequence | Set) and all(values),
@@ -93,7 +92,6 @@ def compile_expression(
     text: str,
     *,
     roots: Collection[str],
-    functions: Mapping[str, Function] = FUNCTIONS,
     open_roots: bool = False,
 ) -> Expression:
     """Raises ExpressionInvalid.
@@ -114,7 +112,7 @@ def compile_expression(
         raise ExpressionInvalid(f"cannot be read ({error.msg})", min(column, len(text))) from None
     except (ValueError, RecursionError, MemoryError):
         raise ExpressionInvalid("cannot be read", start) from None
-    compiler = _Compiler(line, start, roots, functions, open_roots)
+    compiler = _Compiler(line, start, roots, open_roots)
     run = compiler.build(tree.body, 1)
     return Expression(text, frozenset(compiler.seen), run)
 
@@ -124,7 +122,6 @@ class _Compiler:
     line: str
     start: int  # where in it the expression begins
     roots: Collection[str]
-    functions: Mapping[str, Function]
     open_roots: bool
     seen: set[str] = field(default_factory=set)
 
@@ -133,7 +130,7 @@ class _Compiler:
             raise self.refusal(node, f"is nested more than {MAX_DEPTH} deep")
         rule = _RULES.get(type(node))
         if rule is None:
-            raise self.refusal(node, f"{_called(node)} is not allowed")
+            raise self.not_allowed(node, node)
         return rule(self, node, depth + 1)
 
     def refusal(self, node: ast.AST, problem: str) -> ExpressionInvalid:
@@ -141,10 +138,13 @@ class _Compiler:
         before = self.line[self.start :].encode(errors="replace")[:offset]
         return ExpressionInvalid(problem, self.start + len(before.decode(errors="replace")))
 
+    def not_allowed(self, node: ast.AST, what: ast.AST) -> ExpressionInvalid:
+        return self.refusal(node, f'"{type(what).__name__.lower()}" is not allowed')
+
     def constant(self, node: ast.Constant, _depth: int) -> Evaluate:
         value = node.value
         if not isinstance(value, str | int | float | None):
-            raise self.refusal(node, f"{_called(node)} is not allowed")
+            raise self.not_allowed(node, node)
         if isinstance(value, int) and abs(value) > LARGEST:
             raise self.refusal(node, "is too large a number")
         return lambda scope: value
@@ -194,14 +194,14 @@ class _Compiler:
     def unary(self, node: ast.UnaryOp, depth: int) -> Evaluate:
         operand = self.build(node.operand, depth)
         if not isinstance(node.op, ast.Not | ast.USub):
-            raise self.refusal(node, f"{_called(node.op)} is not allowed")
+            raise self.not_allowed(node, node.op)
         is_not = isinstance(node.op, ast.Not)
         return lambda scope: not operand(scope) if is_not else -_number(operand(scope))
 
     def arithmetic(self, node: ast.BinOp, depth: int) -> Evaluate:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
-            raise self.refusal(node, f"{_called(node.op)} is not allowed")
+            raise self.not_allowed(node, node.op)
         for side in (node.left, node.right):
             if isinstance(side, ast.Constant) and isinstance(side.value, str):
                 raise self.refusal(side, "texts cannot be reckoned with")
@@ -246,9 +246,9 @@ class _Compiler:
         if not isinstance(node.func, ast.Name):
             raise self.refusal(node, "only functions can be called, and by their name")
         name = node.func.id
-        function = self.functions.get(name)
+        function = FUNCTIONS.get(name)
         if function is None:
-            choices = meant(name, self.functions) or f"; there are {', '.join(self.functions)}"
+            choices = meant(name, FUNCTIONS) or f"; there are {', '.join(FUNCTIONS)}"
             raise self.refusal(node, f"unknown function {quoted(name)}{choices}")
         parts = [self.build(part, depth) for part in node.args]
         try:
@@ -260,10 +260,6 @@ class _Compiler:
         if len(parts) == 1:
             return lambda scope: function(parts[0](scope))
         return lambda scope: function(*[part(scope) for part in parts])
-
-
-def _called(node: ast.AST) -> str:
-    return f'"{type(node).__name__.lower()}"'
 
 
 def _number(value: object) -> float:

@@ -59,11 +59,8 @@ class Limit:
     )
 
     def bounds(self) -> Sequence[tuple[Unit, int]]:
-        bounds: Sequence[tuple[Unit, int | None]] = [
-            ("tokens", self.tokens),
-            ("usd", self.nano_usd),
-        ]
-        return [(unit, bound) for unit, bound in bounds if bound is not None]
+        pairs: Sequence[tuple[Unit, int | None]] = [("tokens", self.tokens), ("usd", self.nano_usd)]
+        return [(unit, bound) for unit, bound in pairs if bound is not None]
 
 
 class Scope(NamedTuple):

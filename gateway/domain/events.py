@@ -1,4 +1,4 @@
-"""What happens, as others hear of it: events, rules, notices, and the audit."""
+"""Events, the rules about them, the notices that rules give, and the audit."""
 
 import json
 from collections import Counter
@@ -74,7 +74,7 @@ class Event:
 
     type: str
     severity: Severity
-    source: str  # the part that tells it: agent, tools, rule:ID, tree:NAME
+    source: str  # the part that sends it: agent, tools, rule:ID, tree:NAME
     at: datetime
     session_key: SessionKey | None
     run_id: RunId | None

@@ -264,11 +264,9 @@ def require_claim(claim: Claim) -> None:
     """Raises ClaimRefused."""
     if not 0.0 <= claim.confidence <= 1.0:  # also if it is not a number
         raise ClaimRefused(f"confidence {claim.confidence} of a fact is not from 0 to 1")
-    for name, text, most in (
-        ("subject", claim.subject, LONGEST_NAME),
-        ("predicate", claim.predicate, LONGEST_NAME),
-        ("object", claim.object, LONGEST_OBJECT),
-    ):
+    texts = {"subject": claim.subject, "predicate": claim.predicate, "object": claim.object}
+    for name, text in texts.items():
+        most = LONGEST_OBJECT if name == "object" else LONGEST_NAME
         if not form(text.replace("_", " ") if name == "predicate" else text):
             raise ClaimRefused(f"the {name} of a fact is empty: say what it is")
         if len(text) > most:
@@ -389,23 +387,13 @@ def settled(
             is_over = following is not None or (period.until is not None and period.until <= now)
             superseded_at = (known and known.superseded_at) or now
             messages = [one.claim.source.message_id for one in claims if one.claim.source]
-            fact = Fact(
-                first.id,
-                scope,
-                claim.entity_type,
-                claim.subject,
-                claim.predicate,
-                claim.object,
-                not lane,
-                max(one.claim.confidence for one in claims),
-                claim.session_key,
-                first.learned_at,
-                period.since,
-                period.until,
-                superseded_at if is_over else None,
-                following,
-                tuple(dict.fromkeys(messages[:MOST_NAMED])),  # its origin has all of them
-            )
+            named = tuple(dict.fromkeys(messages[:MOST_NAMED]))  # its origin has all of them
+            sure = max(one.claim.confidence for one in claims)
+            ended = superseded_at if is_over else None
+            said = (claim.entity_type, claim.subject, claim.predicate, claim.object)
+            what = (*said, not lane, sure, claim.session_key, first.learned_at)
+            since, until = period.since, period.until
+            fact = Fact(first.id, scope, *what, since, until, ended, following, named)
             following = fact.id
             facts.append(Settled(fact, claims))
     return facts
@@ -496,7 +484,7 @@ class SaidMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
+class SaidPage:
     """What people said in a part of a session, and its last node; None if it is empty."""
 
     said: tuple[SaidMessage, ...] = ()

@@ -173,9 +173,8 @@ class Message:
     result: ToolResult | None = None
     thinking: str = ""
     extras: Extras | None = None
-    notices: tuple[
-        tuple[SystemType, str], ...
-    ] = ()  # type and text: told beside it, and no model sees it
+    # Type and text: shown beside it, and no model sees it.
+    notices: tuple[tuple[SystemType, str], ...] = ()
     # What was made of this message and is needed again: its encoding for a wire, its size in bytes.
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -35,8 +35,8 @@ from gateway.domain.facts import (
     FactQuery,
     FoundTurns,
     Provenance,
+    SaidPage,
     SaidSource,
-    Unheard,
     Whose,
 )
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
@@ -301,24 +301,24 @@ class FactStore(Protocol):
         """How many facts; with their words gone from every index, and a tombstone in their place.
         Durable."""
 
-    async def unheard(self) -> Sequence[SessionKey]:
+    async def unscanned(self) -> Sequence[SessionKey]:
         """Sessions in which patterns have not looked at everything."""
 
-    async def next_unheard(self, key: SessionKey, *, limit: int) -> Unheard:
+    async def next_unscanned(self, key: SessionKey, *, limit: int) -> SaidPage:
         """The `limit` nodes after those that patterns have looked at."""
 
-    async def mark_heard(self, upto: Mapping[SessionKey, NodeId]) -> None: ...
+    async def mark_scanned(self, upto: Mapping[SessionKey, NodeId]) -> None: ...
 
-    async def owe(self, key: SessionKey, since: NodeId) -> None:
-        """A model has to look at that node and all after it, as far as it has not: besides what it
-        is owed already."""
+    async def queue_for_model(self, key: SessionKey, since: NodeId) -> None:
+        """A model has to look at that node and all after it, as far as it has not, and at what was
+        queued before."""
 
-    async def owed(self) -> Sequence[SessionKey]: ...
+    async def queued_for_model(self) -> Sequence[SessionKey]: ...
 
-    async def next_owed(self, key: SessionKey, *, limit: int) -> Unheard: ...
+    async def next_queued(self, key: SessionKey, *, limit: int) -> SaidPage: ...
 
-    async def mark_read(self, key: SessionKey, upto: NodeId) -> bool:
-        """A model has looked at it; whether more is owed."""
+    async def mark_extracted(self, key: SessionKey, upto: NodeId) -> bool:
+        """A model has looked at it; whether more is queued."""
 
     async def find_turns(
         self,

@@ -100,13 +100,16 @@ class Erased:
 def not_there_yet(
     key: SessionKey, nodes: Sequence[Node], is_known: Callable[[NodeId], bool | None]
 ) -> list[Node]:
-    """Those that the session does not know, with the ids that they get; `is_known` says None of an
-    id that is taken by somebody else. Raises ImportRefused."""
+    """Those that the session does not know, with the ids that they get: their own, or another one
+    where that is taken. `is_known` says None of an id that is taken by somebody else. Raises
+    ImportRefused."""
     names: dict[NodeId, NodeId] = {}
     new: list[Node] = []
+    of_session = sha256(str(key).encode()).hexdigest()[:8]
 
     def name_of(place: int, given: NodeId) -> tuple[NodeId, bool]:
-        for name in _names_for(key, given):
+        others = (f"{given}~{of_session}{number}" for number in range(1, _MOST_NAMES))
+        for name in (given, *map(NodeId, others)):
             known = is_known(name)
             if known is not None:
                 return name, known
@@ -125,14 +128,6 @@ def not_there_yet(
                 above = None if parent is None else names[parent]
                 new.append(replace(node, id=names[node.id], parent_id=above))
     return new
-
-
-def _names_for(key: SessionKey, node_id: NodeId) -> Iterator[NodeId]:
-    """Its own, and others where that one is taken."""
-    yield node_id
-    of_session = sha256(str(key).encode()).hexdigest()[:8]
-    for number in range(1, _MOST_NAMES):
-        yield NodeId(f"{node_id}~{of_session}{number}")
 
 
 @dataclass(frozen=True, slots=True)

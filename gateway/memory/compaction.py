@@ -144,12 +144,6 @@ def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
 def told_summary(summary: Summary, most: int) -> str:
     """Renders the summary within `most` tokens. The least important sections are left out first, of
     a list the oldest entries."""
-    lists = {
-        "Decisions": summary.decisions,
-        "Open": summary.open,
-        "Facts": summary.facts,
-        "Identifiers": summary.identifiers,
-    }
     left = most - estimate_tokens(f"{OPENING}\n{CLOSING}\n")
     sections: list[str] = []
     goal, insight = f"Goal: {summary.goal}", f"Insight: {summary.key_insight}"
@@ -157,8 +151,8 @@ def told_summary(summary: Summary, most: int) -> str:
         if text and (tokens := estimate_tokens(f"{text}\n")) <= left:
             sections.append(_safe(text))
             left -= tokens
-    for title, entries in lists.items():
-        lines, left = _newest(title, entries, left)
+    for name in ("decisions", "open", "facts", "identifiers"):
+        lines, left = _newest(name.capitalize(), getattr(summary, name), left)
         sections += lines
     return "\n".join((OPENING, *sections, CLOSING)) if sections else ""
 

@@ -61,7 +61,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Besides:
+class ContextExtras:
     """Optional parts of a context. `earlier` questions are answered together with the question."""
 
     summary: Summary | None = None
@@ -72,7 +72,7 @@ class Besides:
     template: Template | None = None
 
 
-NOTHING = Besides()
+NO_EXTRAS = ContextExtras()
 
 
 def allowance(agent: AgentDef) -> int:
@@ -115,25 +115,25 @@ class Packer:
         question: Message,
         tools: tuple[ToolSpec, ...],
         *,
-        besides: Besides = NOTHING,
+        extras: ContextExtras = NO_EXTRAS,
     ) -> Context:
         """Packs system text, summary, recent exchanges, memory and questions. Questions are never left
         out. Exchanges are shown whole or not at all, the newest first until one does not fit. Parts
         that change with every question stand at the end, so that the next request has the same
         beginning, unless a template places them elsewhere."""
-        fixed = self._fixed(agent, soul, tools, besides)
+        fixed = self._fixed(agent, soul, tools, extras)
         window = window if isinstance(window, Window) else Window(window)
         first = max(0, len(window.begins) - agent.context.recent_turns)
-        asked = sum(map(message_tokens, (question, *besides.earlier)))
+        asked = sum(map(message_tokens, (question, *extras.earlier)))
         allowed = allowance(agent)
         room = allowed - fixed.tokens - fixed.tools[1] - asked
         summary, of_summary, follows = None, _NO_SUMMARY, None
-        if besides.summary is not None:
-            summary, of_summary = _told_summary(besides.summary, room)
-            follows = besides.summary.covers
+        if extras.summary is not None:
+            summary, of_summary = _told_summary(extras.summary, room)
+            follows = extras.summary.covers
         memory = _NO_MEMORY
-        if besides.recalled or besides.missing:
-            memory = _memory(agent, besides, window.since(first), room)
+        if extras.recalled or extras.missing:
+            memory = _memory(agent, extras, window.since(first), room)
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
         shown, first, is_crowded = _shown(window, first, room, crowded_from, follows)
@@ -144,16 +144,16 @@ class Packer:
             ("window", seen, _items_of(shown, first)),
             *memory.parts,
             fixed.tools,
-            ("question", asked, [(besides.question_id, asked, ASKED)]),
+            ("question", asked, [(extras.question_id, asked, ASKED)]),
         )
         history = tuple(map(_MESSAGE, nodes))
-        history = (*(paired(history) if shown.has_tools else history), *besides.earlier)
+        history = (*(paired(history) if shown.has_tools else history), *extras.earlier)
         system, of_system = fixed.system, fixed.tokens
         placed: Mapping[str, Message] = {}
-        if besides.template is not None:
-            placed = _placed(besides.template, summary, memory)
+        if extras.template is not None:
+            placed = _placed(extras.template, summary, memory)
             values = {name: one.text for name, one in placed.items()}
-            system = _system(values | fixed.values, besides.template)
+            system = _system(values | fixed.values, extras.template)
             of_system += sum(map(message_tokens, placed.values()))
         if summary is not None and "summary" not in placed:
             history, seen = (summary, *history), seen + of_summary[1]
@@ -161,15 +161,15 @@ class Packer:
         return Context(system, history, question, *counted, memory.message, parts, is_crowded)
 
     def _fixed(
-        self, agent: AgentDef, soul: Soul | None, tools: tuple[ToolSpec, ...], besides: Besides
+        self, agent: AgentDef, soul: Soul | None, tools: tuple[ToolSpec, ...], extras: ContextExtras
     ) -> _Fixed:
         listed: dict[str, str] = {}
-        if besides.recalled:
-            listed = {one.kind: one.text for one in besides.recalled if one.kind in USUAL}
-        given = (agent.system_prompt, soul, tools, besides.template, listed)
+        if extras.recalled:
+            listed = {one.kind: one.text for one in extras.recalled if one.kind in USUAL}
+        given = (agent.system_prompt, soul, tools, extras.template, listed)
         known = self._kept.get(agent.id)
         if known is None or known[0] != given:
-            made = _made(agent, soul, tools, besides.template, listed)
+            made = _made(agent, soul, tools, extras.template, listed)
             known = self._kept[agent.id] = given, made
         return known[1]
 
@@ -205,12 +205,8 @@ def _made(
     listed: Mapping[str, str],
 ) -> _Fixed:
     own, results = agent.system_prompt.strip(), RESULTS if tools else ""
-    values = {
-        "soul": soul.content.strip() if soul else "",
-        "system_prompt": own,
-        "results": results,
-    }
-    values |= listed
+    first = soul.content.strip() if soul else ""
+    values = {"soul": first, "system_prompt": own, "results": results, **listed}
     if template is not None:
         told = (f"- {tool.name}: {' '.join(tool.description.split())}" for tool in tools)
         values["tools"] = "\n".join(told)
@@ -248,7 +244,7 @@ def _system(values: Mapping[str, str], template: Template | None) -> str:
 def _placed(
     template: Template, summary: Message | None, memory: "_Memory"
 ) -> Mapping[str, Message]:
-    """The parts besides the fixed values for which the template has a place."""
+    """The parts beside the fixed values for which the template has a place."""
     found = {"summary": summary, "facts": memory.placed}
     return {name: one for name, one in found.items() if one and name in template.places}
 
@@ -303,21 +299,21 @@ class _Memory:
 _NO_MEMORY = _Memory()
 
 
-def _memory(agent: AgentDef, besides: Besides, shown: Sequence[Node], room: int) -> _Memory:
+def _memory(agent: AgentDef, extras: ContextExtras, shown: Sequence[Node], room: int) -> _Memory:
     """What fits into the shares of the room, the most important first, without turns that are
     shown anyhow."""
     ids = frozenset(map(_ID, shown))
-    known = [one for one in besides.recalled if one.kind == "fact"]
-    said = [one for one in besides.recalled if one.kind == "turn" and one.id not in ids]
+    known = [one for one in extras.recalled if one.kind == "fact"]
+    said = [one for one in extras.recalled if one.kind == "turn" and one.id not in ids]
     facts = _within(known[: agent.context.facts], room * FACTS_SHARE)
     turns = _within(said, min(RECALL_TOKENS, room * RECALL_SHARE))
-    is_apart = besides.template is not None and "facts" in besides.template.places
+    is_apart = extras.template is not None and "facts" in extras.template.places
     apart, together = (facts, turns) if is_apart else ([], [*facts, *turns])
     (placed, of_facts), (message, rest) = _block(apart), _block(together)
     total = of_facts + rest
     if not is_apart:
         of_facts = estimate_tokens("\n".join(map(_TEXT, facts))) if turns else total
-    absent = [("none", 0, besides.missing)] if besides.missing else []
+    absent = [("none", 0, extras.missing)] if extras.missing else []
     recalled: Part = ("recall", total - of_facts, _items(turns) or absent)
     return _Memory(message, placed, total, (("facts", of_facts, _items(facts)), recalled))
 
@@ -381,12 +377,8 @@ def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, objec
     kept = kept or {"model": None, "max_context_tokens": 0, "total_tokens": 0, "parts": []}
     parts = kept["parts"]
     assert isinstance(parts, list)
-    shown = [
-        {
-            "kind": kind,
-            "tokens": tokens,
-            "items": [dict(zip(_ITEM, item, strict=True)) for item in items],
-        }
-        for kind, tokens, items in parts
-    ]
+    shown = []
+    for kind, tokens, items in parts:
+        named = [dict(zip(_ITEM, item, strict=True)) for item in items]
+        shown.append({"kind": kind, "tokens": tokens, "items": named})
     return {"run_id": run_id, **kept, "parts": shown}

@@ -35,6 +35,7 @@ from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, Decode, Encode, FactStore, Ids, Model
 from gateway.domain.supervision import Work, contained, result_of
 from gateway.memory import wording as dates
+from gateway.memory.recall import Indexer, Recall
 from gateway.memory.statements import LOOKED_AT, OF_OURS, claims_in
 from gateway.memory.wording import is_functional, predicate_of
 
@@ -83,14 +84,10 @@ def request(
 ) -> ModelRequest:
     """`said` holds messages of one person. The session of the last message pays."""
     facts = [f"{one.subject} {one.predicate}: {one.object}"[:200] for one in known[:KNOWN_SHOWN]]
-    messages = [
-        {
-            "message": number,
-            "date": f"{one.at:%A %Y-%m-%d %H:%M UTC}",
-            "text": one.text[:SHOWN_CHARACTERS],
-        }
-        for number, one in enumerate(said, 1)
-    ]
+    messages = []
+    for number, one in enumerate(said, 1):
+        date, text = f"{one.at:%A %Y-%m-%d %H:%M UTC}", one.text[:SHOWN_CHARACTERS]
+        messages.append({"message": number, "date": date, "text": text})
     shown = {"messages": messages, "known": facts}
     return ModelRequest(
         provider=agent.provider,
@@ -213,6 +210,9 @@ AGAIN_S = 5.0  # after the store was away
 REMEMBERED_LAST = 1_024  # sessions in which the last claim may be corrected
 
 
+_Found = tuple[str | None, Claim]  # who said it, and the claim
+
+
 @dataclass(slots=True)
 class _Queued:
     """A session that a model has to read once it is quiet."""
@@ -255,7 +255,7 @@ class FactExtractor:
 
     async def resume(self) -> None:
         """Continues where the previous process stopped. Raises StoreUnavailable."""
-        unheard, owed = await self.facts.unheard(), await self.facts.owed()
+        unheard, owed = await self.facts.unscanned(), await self.facts.queued_for_model()
         self._behind = {key: 0 for key in unheard if self._mode(key) != "off"}
         now = self.clock.monotonic()
         read = [key for key in owed if self._mode(key) in {"auto", "model"}]
@@ -273,7 +273,7 @@ class FactExtractor:
         if key in self._behind:
             self._behind[key] += 1  # it is read from the store, in its order
             return
-        found: list[tuple[str | None, Claim]] = []
+        found: list[_Found] = []
         for one in said:
             if self.last or OF_OURS.search(one.text, 0, LOOKED_AT):
                 found += zip(repeat(one.sender), self._claims(key, one))
@@ -331,13 +331,8 @@ class FactExtractor:
         return claims
 
     async def _write(
-        self,
-        key: SessionKey,
-        found: Sequence[tuple[str | None, Claim]],
-        upto: NodeId,
-        written: anyio.Event,
+        self, key: SessionKey, found: Sequence[_Found], upto: NodeId, written: anyio.Event
     ) -> None:
-        """`found` pairs each claim with its speaker."""
         try:
             for person, those in groupby(found, key=itemgetter(0)):
                 await self.store(key, person, [claim for _, claim in those])
@@ -360,7 +355,7 @@ class FactExtractor:
             await self.clock.sleep(NOTE_EVERY_S)
             due = {key: at for key, at in self._places.items() if key not in self._writing}
             try:
-                await self.facts.mark_heard(due)
+                await self.facts.mark_scanned(due)
             except StoreUnavailable as error:
                 log.warning("how far was looked is not noted yet", extra={"why": str(error)})
                 continue
@@ -399,11 +394,11 @@ class FactExtractor:
         """Reads oldest first, until nothing is left or the store is away."""
         try:
             while (turns := self._behind.get(key)) is not None:
-                unread = await self.facts.next_unheard(key, limit=PAGE)
+                unread = await self.facts.next_unscanned(key, limit=PAGE)
                 for one in unread.said:
                     await self.store(key, one.sender, self._claims(key, one))
                 if unread.upto is not None:
-                    await self.facts.mark_heard({key: unread.upto})
+                    await self.facts.mark_scanned({key: unread.upto})
                 elif self._behind.get(key) == turns:
                     self._behind.pop(key, None)
         except StoreUnavailable as error:
@@ -432,7 +427,7 @@ class FactExtractor:
         try:
             while is_resumed or queued.since is not None:
                 if queued.since is not None:
-                    await self.facts.owe(key, queued.since)
+                    await self.facts.queue_for_model(key, queued.since)
                     await self._until_quiet(queued, self.agents[key.agent].context.quiet_s)
                 is_resumed = False
                 async with self._slots:
@@ -450,7 +445,7 @@ class FactExtractor:
         is_more = True
         while is_more:
             queued.since = None  # what was said so far is in the store, beyond what is read now
-            page = await self.facts.next_owed(key, limit=PAGE)
+            page = await self.facts.next_queued(key, limit=PAGE)
             if page.upto is None:
                 return
             for person in dict.fromkeys(one.sender for one in page.said):
@@ -458,7 +453,7 @@ class FactExtractor:
                 for start in range(0, len(theirs), MOST_MESSAGES):
                     claims = await self._asked(key, person, theirs[start : start + MOST_MESSAGES])
                     await self.store(key, person, claims)
-            is_more = await self.facts.mark_read(key, page.upto)
+            is_more = await self.facts.mark_extracted(key, page.upto)
 
     async def _asked(
         self, key: SessionKey, person: str | None, said: Sequence[SaidMessage]
@@ -479,3 +474,21 @@ class FactExtractor:
         if claims is None:
             log.warning("a model's facts cannot be read", extra={"session": str(key)})
         return claims or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory as a whole: it extracts facts, indexes what was said, and finds both."""
+
+    extractor: FactExtractor
+    indexer: Indexer
+    recall: Recall
+
+    async def settled(self, key: SessionKey) -> None:
+        """Returns once everything that was said there is stored and can be found."""
+        await self.extractor.settled(key)
+        await self.indexer.catch_up(key)
+
+    def forget(self, key: SessionKey) -> None:
+        """Drops what is known of a conversation that was erased."""
+        self.extractor.last.pop(key, None)

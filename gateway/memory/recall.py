@@ -4,7 +4,7 @@ and keeps the index of what was said up to date."""
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -32,7 +32,7 @@ from gateway.domain.facts import (
     whose,
     words_of,
 )
-from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
@@ -189,14 +189,9 @@ class Recall:
         is_known = self.facts.knows(theirs)
         if is_all and not is_known:
             return ()
-        found = await self.of(
-            question,
-            key,
-            theirs,
-            kinds=("fact",) if is_all else KINDS,
-            limit=max(_LEAST_WANTED, most),
-            shown=(window[0].id, window[-1].id) if window else (),
-        )
+        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
+        limit, shown = max(_LEAST_WANTED, most), (window[0].id, window[-1].id) if window else ()
+        found = await self.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
         if not is_known:
             return found
         facts = [one for one in found if one.fact][:most]
@@ -220,7 +215,7 @@ class Recall:
     ) -> tuple[Recalled, ...]:
         """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, whose
         first and last messages are `shown`, only turns that are worth being shown."""
-        said = _all_words(question)
+        said = words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
         words = asked_words(said)
         if not words:
             return ()
@@ -270,14 +265,9 @@ class Recall:
         ]
 
 
-def asked_words(question: str | Sequence[str]) -> tuple[str, ...]:
-    """The words of a question without stop words."""
-    words = _all_words(question) if isinstance(question, str) else question
-    return tuple(dict.fromkeys(filterfalse(_STOP.__contains__, words)))[:_MOST_WORDS]
-
-
-def _all_words(question: str) -> tuple[str, ...]:
-    return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
+def asked_words(said: Iterable[str]) -> tuple[str, ...]:
+    """The first words of a question that are no stop words."""
+    return tuple(dict.fromkeys(filterfalse(_STOP.__contains__, said)))[:_MOST_WORDS]
 
 
 def _sources(facts: Sequence[Recalled]) -> Mapping[str, float]:
@@ -488,6 +478,18 @@ def vault_of(
     if plugin is None or grant is None:
         return None
     return Vault(store, plugin.name, grant.is_shared, frozenset(mine))
+
+
+def vaults_of(
+    agents: Iterable[AgentDef],
+    offered: Callable[[AgentDef], Sequence[ToolSpec]],
+    plugins: Sequence[PluginDef],
+    store: ToolStore,
+) -> Mapping[AgentId, Vault]:
+    """Those of the agents that can read what the bundled notes plugin keeps."""
+    named = {one.name: one for one in plugins}
+    found = {one.id: vault_of(offered(one), named, store) for one in agents}
+    return {agent: vault for agent, vault in found.items() if vault is not None}
 
 
 def _lines(names: Sequence[str], told: str) -> str:

@@ -192,21 +192,14 @@ _FUNCTIONAL = re.compile(
 )
 _PLURAL = re.compile("(?:dis)?likes|allergic_to|speaks|studies|has|started|is|knows")
 _SAME = {
-    "job": "occupation",
-    "profession": "occupation",
-    "workplace": "employer",
-    "company": "employer",
-    "home": "location",
-    "residence": "location",
-    "city": "location",
-    "lives_in": "location",
-    "works_at": "employer",
-    "works_for": "employer",
+    **dict.fromkeys(("job", "profession"), "occupation"),
+    **dict.fromkeys(("workplace", "company", "works_at", "works_for"), "employer"),
+    **dict.fromkeys(("home", "residence", "city", "lives_in"), "location"),
     "bday": "birthday",
     "date_of_birth": "birth_date",
+    "mother_tongue": "native_language",
     "time_zone": "timezone",
     "e_mail": "email",
-    "mother_tongue": "native_language",
     "veterinarian": "vet",
 }
 

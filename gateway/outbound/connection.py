@@ -197,13 +197,8 @@ class _Exchange:
 
     async def __aenter__(self) -> "HttpConnection":
         call = self._call
-        try:
-            endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
-        except ValueError as error:
-            raise HttpFailed("network", str(error), sent=False) from error
-        self._endpoint, request = endpoint, head + b"\r\n"
-        if call.body or call.method in _WITH_BODY:
-            request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(call.body), call.body)
+        endpoint, request = _encoded(call)
+        self._endpoint = endpoint
         while True:
             kept = self._client.take(endpoint)
             connection = kept or await self._client.connect(endpoint, call.connect_timeout_s)
@@ -230,6 +225,17 @@ class _Exchange:
             connection.rest()
         else:
             connection.abort()
+
+
+def _encoded(call: HttpCall) -> tuple[Endpoint, bytes]:
+    """Where the request goes, and its bytes. Raises HttpFailed."""
+    try:
+        endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
+    except ValueError as error:
+        raise HttpFailed("network", str(error), sent=False) from error
+    if call.body or call.method in _WITH_BODY:
+        return endpoint, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(call.body), call.body)
+    return endpoint, head + b"\r\n"
 
 
 @lru_cache(maxsize=256)

@@ -132,9 +132,7 @@ class SseDecoder:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that these bytes complete. Raises SseTooLong."""
-        if self._start == b"" and data and data[0] != _BOM[0]:
-            self._start = None
-        elif self._start is not None:
+        if self._start is not None:
             data = self._without_bom(data)
         if b"\r" in data or self._skip_lf:
             data = self._only_lf(data)
@@ -552,8 +550,7 @@ class ReplyReader(ABC):
         calls: tuple[ToolCall, ...] = ()
         opaque: object = None
         if finish != "overrun":
-            if self.calls or self.recovers:
-                calls = self._finished_calls(finish, text)
+            calls = self._finished_calls(finish, text)
             opaque = self.extras(calls)
         extras = Extras(self.provider, json_bytes(opaque).decode()) if opaque else None
         if extras:

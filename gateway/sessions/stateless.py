@@ -21,7 +21,7 @@ from gateway.domain.messages import Message, Node, ToolResult
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import contained, result_of
-from gateway.memory.context import Besides
+from gateway.memory.context import ContextExtras
 from gateway.memory.window import message_tokens
 from gateway.sessions.intake import with_boundary
 from gateway.sessions.lanes import TurnBatch
@@ -230,7 +230,7 @@ class StatelessRuns:
             plan_of=agent.id,
             soul=worker.souls.of(agent.id),
             earlier=self._nodes(question.earlier, run),
-            besides=Besides(template=template),
+            besides=ContextExtras(template=template),
         )
         return await worker.runner.answer(assignment, journal, run.emit, run.control)
 

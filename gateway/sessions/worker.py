@@ -27,7 +27,7 @@ from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
 from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
-from gateway.memory.context import Besides
+from gateway.memory.context import ContextExtras
 from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
@@ -277,17 +277,7 @@ class RunWorker:
             self.runs.pop(ended.run_id, None)
             ended.publish()
         if self.extractor is not None:
-            said = [
-                SaidMessage(
-                    NodeId(one.new.message_id),
-                    one.run_id,
-                    one.new.sender,
-                    one.new.content,
-                    one.new.accepted_at,
-                )
-                for one in (*batch.asked, *batch.took)
-            ]
-            self.extractor.extract(key, said, end.nodes[-1].id)
+            self.extractor.extract(key, _said(batch), end.nodes[-1].id)
         if end.event is not None:
             self.bus.publish(end.event)
         if batch.crowded is not None:
@@ -400,7 +390,7 @@ class RunWorker:
         new, key, earlier = batch.run.new, batch.run.session_key, batch.asked[:-1]
         said_by = new.sender or key.peer
         source = SaidSource(new.message_id, key, new.accepted_at, new.content, said_by)
-        besides = Besides(
+        besides = ContextExtras(
             summary=episode.summary,
             recalled=read.recalled,
             missing=read.missing,
@@ -480,7 +470,7 @@ class RunWorker:
             posts=result.posts if result else (),
             leaves_claimed=result is not None and not result.has_told,
             rule_state=None if kept is None else self.encode(dict(kept)).decode(),
-            merged=tuple([self._merged(one, run.run_id, end) for one in batch.merged]),
+            merged=self._merged(batch, end),
             most_nodes=batch.most_nodes,
         )
         moved = await retry_store(self.clock, self.inbox.finish, ending)
@@ -498,12 +488,25 @@ class RunWorker:
         run.state = "ended"
         return self.encode({**run.summary(self.clock), **ended}).decode()
 
-    def _merged(self, one: LiveRun, into: RunId, end: RunEnd) -> Merged:
-        moment = Moment(self.clock.now(), self.clock.monotonic())
-        one.start(max(1, one.entry.attempts), moment)
-        terminal = merged(into, end.nodes[-1].id, moment.wall)
-        summary = self._seal(one, terminal, termination_reason="merged", merged_into=into)
-        return Merged(one.run_id, pack_text(one.events), summary)
+    def _merged(self, batch: TurnBatch, end: RunEnd) -> tuple[Merged, ...]:
+        """Ends the runs that this one answers along with its own."""
+        into, found = batch.run.run_id, list[Merged]()
+        for one in batch.merged:
+            moment = Moment(self.clock.now(), self.clock.monotonic())
+            one.start(max(1, one.entry.attempts), moment)
+            terminal = merged(into, end.nodes[-1].id, moment.wall)
+            summary = self._seal(one, terminal, termination_reason="merged", merged_into=into)
+            found.append(Merged(one.run_id, pack_text(one.events), summary))
+        return tuple(found)
+
+
+def _said(batch: TurnBatch) -> Sequence[SaidMessage]:
+    """What users said in this turn."""
+    said: list[SaidMessage] = []
+    for one in (*batch.asked, *batch.took):
+        new, node_id = one.new, NodeId(one.new.message_id)
+        said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, new.accepted_at))
+    return said
 
 
 def _made_anew(at: datetime) -> Chunk:

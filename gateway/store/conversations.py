@@ -20,6 +20,7 @@ from gateway.store.erasure import SqliteErasures
 from gateway.store.plugins import SqliteSettings
 from gateway.store.pruning import Span, branches_off, kept_spans, outdated
 from gateway.store.rows import (
+    COUNT_NODES,
     NODE_COLUMNS,
     SEQ_BITS,
     STANDINGS,
@@ -280,7 +281,7 @@ def _import_nodes(pen: Pen, key: SessionKey, nodes: Sequence[Node], *, now: date
         if session.head == parent:
             session.head, session.head_id = place_of(session.id, session.last_seq), node.id
     session.last_run = session.last_run or int(session.last_seq > 0)
-    pen.db.execute(_COUNT, (pen.stamp(at), count, session.last_seq, session.head, session.id))
+    pen.db.execute(COUNT_NODES, (pen.stamp(at), count, session.last_seq, session.head, session.id))
     return TakenIn(len(new), NodeId(session.head_id) if session.head_id else None)
 
 
@@ -300,10 +301,6 @@ def _new(
 
 _ERASED = STANDINGS.index("erased")
 _START_OVER = "UPDATE session SET head = NULL, state = 'active', updated_at = ? WHERE id = ?"
-_COUNT = """
-UPDATE session SET updated_at = ?, message_count = message_count + ?, last_seq = ?, head = ?
-WHERE id = ?
-"""
 
 
 # --- sessions ------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from gateway.store.facts import (
     FactRow,
     claims_of,
     is_forgotten,
-    names_in,
+    names_of,
     ranked,
     require_claims,
     to_fact_row,
@@ -135,8 +135,10 @@ def _add(
 
 
 def _is_forgotten(claim: Claim, scope: str, pen: Pen) -> bool:
-    source = claim.source
-    return source is not None and is_forgotten(names_in(claim, scope), source.at, pen.db)
+    if (source := claim.source) is None:
+        return False
+    names = names_of(scope, str(source.session_key), source.message_id)
+    return is_forgotten(names, source.at, pen.db)
 
 
 def _rows(

@@ -40,22 +40,6 @@ def names_of(scope: str, session: str, *messages: str | None) -> Names:
     return (*told, ("scope", _digest(scope)), ("session", _digest(session)))
 
 
-def names_in(claim: Claim, scope: str) -> Names:
-    source = claim.source
-    return names_of(scope, str(source.session_key), source.message_id) if source else ()
-
-
-def names_for(what: Erasure, messages: Iterable[str]) -> Names:
-    """Names that an erasure marks: the messages of a fact, or all of a scope or session."""
-    if what.fact_id is not None:
-        return [("message", one) for one in messages]
-    return [(what.kind, _digest(str(what.scope or what.session_key)))]
-
-
-def note(names: Names, now: datetime, db: sqlite3.Connection) -> None:
-    db.executemany(_NOTE, [(*name, to_micros(now)) for name in names])
-
-
 def is_forgotten(names: Names, said_at: datetime, db: sqlite3.Connection) -> bool:
     """Whether it is marked: a message always, a scope or session for what was said until then."""
     at = to_micros(said_at)
@@ -387,7 +371,10 @@ def erase(pen: Pen, what: Erasure, now: datetime) -> int:
     rows = _rows(where, (value,), db)
     of_fact = rows if what.fact_id is not None else ()
     told = [one for row in of_fact for (one,) in db.execute(_TOLD_IN, (row.place,))]
-    note(names_for(what, told), now, db)
+    names: Names = [("message", one) for one in told]
+    if what.fact_id is None:
+        names = [(what.kind, _digest(str(what.scope or what.session_key)))]
+    db.executemany(_NOTE, [(*name, to_micros(now)) for name in names])
     if what.session_key is not None:
         db.execute(_BLANK, (str(what.session_key),))
     _take_out(rows, now, db)
@@ -406,10 +393,7 @@ def _erased(what: Erasure) -> tuple[str, str]:
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
         raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
     if what.fact_id is not None:
-        return (
-            "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1",
-            what.fact_id,
-        )
+        return _IF_FACT, what.fact_id
     column = "session" if what.scope is None else "scope"
     group = f"(SELECT id FROM fact_group WHERE kind = '{column}' AND name = ?)"
     return f"WHERE f.{column} = {group}", str(what.scope or what.session_key)
@@ -459,6 +443,7 @@ ORDER BY c.since {order}, c.said_at {order} LIMIT 1
     for side, order in (("<=", "DESC"), (">", "ASC"))
 )
 _OF_CLAIM = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
+_IF_FACT = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1"
 _PLACES = "WHERE f.place IN (?, ?)"
 _SUPERSEDED_BY = "WHERE f.superseded_by = ?"
 _ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"

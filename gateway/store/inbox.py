@@ -17,7 +17,7 @@ from gateway.domain.journal import chunks_of
 from gateway.store.channels import require_unheard, write_memos
 from gateway.store.conversations import prune
 from gateway.store.outbox import add_delivery
-from gateway.store.rows import SEQ_BITS, SessionRow, append
+from gateway.store.rows import COUNT_NODES, SEQ_BITS, SessionRow, append
 from gateway.store.tables import insert
 from gateway.store.writer import Pen, SqliteStore, reading, writing
 
@@ -226,7 +226,7 @@ def _grow(ending: Ending, session: SessionRow, parent: int | None, at: int, pen:
     if moves:
         session.head = session.id << SEQ_BITS | session.last_seq
         session.head_id = ending.nodes[-1].id
-    pen.db.execute(_COUNT, (pen.stamp(at), count, session.last_seq, session.head, session.id))
+    pen.db.execute(COUNT_NODES, (pen.stamp(at), count, session.last_seq, session.head, session.id))
     if session.is_forked:
         prune(session, ending.most_nodes, pen.db)
     return moves
@@ -299,8 +299,3 @@ UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, has_journal
 WHERE run_id = ? AND session = ? AND finished_at IS NULL
 """
 _REOPEN = "UPDATE session SET state = 'active' WHERE id = ? AND state = 'closed'"
-_COUNT = """
-UPDATE session
-SET updated_at = ?, message_count = message_count + ?, last_seq = ?, head = ?
-WHERE id = ?
-"""

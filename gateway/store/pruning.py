@@ -3,9 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-Fork = tuple[
-    int, int | None
-]  # seq and the parent's, of a node that does not follow on the one before
+# seq and the parent's, of a node that does not follow on the one before
+Fork = tuple[int, int | None]
 Span = tuple[int, int]  # first and last seq
 
 

@@ -72,6 +72,11 @@ INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens,
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
         coalesce(?, (SELECT summary FROM node WHERE place = ?)))
 """
+# After nodes were added: the counters of their session, and its HEAD.
+COUNT_NODES = """
+UPDATE session SET updated_at = ?, message_count = message_count + ?, last_seq = ?, head = ?
+WHERE id = ?
+"""
 
 
 def pack_message(message: Message) -> bytes:

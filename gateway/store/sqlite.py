@@ -32,7 +32,7 @@ from gateway.store.tables import (
     require_known,
     version_of,
 )
-from gateway.store.turns import SqliteHearing, SqliteTurns
+from gateway.store.turns import SqliteExtractionQueue, SqliteTurns
 from gateway.store.writer import (
     Commits,
     Held,
@@ -145,7 +145,7 @@ async def open_sqlite(
             await to_thread.run_sync(opened.close)
 
 
-class SqliteFactStore(SqliteFacts, SqliteHearing, SqliteTurns):
+class SqliteFactStore(SqliteFacts, SqliteExtractionQueue, SqliteTurns):
     """Implements the port FactStore."""
 
 

@@ -18,8 +18,8 @@ from gateway.domain.facts import (
     Hits,
     PastTurn,
     SaidMessage,
+    SaidPage,
     Trail,
-    Unheard,
     scope_of,
     words_of,
 )
@@ -373,13 +373,13 @@ def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey
     return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
-def _next(table: str) -> Callable[..., Unheard]:
+def _next(table: str) -> Callable[..., SaidPage]:
     """`table` is `heard`, in which a missing row means that nothing was read, or `unread`."""
 
-    def find(db: sqlite3.Connection, key: SessionKey, *, limit: int) -> Unheard:
+    def find(db: sqlite3.Connection, key: SessionKey, *, limit: int) -> SaidPage:
         found = db.execute(_PLACE[table], (str(key),)).fetchone()
         if found is None:
-            return Unheard()
+            return SaidPage()
         session, seq = found
         bounds = (place_of(session, seq), place_of(session + 1, 0), max(0, limit))
         rows = db.execute(_NODES, bounds).fetchall()
@@ -389,7 +389,7 @@ def _next(table: str) -> Callable[..., Unheard]:
             # Of what stands there as a user's, only that was said which was accepted or imported.
             if role == "user" and message in {None, node}
         )
-        return Unheard(said, rows[-1][0] if rows else None)
+        return SaidPage(said, rows[-1][0] if rows else None)
 
     return find
 
@@ -412,16 +412,16 @@ def _read(pen: Pen, key: SessionKey, upto: NodeId) -> bool:
     return bool(row and row[0])
 
 
-class SqliteHearing(SqliteStore):
+class SqliteExtractionQueue(SqliteStore):
     """How far patterns and a model have read."""
 
-    unheard = reading(lambda db: _keys(_UNREAD, -1, db))
-    next_unheard = reading(_next("heard"))
-    mark_heard = writing(_mark_heard, durable=False)
-    owe = writing(_owe, durable=False)
-    owed = reading(lambda db: _keys(_OWED, -1, db))
-    next_owed = reading(_next("unread"))
-    mark_read = writing(_read, durable=False)
+    unscanned = reading(lambda db: _keys(_UNREAD, -1, db))
+    next_unscanned = reading(_next("heard"))
+    mark_scanned = writing(_mark_heard, durable=False)
+    queue_for_model = writing(_owe, durable=False)
+    queued_for_model = reading(lambda db: _keys(_OWED, -1, db))
+    next_queued = reading(_next("unread"))
+    mark_extracted = writing(_read, durable=False)
 
 
 _UNREAD = """

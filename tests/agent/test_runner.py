@@ -19,7 +19,7 @@ from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Chunk, Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Model, ToolScope
-from gateway.memory.context import Besides
+from gateway.memory.context import ContextExtras
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import NOTHING, Listed
 from tests.fakes.clock import FakeClock
@@ -92,7 +92,7 @@ async def test_what_it_has_done_is_not_done_again_and_is_none_of_what_its_run_ha
 async def test_a_template_frames_what_it_is_told() -> None:
     model = ScriptedModel(says("short"))
     template = compile_prompt("Frame: {system_prompt}.")
-    framed = replace(assignment(), besides=Besides(template=template))
+    framed = replace(assignment(), besides=ContextExtras(template=template))
     framed = replace(framed, agent=replace(HELPER, system_prompt="inside"))
 
     with anyio.fail_after(5):

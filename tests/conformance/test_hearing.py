@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.facts import SaidMessage, Unheard
+from gateway.domain.facts import SaidMessage, SaidPage
 from gateway.domain.ids import MessageId, NodeId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
@@ -42,8 +42,8 @@ def said(name: str) -> SaidMessage:
     return SaidMessage(nodes[0].id, nodes[0].run_id, "ann", "question", NOON)
 
 
-def heard(name: str, node: int, *names: str) -> Unheard:
-    return Unheard(tuple(map(said, names)), NodeId(f"{name}-{node}"))
+def heard(name: str, node: int, *names: str) -> SaidPage:
+    return SaidPage(tuple(map(said, names)), NodeId(f"{name}-{node}"))
 
 
 async def test_what_people_said_comes_in_order_with_who_said_it(opened: Open) -> None:
@@ -53,13 +53,13 @@ async def test_what_people_said_comes_in_order_with_who_said_it(opened: Open) ->
         await a_turn(stores, "c", THERE)
         hearing = stores.facts
 
-        whole = await hearing.next_unheard(HERE, limit=10)
-        part = await hearing.next_unheard(HERE, limit=1)
-        nothing = await hearing.next_unheard(session_key("nowhere"), limit=10)
+        whole = await hearing.next_unscanned(HERE, limit=10)
+        part = await hearing.next_unscanned(HERE, limit=1)
+        nothing = await hearing.next_unscanned(session_key("nowhere"), limit=10)
 
     assert whole == heard("b", 2, "a", "b")
     assert part == heard("a", 1, "a")
-    assert nothing == Unheard()
+    assert nothing == SaidPage()
 
 
 async def test_where_looking_stopped_is_where_it_goes_on_and_it_never_goes_back(
@@ -70,17 +70,17 @@ async def test_where_looking_stopped_is_where_it_goes_on_and_it_never_goes_back(
         await a_turn(stores, "b", HERE, after="a-2")
         await a_turn(stores, "c", THERE)
         hearing = stores.facts
-        assert set(await hearing.unheard()) == {HERE, THERE}
+        assert set(await hearing.unscanned()) == {HERE, THERE}
 
-        await hearing.mark_heard({HERE: NodeId("a-2"), THERE: NodeId("c-2")})
-        await hearing.mark_heard({HERE: NodeId("a-1")})
-        await hearing.mark_heard({HERE: NodeId("gone"), session_key("nowhere"): NodeId("x")})
+        await hearing.mark_scanned({HERE: NodeId("a-2"), THERE: NodeId("c-2")})
+        await hearing.mark_scanned({HERE: NodeId("a-1")})
+        await hearing.mark_scanned({HERE: NodeId("gone"), session_key("nowhere"): NodeId("x")})
 
-        assert await hearing.unheard() == [HERE]
-        assert await hearing.next_unheard(HERE, limit=10) == heard("b", 2, "b")
-        await hearing.mark_heard({HERE: NodeId("b-2")})
-        assert await hearing.unheard() == []
-        assert await hearing.next_unheard(HERE, limit=10) == Unheard()
+        assert await hearing.unscanned() == [HERE]
+        assert await hearing.next_unscanned(HERE, limit=10) == heard("b", 2, "b")
+        await hearing.mark_scanned({HERE: NodeId("b-2")})
+        assert await hearing.unscanned() == []
+        assert await hearing.next_unscanned(HERE, limit=10) == SaidPage()
 
 
 async def test_a_model_is_owed_only_what_it_has_to_look_at(opened: Open) -> None:
@@ -88,32 +88,32 @@ async def test_a_model_is_owed_only_what_it_has_to_look_at(opened: Open) -> None
         await a_turn(stores, "a", HERE)
         await a_turn(stores, "b", HERE, after="a-2")
         hearing = stores.facts
-        assert await hearing.next_owed(HERE, limit=10) == Unheard()
+        assert await hearing.next_queued(HERE, limit=10) == SaidPage()
 
-        await hearing.owe(HERE, NodeId("b-1"))
-        await hearing.owe(HERE, NodeId("gone"))
+        await hearing.queue_for_model(HERE, NodeId("b-1"))
+        await hearing.queue_for_model(HERE, NodeId("gone"))
 
-        assert await hearing.owed() == [HERE]
-        assert await hearing.next_owed(HERE, limit=10) == heard("b", 2, "b")
-        assert await hearing.mark_read(HERE, NodeId("b-1"))  # the answer is left
-        assert not await hearing.mark_read(HERE, NodeId("b-2"))
-        assert await hearing.owed() == []
-        assert await hearing.next_owed(HERE, limit=10) == Unheard()
+        assert await hearing.queued_for_model() == [HERE]
+        assert await hearing.next_queued(HERE, limit=10) == heard("b", 2, "b")
+        assert await hearing.mark_extracted(HERE, NodeId("b-1"))  # the answer is left
+        assert not await hearing.mark_extracted(HERE, NodeId("b-2"))
+        assert await hearing.queued_for_model() == []
+        assert await hearing.next_queued(HERE, limit=10) == SaidPage()
 
 
 async def test_what_a_model_has_looked_at_is_not_owed_again(opened: Open) -> None:
     async with opened() as stores:
         await a_turn(stores, "a", HERE)
         hearing = stores.facts
-        await hearing.owe(HERE, NodeId("a-1"))
-        await hearing.mark_read(HERE, NodeId("a-2"))
+        await hearing.queue_for_model(HERE, NodeId("a-1"))
+        await hearing.mark_extracted(HERE, NodeId("a-2"))
         await a_turn(stores, "b", HERE, after="a-2")
         await a_turn(stores, "c", HERE, after="b-2")
 
-        await hearing.owe(HERE, NodeId("a-1"))
+        await hearing.queue_for_model(HERE, NodeId("a-1"))
 
-        assert await hearing.next_owed(HERE, limit=10) == heard("c", 2, "b", "c")
-        assert await hearing.mark_read(HERE, NodeId("b-2"))
+        assert await hearing.next_queued(HERE, limit=10) == heard("c", 2, "b", "c")
+        assert await hearing.mark_extracted(HERE, NodeId("b-2"))
 
 
 async def test_what_was_owed_stays_so_whatever_is_owed_besides(opened: Open) -> None:
@@ -121,10 +121,10 @@ async def test_what_was_owed_stays_so_whatever_is_owed_besides(opened: Open) -> 
         await a_turn(stores, "a", HERE)
         await a_turn(stores, "b", HERE, after="a-2")
 
-        await stores.facts.owe(HERE, NodeId("a-1"))
-        await stores.facts.owe(HERE, NodeId("b-1"))
+        await stores.facts.queue_for_model(HERE, NodeId("a-1"))
+        await stores.facts.queue_for_model(HERE, NodeId("b-1"))
 
-        assert await stores.facts.next_owed(HERE, limit=10) == heard("b", 2, "a", "b")
+        assert await stores.facts.next_queued(HERE, limit=10) == heard("b", 2, "a", "b")
 
 
 async def test_what_stands_as_a_users_but_was_not_accepted_was_said_by_nobody(
@@ -137,6 +137,6 @@ async def test_what_stands_as_a_users_but_was_not_accepted_was_said_by_nobody(
         nodes = an_exchange("b", "question", "answer", "inserted by a tool", "another answer")
         await stores.inbox.finish(an_ending("b", HERE, grown_from="a-2", nodes=nodes))
 
-        found = await stores.facts.next_unheard(HERE, limit=10)
+        found = await stores.facts.next_unscanned(HERE, limit=10)
 
     assert found == heard("b", 4, "a", "b")

@@ -77,13 +77,13 @@ class PartOfFactStore(_Part):
     facts_around: Any
     origin_of: Any
     erase_facts: Any
-    unheard: Any
-    next_unheard: Any
-    mark_heard: Any
-    owe: Any
-    owed: Any
-    next_owed: Any
-    mark_read: Any
+    unscanned: Any
+    next_unscanned: Any
+    mark_scanned: Any
+    queue_for_model: Any
+    queued_for_model: Any
+    next_queued: Any
+    mark_extracted: Any
     find_turns: Any
     unindexed: Any
     index_turns: Any

@@ -17,7 +17,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
-from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, Packer
+from gateway.memory.context import RECALL_TOKENS, RESULTS, Context, ContextExtras, Packer
 from gateway.memory.window import Window, message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -174,14 +174,14 @@ def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
 ) -> None:
     recalled = [*LISTED, *map(a_fact, range(99), facts), *map(a_turn, range(99), found)]
     summary = Summary(NodeId("before"), goal="g" * goal, decisions=("d" * 50,) * 9)
-    besides = Besides(summary if goal else None, recalled, question_id="m1", template=template)
-    alone = Besides(recalled=LISTED, template=template)
+    extras = ContextExtras(summary if goal else None, recalled, question_id="m1", template=template)
+    alone = ContextExtras(recalled=LISTED, template=template)
     agent = replace(AGENT, context=ContextRules(budget, 12, facts=5))
     tool = ToolSpec("echo", "Echoes.")
 
-    context = Packer().pack(agent, SOUL, talk(turns, size=size), QUESTION, (tool,), besides=besides)
+    context = Packer().pack(agent, SOUL, talk(turns, size=size), QUESTION, (tool,), extras=extras)
 
-    least = Packer().pack(agent, SOUL, (), QUESTION, (tool,), besides=alone).tokens
+    least = Packer().pack(agent, SOUL, (), QUESTION, (tool,), extras=alone).tokens
     assert context.messages[-1] is QUESTION
     assert context.tokens <= max(budget, least)
     assert sum(tokens for _, tokens, _ in context.parts) == context.tokens
@@ -196,9 +196,11 @@ def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
 
 @pytest.mark.requirement("S-003-Memory-09")
 def test_fifty_turns_with_a_fact_from_long_ago_take_less_than_five_thousand_tokens() -> None:
-    besides = Besides(recalled=[*map(a_fact, range(12)), *(a_turn(n, 2_000) for n in range(5))])
+    extras = ContextExtras(
+        recalled=[*map(a_fact, range(12)), *(a_turn(n, 2_000) for n in range(5))]
+    )
 
-    context = Packer().pack(AGENT, SOUL, talk(50, size=300), QUESTION, (), besides=besides)
+    context = Packer().pack(AGENT, SOUL, talk(50, size=300), QUESTION, (), extras=extras)
 
     assert context.tokens < 5_000
     assert context.memory is not None
@@ -206,9 +208,11 @@ def test_fifty_turns_with_a_fact_from_long_ago_take_less_than_five_thousand_toke
 
 
 def test_what_is_remembered_stands_right_before_the_question_and_the_summary_first() -> None:
-    besides = Besides(Summary(NodeId("0"), goal="fly"), [a_fact(1), a_turn(1)], earlier=[QUESTION])
+    extras = ContextExtras(
+        Summary(NodeId("0"), goal="fly"), [a_fact(1), a_turn(1)], earlier=[QUESTION]
+    )
 
-    messages = Packer().pack(AGENT, SOUL, talk(2), QUESTION, (), besides=besides).messages
+    messages = Packer().pack(AGENT, SOUL, talk(2), QUESTION, (), extras=extras).messages
 
     assert messages[0].text == "<summary>\nGoal: fly\n</summary>"
     assert messages[-3:] == (QUESTION, messages[-2], QUESTION)
@@ -221,7 +225,7 @@ def test_what_is_remembered_stands_right_before_the_question_and_the_summary_fir
 
 
 def test_names_of_notes_and_threads_stand_at_the_end_of_the_system_text() -> None:
-    context = Packer().pack(AGENT, SOUL, (), QUESTION, (), besides=Besides(recalled=LISTED))
+    context = Packer().pack(AGENT, SOUL, (), QUESTION, (), extras=ContextExtras(recalled=LISTED))
 
     system = next(items for kind, _, items in context.parts if kind == "system")
     assert context.system == ("I am.\n\nBe kind.\n\nnotes:\n- {soul} {{\n\nthreads:\n- {soul} {{")
@@ -235,14 +239,14 @@ def test_names_of_notes_and_threads_stand_at_the_end_of_the_system_text() -> Non
 
 @pytest.mark.requirement("S-002-Query-06")
 def test_a_template_says_where_everything_stands() -> None:
-    besides = Besides(
+    extras = ContextExtras(
         Summary(NodeId("0"), goal="fly"),
         [*LISTED, a_fact(1), a_turn(1)],
         template=EVERYTHING,
     )
     tools = (ToolSpec("echo", "Says it\nagain."), ToolSpec("time", "Tells it."))
 
-    context = Packer().pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
+    context = Packer().pack(AGENT, SOUL, talk(1), QUESTION, tools, extras=extras)
 
     items = {kind: [name for name, _, _ in items] for kind, _, items in context.parts}
     own, about = context.system.rsplit("\n\n", 1)
@@ -275,11 +279,11 @@ def test_a_template_says_where_everything_stands() -> None:
 
 
 def test_what_a_template_leaves_out_is_left_out_but_for_facts_and_summary() -> None:
-    besides = Besides(
+    extras = ContextExtras(
         Summary(NodeId("0"), goal="fly"), [*LISTED, a_fact(1)], template=compile_prompt(" Hi {{. ")
     )
 
-    context = Packer().pack(AGENT, SOUL, (), QUESTION, (), besides=besides)
+    context = Packer().pack(AGENT, SOUL, (), QUESTION, (), extras=extras)
 
     assert context.system == "Hi {."
     assert [message.text[:9] for message in context.messages[:2]] == ["<summary>", "<memory>\n"]
@@ -288,9 +292,9 @@ def test_what_a_template_leaves_out_is_left_out_but_for_facts_and_summary() -> N
 def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
     nodes = talk(30)
     here, gone = nodes[-1].id, nodes[0].id
-    besides = Besides(recalled=[replace(a_turn(1), id=one) for one in (here, gone)])
+    extras = ContextExtras(recalled=[replace(a_turn(1), id=one) for one in (here, gone)])
 
-    context = Packer().pack(AGENT, SOUL, nodes, QUESTION, (), besides=besides)
+    context = Packer().pack(AGENT, SOUL, nodes, QUESTION, (), extras=extras)
 
     found = next(items for kind, _, items in context.parts if kind == "recall")
     assert [name for name, _, _ in found] == [gone]
@@ -318,8 +322,8 @@ def test_the_next_request_begins_like_this_one_while_all_is_shown(
 
     def begins(count: int) -> tuple[Message, ...]:
         said = nodes[: count * exchange_size]
-        besides = Besides(recalled=[a_fact(count)])
-        return Packer().pack(agent, SOUL, said, QUESTION, (), besides=besides).history
+        extras = ContextExtras(recalled=[a_fact(count)])
+        return Packer().pack(agent, SOUL, said, QUESTION, (), extras=extras).history
 
     shown = [begins(turns + n) for n in range(4)]
     slid = sum(later[: len(one)] != one for one, later in pairwise(shown))

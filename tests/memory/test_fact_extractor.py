@@ -270,7 +270,7 @@ async def test_after_a_crash_it_goes_on_where_it_was() -> None:
             await site.extractor.settled(KEY)
             await site.clock.until_someone_sleeps()
             site.clock.move(NOTE_EVERY_S)
-            while await stores.facts.unheard():
+            while await stores.facts.unscanned():
                 await anyio.lowlevel.checkpoint()
         await said_in(stores, "b", "My dog is called Luna")  # and then it died
         await said_in(stores, "c", "I like tea", session_key("cat"))
@@ -280,7 +280,7 @@ async def test_after_a_crash_it_goes_on_where_it_was() -> None:
 
             assert await site.known() == ["user location: Oslo", "user dog_name: Luna"]
             assert await site.known(session_key("cat")) == ["user likes: tea"]
-        assert await stores.facts.unheard() == []
+        assert await stores.facts.unscanned() == []
 
 
 async def test_a_turn_that_comes_while_it_catches_up_is_looked_at_too() -> None:
@@ -390,7 +390,7 @@ async def test_a_model_that_cannot_be_asked_leaves_it_to_patterns() -> None:
         await quiet(site)
 
         assert await site.known() == ["user location: Oslo"]
-        assert await stores.facts.owed() == []
+        assert await stores.facts.queued_for_model() == []
 
 
 async def test_what_a_model_was_owed_it_is_owed_after_a_restart() -> None:
@@ -404,7 +404,7 @@ async def test_what_a_model_was_owed_it_is_owed_after_a_restart() -> None:
 
             assert len(site.model.asked) == 1
             assert "Oslo" in site.model.asked[0].messages[0].text
-        assert await stores.facts.owed() == []
+        assert await stores.facts.queued_for_model() == []
 
 
 async def test_nobody_pays_for_a_model_before_a_summary_is_made_and_then_for_each_message_once() -> (

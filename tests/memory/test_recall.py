@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, Recalled, SaidSource, scope_of, whose
+from gateway.domain.facts import Claim, Recalled, SaidSource, scope_of, whose, words_of
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall, asked_words
@@ -209,7 +209,7 @@ async def test_a_huge_question_is_looked_at_at_both_ends() -> None:
 
 @given(st.text())
 def test_what_is_asked_for_is_a_bounded_number_of_plain_words(question: str) -> None:
-    words = asked_words(question)
+    words = asked_words(words_of(question))
 
     assert len(words) <= 24
     assert len(set(words)) == len(words)

@@ -10,7 +10,7 @@ from tests.fakes.client import WAIT_S, connected, http, post_chat
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo
-from tests.scenarios.test_webhooks import REST, post, said, signed
+from tests.scenarios.test_webhooks import COMPILED_S, REST, post, said, signed
 
 TOKENS = """
 [[tokens]]
@@ -141,7 +141,7 @@ async def test_a_platform_that_calls_is_told_to_call_again(tmp_path: Path) -> No
     rest = REST.replace('dm_policy = "open"', 'dm_policy = "open"\nmax_age_s = 3600')
     async with scripted_server(held) as model:
         setup = Setup(model.url, agent=WINDOW, rest=f"{rest}\n{ROOM}[queue]\nmax_pending_mb = 1")
-        async with running(setup, tmp_path) as site:
+        async with running(setup, tmp_path, patience_s=COMPILED_S) as site:
             answers = [await post(site, body, signed(body)) for body in bodies]
             held.gate.set()
             with anyio.fail_after(WAIT_S):

@@ -16,6 +16,7 @@ from tests.fakes.model_server import ModelServer, Reply, scripted_server
 
 ADAPTER = Path(__file__).parents[2] / "wasm-examples" / "channel-js" / "tool.wasm"
 SECRET = "a-secret-that-signs-calls"
+COMPILED_S = 60.0  # in which the adapter is compiled on any machine: no call is answered before
 REST = f"""
 [[plugins]]
 name = "relay"
@@ -48,7 +49,7 @@ def signed(body: bytes, secret: str = SECRET) -> dict[str, str]:
 async def opened(folder: Path) -> AsyncIterator[tuple[Site, ModelServer]]:
     async with (
         scripted_server(lambda asked: Reply("Hello.")) as model,
-        running(Setup(model.url, rest=REST), folder) as site,
+        running(Setup(model.url, rest=REST), folder, patience_s=COMPILED_S) as site,
     ):
         yield site, model
 

@@ -112,6 +112,7 @@ def _parallel(node: NodePlan, source: TreeSource) -> None:
 
 
 WIDTH = 100
+_BRACKETED = frozenset({"list", "vector", "map"})
 _BELOW = frozenset({"list", "map", "comment"})  # never on the line of the head
 
 
@@ -157,25 +158,21 @@ class _Layout:
         lines.append(" " * indent + self._shown(unit, indent))
 
     def _shown(self, unit: tuple[TreeForm, ...], indent: int) -> str:
-        if len(unit) == 1:
-            return self._form(unit[0], indent)
-        key = self._raw(unit[0])
-        return f"{key} {self._form(unit[1], indent + len(key) + 1)}"
-
-    def _form(self, form: TreeForm, indent: int) -> str:
+        *key, form = unit
+        if key:
+            start = self._raw(key[0]) + " "
+            return start + self._shown((form,), indent + len(start))
         flat = self._flat(form)
         if form.head != "tree" and flat is not None and indent + len(flat) <= WIDTH:
             return flat
-        if form.kind not in {"list", "vector", "map"}:
-            return self._raw(form)
-        return self._broken(form, indent)
+        return self._broken(form, indent) if form.kind in _BRACKETED else self._raw(form)
 
     def _raw(self, form: TreeForm) -> str:
         return str(form.value) if form.kind == "comment" else self._text[form.start : form.end]
 
     def _flat(self, form: TreeForm) -> str | None:
         """On one line; None if that cannot be."""
-        if form.kind not in {"list", "vector", "map"}:
+        if form.kind not in _BRACKETED:
             raw = self._raw(form)
             return None if form.kind == "comment" or "\n" in raw else raw
         parts: list[str] = []

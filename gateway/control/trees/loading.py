@@ -57,7 +57,7 @@ _COUNTS: Mapping[object, int] = {"all": -1, "one": 1}
 _COLLECTED = {"any": ("vector", "map"), "list": ("vector",), "map": ("map",)}
 _ROOTS = {"config": "config", "env-flag": "flags"}
 _CALLED = HOSTED | {"action", "condition", "decorator"}
-_OF_THE_FIRST = ("finally", "inputs", "max-ticks")  # options of the tree that is run
+_OF_THE_FIRST = {"finally", "inputs", "max-ticks"}  # options of the tree that is run
 
 
 def load(text: str, name: str = "tree.bt", registry: LeafRegistry | None = None) -> TreePlan:
@@ -75,11 +75,7 @@ def load(text: str, name: str = "tree.bt", registry: LeafRegistry | None = None)
 
 
 def _load(source: TreeSource, registry: LeafRegistry | None) -> TreePlan | None:
-    trees: dict[str, _Tree] = {}
-    counting = count(1).__next__
-    for form in read(source):
-        if form.kind != "comment":
-            _collect(form, trees, source, registry, counting)
+    trees = _declared_trees(source, registry)
     if not trees:
         source.error("BT010", 0, 'there is no tree here: (tree "name" …)')
         return None
@@ -88,7 +84,7 @@ def _load(source: TreeSource, registry: LeafRegistry | None) -> TreePlan | None:
             tree.read()
     except _TooManyNodes:
         return None
-    _check_uses(trees, source)
+    _check_subtrees(trees, source)
     first = next(iter(trees))
     if not source.has_errors:
         _measure(trees, first, (), source)
@@ -96,12 +92,27 @@ def _load(source: TreeSource, registry: LeafRegistry | None) -> TreePlan | None:
     return None if source.has_errors else replace(plans.pop(first), subtrees=plans)
 
 
+def _declared_trees(source: TreeSource, registry: LeafRegistry | None) -> dict[str, "_TreeReader"]:
+    """The trees of the file with their schemas."""
+    trees: dict[str, _TreeReader] = {}
+    counting = count(1).__next__
+    for form in read(source):
+        if form.kind == "comment":
+            continue
+        if form.head != "tree":
+            source.error("BT010", form.start, 'a file has trees only: (tree "name" …)')
+            continue
+        tree = _TreeReader(_NodeReader(form, TREE, source, registry, Names({})), counting)
+        if tree.name in trees:
+            source.error("BT015", form.start, f'another tree is called "{tree.name}"')
+        else:
+            trees[tree.name] = tree
+            tree.declare()
+    return trees
+
+
 class _TooManyNodes(Exception):
     """No more is read; it never leaves this file."""
-
-
-def _wrong(source: TreeSource, form: TreeForm, want: str) -> None:
-    source.error("BT013", form.start, f"here belongs {WANTS[want].shape}")
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:
@@ -109,36 +120,23 @@ def _unknown(what: str, name: str, known: Collection[str]) -> str:
     return f"{what} {quoted(name)}{meant(name, known)}"
 
 
-def pairs(form: TreeForm, source: TreeSource) -> dict[str, TreeForm]:
-    """Of a map: key to form."""
-    if form.kind != "map":
-        _wrong(source, form, "map")
-        return {}
-    found: dict[str, TreeForm] = {}
-    for key, value in zip(form.parts[::2], form.parts[1::2], strict=False):
-        if key.kind != "keyword":
-            source.error("BT013", key.start, "a map has a :key before each value")
-            return found
-        if key.value in found:
-            source.error("BT015", key.start, f":{key.value} is here twice")
-        found[str(key.value)] = value
-    if len(form.parts) % 2:
-        source.error("BT013", form.parts[-1].start, "a map has a value after each :key")
-    return found
-
-
 @dataclass(slots=True)
-class NodeForm:
-    """A list, taken apart as its kind says."""
+class _NodeReader:
+    """Takes a list apart as its kind says, and reads its values. A value that is wrong is None, and
+    its problem is in the source."""
 
     form: TreeForm
     kind: NodeKind
     source: TreeSource
-    name: TreeForm | None = None
+    registry: LeafRegistry | None
+    names: Names
+    symbol: TreeForm | None = None  # the name of the node
     values: list[TreeForm] = field(default_factory=list)
     options: dict[str, TreeForm] = field(default_factory=dict)  # a flag stands for itself
     keys: dict[str, TreeForm] = field(default_factory=dict)  # of the options
     children: list[TreeForm] = field(default_factory=list)
+    reads: set[str] = field(default_factory=set)  # keys of the blackboard
+    writes: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         rest = list(reversed(self.form.parts[1:]))
@@ -150,8 +148,8 @@ class NodeForm:
                 self._take_option(part, rest)
             elif part.kind == "list" and part.head not in CALLS:
                 self.children.append(part)
-            elif part.kind == "symbol" and self.name is None and not is_value:
-                self.name = part
+            elif part.kind == "symbol" and self.symbol is None and not is_value:
+                self.symbol = part
             else:
                 self.values.append(part)
         self._check_counts()
@@ -189,12 +187,45 @@ class NodeForm:
             if len(both) > 1:
                 error("BT013", at, f"{head} takes only one of :{', :'.join(both)}")
 
-    def cases(self) -> dict[str, TreeForm]:
+    def wrong(self, form: TreeForm, want: str) -> None:
+        self.source.error("BT013", form.start, f"here belongs {WANTS[want].shape}")
+
+    def pairs(self, form: TreeForm) -> dict[str, TreeForm]:
+        """Of a map: key to form."""
+        error, found = self.source.error, dict[str, TreeForm]()
+        if form.kind != "map":
+            self.wrong(form, "map")
+            return found
+        for key, value in zip(form.parts[::2], form.parts[1::2], strict=False):
+            if key.kind != "keyword":
+                error("BT013", key.start, "a map has a :key before each value")
+                return found
+            if key.value in found:
+                error("BT015", key.start, f":{key.value} is here twice")
+            found[str(key.value)] = value
+        if len(form.parts) % 2:
+            error("BT013", form.parts[-1].start, "a map has a value after each :key")
+        return found
+
+    def name(self) -> str:
+        """Its own name, or empty."""
+        error, head = self.source.error, self.form.head
+        if self.symbol is None:
+            if self.kind.is_named:
+                error("BT016", self.form.start, f"{head} needs a name: ({head} NAME …)")
+            return ""
+        name = str(self.symbol.value)
+        if not NAME.fullmatch(name):
+            message = f"{quoted(name)} is no name: small letters, digits, _ ? ! -"
+            error("BT016", self.symbol.start, message)
+        return name
+
+    def cases(self, kind: str) -> dict[str, TreeForm]:
         """The children; those of a switch by case. The catch of a `try` is its last one, without the word."""
-        children, head = list(self.children), ALIASES.get(self.form.head, self.form.head)
-        if head == "switch" and len(self.values) > 1:
-            return pairs(self.values[1], self.source)
-        if head == "try":
+        children = list(self.children)
+        if kind == "switch" and len(self.values) > 1:
+            return self.pairs(self.values[1])
+        if kind == "try":
             last = children[-1] if children else self.form
             if last.head == "catch" and len(last.parts) == 2:
                 children[-1] = last.parts[1]
@@ -202,17 +233,21 @@ class NodeForm:
                 self.source.error("BT012", self.form.start, "try ends with one (catch NODE)")
         return {str(place): child for place, child in enumerate(children)}
 
+    def read_values(self) -> tuple[Value, ...]:
+        """Those that have no name."""
+        wants = zip(self.values, self.kind.values, strict=False)
+        found = [self.value(form, want) for form, want in wants if want != "cases"]
+        return tuple(value for value in found if value is not None)
 
-@dataclass(slots=True)
-class NodeValues:
-    """Reads the values of one node, and notes which keys they touch. A value that is wrong is None, and its
-    problem is in the source."""
-
-    source: TreeSource
-    registry: LeafRegistry | None
-    names: Names
-    reads: set[str] = field(default_factory=set)
-    writes: set[str] = field(default_factory=set)
+    def read_options(self) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for name, form in self.options.items():
+            want = self.kind.want(name) or "any"
+            is_flag = want == "flag"
+            value = Value(form.start, is_flag) if is_flag else self.value(form, want, name)
+            if value is not None:
+                found[name] = value
+        return found
 
     def value(self, form: TreeForm, want: str, option: str = "") -> Value | None:
         wanted = WANTS[want]
@@ -225,23 +260,12 @@ class NodeValues:
         if form.kind in _COLLECTED.get(want, ()):
             return self._collection(form)
         if form.kind not in wanted.forms:
-            _wrong(self.source, form, want)
+            self.wrong(form, want)
             return None
-        special = {
-            "expression": self._expression,
-            "target": self._target,
-            "keys": self._keys,
-            "duration": self._duration,
-        }.get(want)
-        return special(form) if special else self._literal(form, want, option)
+        special = {"expression": self._expression, "target": self._target, "keys": self._keys}
+        return special[want](form) if want in special else self._constant(form, want, option)
 
-    def all(self, parts: NodeForm) -> tuple[Value, ...]:
-        """The values that have no name."""
-        wants = zip(parts.values, parts.kind.values, strict=False)
-        found = [self.value(form, want) for form, want in wants if want != "cases"]
-        return tuple(value for value in found if value is not None)
-
-    def _literal(self, form: TreeForm, want: str, option: str) -> Value:
+    def _constant(self, form: TreeForm, want: str, option: str) -> Value:
         found, choices = form.value, CHOICES.get(option, ())
         if want == "word" and choices and found not in choices:
             message = f"{quoted(str(found))} is none of {', '.join(choices)}"
@@ -249,16 +273,15 @@ class NodeValues:
         if want == "count" and form.kind != "int":
             found = _COUNTS.get(found)
             if found is None:
-                _wrong(self.source, form, want)
+                self.wrong(form, want)
+        if want == "duration":
+            found = float(str(found))
+            if form.kind != "duration":
+                message = "a time without a unit is taken as seconds"
+                self.source.warn("BT034", form.start, message)
+            if not 0 <= found <= MAX_SECONDS:
+                self.wrong(form, want)
         return Value(form.start, found)
-
-    def _duration(self, form: TreeForm) -> Value:
-        seconds = float(str(form.value))
-        if form.kind != "duration":
-            self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
-        if not 0 <= seconds <= MAX_SECONDS:
-            _wrong(self.source, form, "duration")
-        return Value(form.start, seconds)
 
     def _expression(self, form: TreeForm) -> Value | None:
         registry, text = self.registry, str(form.value)
@@ -278,7 +301,7 @@ class NodeValues:
         if form.head == "blackboard" and len(form.parts) == 2:
             path = (form.parts[1].value,)
         if not isinstance(path, tuple) or len(path) > 1:
-            _wrong(self.source, form, "target")
+            self.wrong(form, "target")
             return None
         key = str(path[0])
         if self.known(form.start, key) is None:
@@ -288,12 +311,13 @@ class NodeValues:
 
     def _keys(self, form: TreeForm) -> Value | None:
         if any(part.kind != "keyword" for part in form.parts):
-            _wrong(self.source, form, "keys")
+            self.wrong(form, "keys")
             return None
-        for part in form.parts:
-            self.declared(part.start, str(part.value), UNKNOWN)
-            self.writes.add(str(part.value))
-        return Value(form.start, [str(part.value) for part in form.parts])
+        keys = [str(part.value) for part in form.parts]
+        for key, part in zip(keys, form.parts, strict=True):
+            self.declared(part.start, key, UNKNOWN)
+        self.writes |= set(keys)
+        return Value(form.start, keys)
 
     def known(self, at: int, key: str) -> KeyType | None:
         """The type of a key; None if it is not declared, which is a problem."""
@@ -310,17 +334,6 @@ class NodeValues:
             self.source.warn("BT024", at, message)
             self.names.maps[-1][key] = kind
         return self.names[key]
-
-    def touch(self, offered: Offered, at: int) -> None:
-        """Notes the keys that a function reads and writes."""
-        self.reads |= offered.reads.keys()
-        self.writes |= offered.writes.keys()
-        for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
-            for key, kind in keys.items():
-                declared = self.declared(at, key, kind)
-                if not declared.may_hold(kind):
-                    message = f"{offered.name} {verb} {key} as {kind}, and it is {declared}"
-                    self.source.error("BT033", at, message)
 
     def _looked_up(
         self, form: TreeForm, wanted: KeyType, kind: KeyType, path: tuple[str, ...]
@@ -349,7 +362,7 @@ class NodeValues:
 
     def _collection(self, form: TreeForm) -> Value:
         is_map = form.kind == "map"
-        forms = pairs(form, self.source).items() if is_map else enumerate(form.parts)
+        forms = self.pairs(form).items() if is_map else enumerate(form.parts)
         found = {str(key): self.value(part, "any") for key, part in forms}
         made = {key: value for key, value in found.items() if value is not None}
 
@@ -361,87 +374,98 @@ class NodeValues:
         constant = run({}) if is_plain else None
         return Value(form.start, constant, None if is_plain else run, parts=made)
 
-    def literal(self, form: TreeForm, want: str = "any") -> object:
+    def plain(self, form: TreeForm, want: str = "any") -> object:
         """A value that looks nothing up."""
         value = self.value(form, want)
         if value is not None and value.run is not None:
             self.source.error("BT013", form.start, "here belongs a plain value")
         return value.constant if value else None
 
-    def check_set(self, node: NodePlan, parts: NodeForm) -> None:
+    def offered(self, kind: str, name: str, options: Mapping[str, Value]) -> Offered | None:
+        """The host's function behind a leaf or a decorator, if there is one and it is known."""
+        registry, error = self.registry, self.source.error
+        if registry is None or "expr" in options or kind not in _CALLED:
+            return None
+        fn = options.get("fn") or Value((self.symbol or self.form).start, name)
+        wanted = kind if kind in HOSTED else str(fn.constant)
+        offered = registry.offered.get(wanted)
+        if offered is None:
+            error("BT021", fn.at, _unknown("unknown function", wanted, registry.offered))
+            return None
+        self._note_keys(offered, fn.at)
+        for option in options.keys() - self.kind.options.keys() - offered.options:
+            message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
+            error("BT014", options[option].at, message)
+        return offered
+
+    def _note_keys(self, offered: Offered, at: int) -> None:
+        self.reads |= offered.reads.keys()
+        self.writes |= offered.writes.keys()
+        for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
+            for key, type_ in keys.items():
+                declared = self.declared(at, key, type_)
+                if not declared.may_hold(type_):
+                    message = f"{offered.name} {verb} {key} as {type_}, and it is {declared}"
+                    self.source.error("BT033", at, message)
+
+    def check(self, kind: str, options: Mapping[str, Value]) -> None:
+        """What one kind alone has to obey."""
+        error = self.source.error
+        if kind == "set!":
+            self._check_set(options)
+        elif kind == "for-each" and "collect" in options:
+            target = options["collect"]
+            type_ = self.names.get(str(target.constant), ANY)
+            if not type_.may_hold(KeyType("list")):
+                message = f"{target.constant} is {type_}, and what is collected is a list"
+                error("BT030", target.at, message)
+        elif kind == "parallel":
+            for name in options.keys() & {"success", "failure"}:
+                number, count = options[name].constant, len(self.children)
+                if isinstance(number, int) and number > count:
+                    message = f":{name} {number} is more than its {count} children"
+                    error("BT013", options[name].at, message)
+
+    def _check_set(self, options: Mapping[str, Value]) -> None:
         """Whether the keys that are set can hold their values, as far as that is known now."""
-        if len(parts.form.parts) == 1:
-            self.source.error("BT013", node.at, "set! sets nothing: (set! :key value)")
-        for key, value in node.options.items():
-            kind = self.known(parts.keys[key].start, key)
-            if kind is None:
+        if len(self.form.parts) == 1:
+            self.source.error("BT013", self.form.start, "set! sets nothing: (set! :key value)")
+        for key, value in options.items():
+            type_ = self.known(self.keys[key].start, key)
+            if type_ is None:
                 continue
             self.writes.add(key)
             is_plain = value.run is None
             given = type_of(value.constant) if is_plain else self.names.get(value.key, ANY)
-            if not (kind.accepts(value.constant) if is_plain else kind.may_hold(given)):
-                self.source.error("BT030", value.at, f"this is {given}, and here belongs {kind}")
+            if not (type_.accepts(value.constant) if is_plain else type_.may_hold(given)):
+                self.source.error("BT030", value.at, f"this is {given}, and here belongs {type_}")
 
 
-@dataclass(slots=True)
-class _Tree:
-    """A tree on its way from form to plan."""
+class _TreeReader:
+    """Reads a tree. `count` counts the nodes of all trees of the file."""
 
-    name: str
-    parts: NodeForm
-    source: TreeSource
-    registry: LeafRegistry | None
-    count: Callable[[], int]  # nodes of all trees of the file, this one included
-    schema: dict[str, Key] = field(default_factory=dict)
-    uses: list[tuple[str, int]] = field(default_factory=list)  # subtrees by name, and where
-    bound: list[tuple[str, str, int]] = field(default_factory=list)  # subtree, key, and where
-    ids: set[str] = field(default_factory=set)
-    plan: TreePlan | None = None
-    size: int = 0  # with all that it refers to
-    depth: int = 0
+    def __init__(self, parts: _NodeReader, count: Callable[[], int]) -> None:
+        self.parts, self.source, self.count = parts, parts.source, count
+        self.schema: dict[str, Key] = {}
+        self.nodes: list[NodePlan] = []
+        self.ids: set[str] = set()
+        self.plan: TreePlan | None = None
+        self.size = self.depth = 0  # with all that it refers to
+        title = parts.values[0] if parts.values else parts.form
+        self.name = str(title.value) if title.kind == "string" else ""
+        if not NAME.fullmatch(self.name):
+            message = 'a tree has a name of small letters, digits, _ ? ! -: (tree "name" …)'
+            self.source.error("BT016", title.start, message)
 
-    def read(self) -> None:
-        """Raises _TooManyNodes."""
-        options, source = self.parts.options, self.source
-        names = Names({name: key.type for name, key in self.schema.items()})
-        planned = [self.node(form, self.name, names) for form in self.parts.children]
-        final = options.get("finally")
-        ending = self.node(final, f"{self.name}:finally", names) if final else None
-        if not planned or planned[0] is None:
-            return
-        values = NodeValues(source, self.registry, Names({}))
-        said = {
-            name.replace("-", "_"): values.literal(options[name], want)
-            for name, want in TREE.options.items()
-            if want in {"text", "int"} and name in options
-        }
-        added = {name: Key(kind, kind.natural, -1) for name, kind in names.items()}
-        self.plan = TreePlan(
-            self.name,
-            planned[0],
-            ending,
-            {**added, **self.schema},
-            self._inputs(),
-            source.name,
-            self.parts.form.start,
-            **cast(dict[str, Any], said),
-        )
-
-    def _inputs(self) -> tuple[str, ...]:
-        form = self.parts.options.get("inputs")
-        if form is None:
-            return ()
-        if form.kind not in WANTS["inputs"].forms:
-            _wrong(self.source, form, "inputs")
-        values = NodeValues(self.source, None, Names(dict.fromkeys(self.schema, ANY)))
-        for part in form.parts:
-            values.known(part.start, str(part.value))
-        return tuple(str(part.value) for part in form.parts)
+    @property
+    def uses(self) -> list[NodePlan]:
+        """Subtrees by name."""
+        return [node for node in self.nodes if node.bare == "subtree"]
 
     def declare(self) -> None:
         """Reads the schema."""
         form = self.parts.options.get("blackboard-schema")
-        for name, default in pairs(form, self.source).items() if form else ():
+        for name, default in self.parts.pairs(form).items() if form else ():
             if name.startswith("_"):
                 message = f":{name} is reserved: keys do not begin with _"
                 self.source.error("BT016", default.start, message)
@@ -449,223 +473,168 @@ class _Tree:
 
     def _declared(self, form: TreeForm) -> Key:
         """A key's type and default: `0`, or `(int 0)`, `(list string)`, `((list string) [])`."""
-        values = NodeValues(self.source, self.registry, Names({}))
+        parts, error = self.parts, self.source.error
         if form.kind != "list":
-            value = values.literal(form)
+            value = parts.plain(form)
             return Key(type_of(value), value, form.start)
         length = 2 if _is_wrapped(form) else 1
         typed, rest = form.parts[:length] or (form,), form.parts[length:]
-        models = self.registry.models if self.registry else None
+        models = parts.registry.models if parts.registry else None
         try:
             kind = read_type(" ".join(map(_type_words, typed)), models)
-        except BadType as error:
-            self.source.error("BT031", form.start, str(error))
+        except BadType as problem:
+            error("BT031", form.start, str(problem))
             return Key(UNKNOWN, None, form.start)
-        value = values.literal(rest[0]) if rest else kind.natural
+        value = parts.plain(rest[0]) if rest else kind.natural
         if len(rest) > 1 or (rest and not kind.accepts(value)):
-            self.source.error("BT030", form.start, f"a key of type {kind} has one such default")
+            error("BT030", form.start, f"a key of type {kind} has one such default")
         return Key(kind, value, form.start)
+
+    def read(self) -> None:
+        """Raises _TooManyNodes."""
+        parts, options = self.parts, self.parts.options
+        plain = {
+            name.replace("-", "_"): parts.plain(options[name], want)
+            for name, want in TREE.options.items()
+            if want in {"text", "int"} and name in options
+        }
+        parts.names = names = Names({name: key.type for name, key in self.schema.items()})
+        inputs = self._inputs()
+        planned = [self.node(form, self.name, names) for form in parts.children]
+        final = options.get("finally")
+        ending = self.node(final, f"{self.name}:finally", names) if final else None
+        if not planned or planned[0] is None:
+            return
+        added = {name: Key(kind, kind.natural, -1) for name, kind in names.items()}
+        self.plan = TreePlan(
+            self.name,
+            planned[0],
+            ending,
+            {**added, **self.schema},
+            inputs,
+            self.source.name,
+            parts.form.start,
+            **cast(dict[str, Any], plain),
+        )
+
+    def _inputs(self) -> tuple[str, ...]:
+        form = self.parts.options.get("inputs")
+        if form is None:
+            return ()
+        if form.kind not in WANTS["inputs"].forms:
+            self.parts.wrong(form, "inputs")
+        for part in form.parts:
+            self.parts.known(part.start, str(part.value))
+        return tuple(str(part.value) for part in form.parts)
 
     def node(
         self, form: TreeForm, path: str, names: Names, *, raises: bool = False
     ) -> NodePlan | None:
         """`path` and `raises` are those of the parent. Raises _TooManyNodes."""
-        name, source = ALIASES.get(form.head, form.head), self.source
-        if name not in KINDS:
-            self._refuse(form)
+        kind, source = ALIASES.get(form.head, form.head), self.source
+        if kind not in KINDS:
+            if form.head:
+                message = _unknown("unknown node", form.head, (*KINDS, *ALIASES))
+                source.error("BT011", form.start, message)
+            else:
+                source.error("BT010", form.start, "a node begins with its kind: (kind …)")
             return None
         if self.count() > MAX_NODES:
             source.error("BT006", form.start, f"more than {MAX_NODES} nodes")
             raise _TooManyNodes
-        parts = NodeForm(form, KINDS[name], source)
-        own_name = self._own_name(parts)
-        path = f"{path}/{own_name or name}"
-        values = NodeValues(source, self.registry, names)
-        found = self._options(parts, values)
-        if "on-error" in found:
-            raises = found["on-error"].constant == "raise"
-        cases = parts.cases()
+        parts = _NodeReader(form, KINDS[kind], source, self.parts.registry, names)
+        name, found, cases = parts.name(), parts.read_options(), parts.cases(kind)
+        raises = self._check_common(found, raises=raises)
+        path, values = f"{path}/{name or kind}", parts.read_values()
+        options = {key: value for key, value in found.items() if key not in COMMON}
+        offered = parts.offered(kind, name, options)
+        parts.check(kind, options)
+        inside = _names_inside(kind, options, names)
+        children = [self.node(each, path, inside, raises=raises) for each in cases.values()]
+        bare = _shape(kind, options, has_children=bool(children))
         node = NodePlan(
+            kind,
             name,
-            own_name,
             form.start,
             source.place(form.start)[0],
             path,
-            values.all(parts),
-            {key: value for key, value in found.items() if key not in COMMON},
-            cases=tuple(cases) if name == "switch" else (),
-            when=found.get("when"),
-            raises=raises,
+            values,
+            options,
+            tuple(child for child in children if child is not None),
+            tuple(cases) if kind == "switch" else (),
+            found.get("when"),
+            raises,
+            offered,
+            frozenset(parts.reads),
+            frozenset(parts.writes),
+            bare,
+            "when" if "when" in found else bare,
         )
-        offered = _offered(node, parts, values)
-        inside = _names_inside(node, names)
-        children = [self.node(each, path, inside, raises=raises) for each in cases.values()]
-        self._check(node, parts, values)
-        bare = _shape(node, has_children=bool(children))
-        return replace(
-            node,
-            offered=offered,
-            children=tuple(child for child in children if child is not None),
-            reads=frozenset(values.reads),
-            writes=frozenset(values.writes),
-            bare=bare,
-            shape=bare if node.when is None else "when",
-        )
+        self.nodes.append(node)
+        return node
 
-    def _refuse(self, form: TreeForm) -> None:
-        if form.head:
-            message = _unknown("unknown node", form.head, (*KINDS, *ALIASES))
-            self.source.error("BT011", form.start, message)
-        else:
-            self.source.error("BT010", form.start, "a node begins with its kind: (kind …)")
-
-    def _own_name(self, parts: NodeForm) -> str:
-        form, head = parts.name, parts.form.head
-        if form is None:
-            if parts.kind.is_named:
-                message = f"{head} needs a name: ({head} NAME …)"
-                self.source.error("BT016", parts.form.start, message)
-            return ""
-        if not NAME.fullmatch(str(form.value)):
-            message = f"{quoted(str(form.value))} is no name: small letters, digits, _ ? ! -"
-            self.source.error("BT016", form.start, message)
-        return str(form.value)
-
-    def _options(self, parts: NodeForm, values: NodeValues) -> dict[str, Value]:
-        found: dict[str, Value] = {}
-        for name, form in parts.options.items():
-            want = parts.kind.want(name) or "any"
-            is_flag = want == "flag"
-            value = Value(form.start, is_flag) if is_flag else values.value(form, want, name)
-            if value is not None:
-                found[name] = value
-        if "id" in found:
-            one = str(found["id"].constant)
-            if one in self.ids:
-                message = f"another node has the id {quoted(one)}"
-                self.source.error("BT015", found["id"].at, message)
-            self.ids.add(one)
-        return found
-
-    def _check(self, node: NodePlan, parts: NodeForm, values: NodeValues) -> None:
-        """What one kind alone has to obey."""
-        options, error = node.options, self.source.error
-        match node.kind:
-            case "subtree" if not parts.children:
-                self.uses.append((node.name, node.at))
-                self.bound += [(node.name, key, one.at) for key, one in node.bound.items()]
-            case "set!":
-                values.check_set(node, parts)
-            case "for-each" if "collect" in options:
-                target = options["collect"]
-                kind = values.names.get(str(target.constant), ANY)
-                if not kind.may_hold(KeyType("list")):
-                    message = f"{target.constant} is {kind}, and what is collected is a list"
-                    error("BT030", target.at, message)
-            case "parallel":
-                for name in options.keys() & {"success", "failure"}:
-                    number, count = options[name].constant, len(parts.children)
-                    if isinstance(number, int) and number > count:
-                        message = f":{name} {number} is more than its {count} children"
-                        error("BT013", options[name].at, message)
+    def _check_common(self, options: Mapping[str, Value], *, raises: bool) -> bool:
+        """Whether an error of the node ends the run; `raises` is what holds around it."""
+        if "id" in options:
+            name = str(options["id"].constant)
+            if name in self.ids:
+                message = f"another node has the id {quoted(name)}"
+                self.source.error("BT015", options["id"].at, message)
+            self.ids.add(name)
+        return options["on-error"].constant == "raise" if "on-error" in options else raises
 
 
-def _shape(node: NodePlan, *, has_children: bool) -> str:
-    """What ticks a node, whatever it is called; without its `:when`."""
-    match node.kind:
-        case "condition" if "expr" in node.options:
-            return "check"
-        case "repeat" if "until-success" in node.options:
-            return "retry"
-        case "subtree" if has_children:
-            return "named"
-    return node.kind
-
-
-def _names_inside(node: NodePlan, names: Names) -> Names:
-    if node.kind != "for-each":
+def _names_inside(kind: str, options: Mapping[str, Value], names: Names) -> Names:
+    if kind != "for-each":
         return names
-    item = str(node.options["as"].constant) if "as" in node.options else "item"
+    item = str(options["as"].constant) if "as" in options else "item"
     return names.new_child({item: ANY, "index": ANY, "result": ANY})
 
 
-def _offered(node: NodePlan, parts: NodeForm, values: NodeValues) -> Offered | None:
-    """The host's function behind a leaf or a decorator, if there is one and it is known."""
-    source, registry = values.source, values.registry
-    if registry is None or "expr" in node.options or node.kind not in _CALLED:
-        return None
-    fn = node.options.get("fn") or Value((parts.name or parts.form).start, node.name)
-    wanted = node.kind if node.kind in HOSTED else str(fn.constant)
-    offered = registry.offered.get(wanted)
-    if offered is None:
-        source.error("BT021", fn.at, _unknown("unknown function", wanted, registry.offered))
-        return None
-    values.touch(offered, fn.at)
-    for option in node.options.keys() - KINDS[node.kind].options.keys() - offered.options:
-        message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
-        source.error("BT014", node.options[option].at, message)
-    return offered
+def _shape(kind: str, options: Collection[str], *, has_children: bool) -> str:
+    """What ticks a node, whatever it is called; without its `:when`."""
+    if kind == "condition" and "expr" in options:
+        return "check"
+    if kind == "repeat" and "until-success" in options:
+        return "retry"
+    return "named" if kind == "subtree" and has_children else kind
 
 
-def _collect(
-    form: TreeForm,
-    trees: dict[str, _Tree],
-    source: TreeSource,
-    registry: LeafRegistry | None,
-    counting: Callable[[], int],
-) -> None:
-    """Adds the tree of a form, with its schema."""
-    if form.head != "tree":
-        source.error("BT010", form.start, 'a file has trees only: (tree "name" …)')
-        return
-    parts = NodeForm(form, TREE, source)
-    said = parts.values[0] if parts.values else form
-    name = str(said.value) if said.kind == "string" else ""
-    if not NAME.fullmatch(name):
-        message = 'a tree has a name of small letters, digits, _ ? ! -: (tree "name" …)'
-        source.error("BT016", said.start, message)
-    if name in trees:
-        source.error("BT015", form.start, f'another tree is called "{name}"')
-        return
-    trees[name] = _Tree(name, parts, source, registry, counting)
-    trees[name].declare()
-
-
-def _check_uses(trees: Mapping[str, _Tree], source: TreeSource) -> None:
+def _check_subtrees(trees: Mapping[str, _TreeReader], source: TreeSource) -> None:
     for tree in list(trees.values())[1:]:
-        for option in tree.parts.options.keys() & set(_OF_THE_FIRST):
+        for option in tree.parts.options.keys() & _OF_THE_FIRST:
             message = f":{option} belongs to the first tree of a file; this one is a subtree"
             source.error("BT014", tree.parts.options[option].start, message)
-    for tree in trees.values():
-        for name, at in tree.uses:
-            if name not in trees:
-                source.error("BT022", at, _unknown("unknown subtree", name, trees))
-        for name, key, at in tree.bound:
-            if name in trees and key not in trees[name].schema:
-                message = _unknown(f'subtree "{name}" has no key', key, trees[name].schema)
-                source.error("BT020", at, message)
+    for node in [node for tree in trees.values() for node in tree.uses]:
+        name = node.name
+        if name not in trees:
+            source.error("BT022", node.at, _unknown("unknown subtree", name, trees))
+            continue
+        for key in node.bound.keys() - trees[name].schema.keys():
+            message = _unknown(f'subtree "{name}" has no key', key, trees[name].schema)
+            source.error("BT020", node.bound[key].at, message)
 
 
 def _measure(
-    trees: Mapping[str, _Tree], name: str, above: tuple[str, ...], source: TreeSource
-) -> _Tree:
+    trees: Mapping[str, _TreeReader], name: str, above: tuple[str, ...], source: TreeSource
+) -> _TreeReader:
     """Nodes and depth of a tree with all that it refers to; finds what leads back to itself."""
     tree = trees[name]
     if tree.size or tree.plan is None:
         return tree
     own = _depth(tree.plan.root)
-    tree.size, tree.depth = sum(1 for _ in tree.plan.nodes()), own
-    for other, at in tree.uses:
-        if other in (*above, name):
-            way = " -> ".join([*above, name, other])
-            source.error("BT023", at, f"this subtree leads back to itself: {way}")
+    tree.size, tree.depth = len(tree.nodes), own
+    for node in tree.uses:
+        if node.name in (*above, name):
+            way = " -> ".join([*above, name, node.name])
+            source.error("BT023", node.at, f"this subtree leads back to itself: {way}")
             continue
         if len(above) < MAX_DEPTH:
-            below = _measure(trees, other, (*above, name), source)
+            below = _measure(trees, node.name, (*above, name), source)
             tree.size, tree.depth = tree.size + below.size, max(tree.depth, own + below.depth)
         if len(above) >= MAX_DEPTH or tree.size > MAX_NODES or tree.depth > MAX_DEPTH:
             message = f"with its subtrees, more than {MAX_NODES} nodes or {MAX_DEPTH} deep"
-            source.error("BT006", at, message)
+            source.error("BT006", node.at, message)
             break
     return tree
 

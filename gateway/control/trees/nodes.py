@@ -618,7 +618,8 @@ def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
     """
     ground, [child], count = frame.ground, plan.children, 0
     is_next = was_quick = False  # the child has done its part, and in the tick in which it began
-    while not _is_at_limit(plan, frame, count):
+    most = plan.options.get("max")
+    while most is None or not 0 <= number_of(plan, frame, most) <= count:
         if is_next and (yield from rest(plan, frame, plan.options.get("backoff"))):
             was_quick = False
         if was_quick:
@@ -643,11 +644,6 @@ def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
     else:
         status = _end_at_limit(goes_on, plan, frame, count)
     yield status
-
-
-def _is_at_limit(plan: NodePlan, frame: TreeFrame, count: int) -> bool:
-    most = plan.options.get("max")
-    return most is not None and 0 <= number_of(plan, frame, most) <= count
 
 
 def _end_at_limit(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame, count: int) -> TickStatus:

@@ -53,13 +53,6 @@ class TreeSource:
     has_errors: bool = False
     _starts: list[int] = field(default_factory=list)
 
-    def error(self, code: str, at: int, message: str) -> None:
-        self.has_errors = True
-        self._add(code, "error", at, message)
-
-    def warn(self, code: str, at: int, message: str) -> None:
-        self._add(code, "warning", at, message)
-
     def place(self, at: int) -> tuple[int, int]:
         """Line and column, both from 1."""
         if not self._starts:
@@ -71,7 +64,11 @@ class TreeSource:
         """In the order of the text."""
         return tuple(self.found[key] for key in sorted(self.found))
 
-    def _add(self, code: str, severity: Severity, at: int, message: str) -> None:
+    def warn(self, code: str, at: int, message: str) -> None:
+        self.error(code, at, message, "warning")
+
+    def error(self, code: str, at: int, message: str, severity: Severity = "error") -> None:
+        self.has_errors = self.has_errors or severity == "error"
         key = (at, code, message)
         if key in self.found:
             return
@@ -198,7 +195,7 @@ class _Reader:
         while len(self._levels) > 1:
             self._source.error("BT005", self._levels[-1].start, "this bracket is never closed")
             self._close(len(text))
-        self._no_discards(self._levels[0])
+        self._check_discards(self._levels[0])
         return tuple(self._levels[0].items)
 
     def _take(self, kind: str, token: str, at: int) -> int:
@@ -207,19 +204,16 @@ class _Reader:
         match kind:
             case "space":
                 self._breaks += token.count("\n")
-            case "atom":
-                value = self._atom(token, at)
-                self._put(TreeForm(value[0], at, end, value[1], breaks=self._taken()))
-            case "string":
-                self._put(
-                    TreeForm("string", at, end, self._string(token, at), breaks=self._taken())
-                )
+            case "atom" | "string":
+                read = self._atom if kind == "atom" else self._string
+                form, value = read(token, at)
+                self._put(TreeForm(form, at, end, value, breaks=self._taken()))
             case "open":
                 self._open(token, at)
             case "close":
                 self._close_with(token, at)
             case "line":
-                self._put(TreeForm("comment", at, end, token.rstrip(), breaks=self._taken()))
+                self._put(self._comment(at, end, self._taken()))
             case "block":
                 return self._block(at)
             case "discard":
@@ -260,13 +254,12 @@ class _Reader:
 
     def _close(self, end: int) -> None:
         level = self._levels.pop()
-        self._no_discards(level)
-        items = tuple(level.items)
-        parts = tuple(item for item in items if item.kind != "comment")
-        kind = BRACKETS[level.bracket]
+        self._check_discards(level)
+        parts = tuple(item for item in level.items if item.kind != "comment")
+        kind, items = BRACKETS[level.bracket], tuple(level.items)
         self._put(TreeForm(kind, level.start, end, None, items, parts, level.breaks))
 
-    def _no_discards(self, level: _Level) -> None:
+    def _check_discards(self, level: _Level) -> None:
         if level.discards:
             self._source.error("BT005", level.discards[0][0], '"#;" has nothing to leave out')
 
@@ -277,10 +270,10 @@ class _Reader:
         elif form.kind != "comment":
             start, breaks = level.discards.pop()
             if not level.discards:
-                level.items.append(self._hidden(start, form.end, breaks))
+                level.items.append(self._comment(start, form.end, breaks))
 
-    def _hidden(self, start: int, end: int, breaks: int) -> TreeForm:
-        text = self._source.text[start:end].replace("\r\n", "\n")
+    def _comment(self, start: int, end: int, breaks: int) -> TreeForm:
+        text = self._source.text[start:end].replace("\r\n", "\n").rstrip()
         return TreeForm("comment", start, end, text, breaks=breaks)
 
     def _block(self, at: int) -> int:
@@ -288,24 +281,24 @@ class _Reader:
         for match in _BLOCK.finditer(self._source.text, at):
             depth += 1 if match[0] == "#|" else -1
             if depth == 0:
-                self._put(self._hidden(at, match.end(), self._taken()))
+                self._put(self._comment(at, match.end(), self._taken()))
                 return match.end()
         self._source.error("BT002", at, "this comment is never closed")
         return len(self._source.text)
 
-    def _string(self, token: str, at: int) -> str:
+    def _string(self, token: str, at: int) -> tuple[FormKind, object]:
+        value, error = "", self._source.error
         try:
             value = str(json.loads(token, strict=False))
             value.encode()
-        except json.JSONDecodeError as error:
-            self._source.error("BT004", at + error.pos, f"{error.msg.lower()} in a string")
-            return ""
+        except json.JSONDecodeError as problem:
+            error("BT004", at + problem.pos, f"{problem.msg.lower()} in a string")
         except UnicodeEncodeError:
-            self._source.error("BT004", at, "half a surrogate pair is no character")
-            return ""
+            error("BT004", at, "half a surrogate pair is no character")
+            value = ""
         if "\0" in value:
-            self._source.error("BT004", at, "a string has a NUL character")
-        return value
+            error("BT004", at, "a string has a NUL character")
+        return "string", value
 
     def _atom(self, token: str, at: int) -> tuple[FormKind, object]:
         if token in _WORDS:

@@ -140,43 +140,9 @@ def test_problems_are_bounded() -> None:
     assert (len(source.problems()), source.left_out) == (100, 400)
 
 
-PIECES = st.sampled_from(
-    [
-        "(",
-        ")",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"',
-        ";",
-        "#|",
-        "|#",
-        "#;",
-        "\\",
-        "\n",
-        " ",
-        ":a",
-        "$b",
-        "1",
-        "s",
-    ]
-    + [
-        "tree",
-        "sequence",
-        "action",
-        "\0",
-        "\ufeff",
-        "é",
-        "\r",
-        ",",
-        ".",
-        "-",
-        "nil",
-        "1e9",
-        "9" * 40,
-    ]
-)
+MARKS = ["#|", "|#", "#;", ":a", "$b", "\0", "\ufeff", "é", "1e9", "9" * 40]
+WORDS = ["tree", "sequence", "action", "nil"]
+PIECES = st.sampled_from([*'()[]{}";\\\n\r 1s,.-', *MARKS, *WORDS])
 
 
 @given(st.one_of(st.lists(PIECES, max_size=60).map("".join), st.text(max_size=80)))
