@@ -204,15 +204,7 @@ def check_tools(
             message = f"{who} has {quoted(tool)} twice"
             reading.wrong(Code.DUPLICATE, where, message, "keep one")
         elif tool.startswith(FAMILY) and plugin not in plugins:
-            server, slash, one = tool.removeprefix(FAMILY).partition("/")
-            fix = "; or add [mcp.servers.NAME]"
-            is_there = reading.refers(where, "MCP server", server, reading.servers, or_else=fix)
-            if is_there and slash and not one:
-                message, fix = (
-                    f"{quoted(tool)} names no tool",
-                    "write mcp:SERVER or mcp:SERVER/TOOL",
-                )
-                reading.wrong(Code.MALFORMED, where, message, fix)
+            _check_mcp_tool(reading, where, tool)
         elif plugin not in plugins:
             message = f"{who}: there is no plugin {quoted(plugin)}"
             fix = _how_to_add(reading, plugin, plugins)
@@ -222,6 +214,16 @@ def check_tools(
             fix = "remove it, or write enabled = true in its [[plugins]]"
             reading.note("plugin-disabled", where, message, fix)
         seen.add(tool)
+
+
+def _check_mcp_tool(reading: Reading, where: KeyPath, tool: str) -> None:
+    """`tool` names all tools of an MCP server, or one of them."""
+    server, slash, one = tool.removeprefix(FAMILY).partition("/")
+    fix = "; or add [mcp.servers.NAME]"
+    is_there = reading.refers(where, "MCP server", server, reading.servers, or_else=fix)
+    if is_there and slash and not one:
+        message, fix = f"{quoted(tool)} names no tool", "write mcp:SERVER or mcp:SERVER/TOOL"
+        reading.wrong(Code.MALFORMED, where, message, fix)
 
 
 def _how_to_add(reading: Reading, plugin: str, plugins: Mapping[str, bool]) -> str:

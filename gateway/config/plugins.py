@@ -97,9 +97,22 @@ def _origins(
     """Where a secret may go: hosts that are granted, and that nobody can listen to."""
     named = [((*path, "hosts", index), host) for index, host in enumerate(secret.hosts)]
     origins = [(where, _named(reading, where, host, plugin)) for where, host in named]
-    if not named and len(plugin.origins) == 1:
-        origins = [(path, next(iter(plugin.origins)))]
-    elif not named and must_reach:
+    if not named:
+        origins = [(path, _only_origin(reading, path, plugin, must_reach=must_reach))]
+    for where, origin in origins:
+        if origin and origin.scheme == "http" and not is_loopback(origin.host):
+            message = f"a secret is not sent to {origin}: others could read it on the way"
+            reading.wrong(Code.MALFORMED, where, message, "grant and name it with https")
+    return frozenset(origin for _, origin in origins if origin)
+
+
+def _only_origin(
+    reading: Reading, path: KeyPath, plugin: PluginDef, *, must_reach: bool
+) -> Origin | None:
+    """Where a secret goes that names no host: the plugin has to reach exactly one."""
+    if len(plugin.origins) == 1:
+        return next(iter(plugin.origins))
+    if must_reach:
         hosts = ", ".join(sorted(as_host(origin) for origin in plugin.origins))
         reach = "several hosts" if hosts else "no host"
         fix = f'write {{ value = "...", hosts = [...] }} with some of: {hosts}'
@@ -107,11 +120,7 @@ def _origins(
             fix = 'add "http:HOST" to its capabilities, the host that the secret is for'
         message = f"plugin {quoted(plugin.name)} may reach {reach}"
         reading.wrong(Code.MISSING, path, message, fix)
-    for where, origin in origins:
-        if origin and origin.scheme == "http" and not is_loopback(origin.host):
-            message = f"a secret is not sent to {origin}: others could read it on the way"
-            reading.wrong(Code.MALFORMED, where, message, "grant and name it with https")
-    return frozenset(origin for _, origin in origins if origin)
+    return None
 
 
 def _named(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Origin | None:
@@ -196,10 +205,8 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
         reading.wrong(Code.DUPLICATE, path, message, "choose another name")
     check_config(reading, (*path, "config"), written.config)
     if not reading.plugins.get(written.plugin, True):
-        message, fix = (
-            f"plugin {quoted(written.plugin)} is not enabled",
-            "enable it, or remove the channel",
-        )
+        message = f"plugin {quoted(written.plugin)} is not enabled"
+        fix = "enable it, or remove the channel"
         reading.wrong(Code.UNKNOWN_NAME, (*path, "plugin"), message, fix)
     _check_people(reading, (*path, "allow_from"))
     for room in written.groups:
@@ -246,10 +253,14 @@ def _check_proofs(
             reading.wrong(Code.DUPLICATE, path, message, fix)
 
 
+def _is_called(channel: ChannelDef, adapter: BundledPlugin) -> bool:
+    """Whether the platform calls the gateway, not the other way round."""
+    return adapter.is_called if channel.transport is None else channel.transport == "webhook"
+
+
 def _proofs(channel: ChannelDef, adapter: BundledPlugin | None) -> Iterator[tuple[str, str]]:
     """What proves who calls it, by its key in the section, if its platform calls it."""
-    is_usual = channel.transport is None and adapter is not None and adapter.is_called
-    if adapter is None or not (channel.transport == "webhook" or is_usual):
+    if adapter is None or not _is_called(channel, adapter):
         return
     secrets = {one.name: one.value.reveal() for one in channel.secrets}
     for key in adapter.proofs:

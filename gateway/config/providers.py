@@ -63,19 +63,14 @@ class _Provider:
         self.origin: str | None = None  # of its key, in words
 
     def resolved(self) -> ProviderDef | None:
-        written, preset, source = self.written, self.preset, self.reading.source
+        written, preset = self.written, self.preset
         if preset is None:
             self._check_own()
         elif written.wire not in {None, preset.wire}:
             message = f"the preset {self.name} speaks {preset.wire}"
             fix = "remove wire, or give the provider another name"
             self.reading.wrong(Code.NOT_A_CHOICE, (*self.path, "wire"), message, fix)
-        headers = {}
-        for header, text in written.headers.items():
-            where, is_open = (*self.path, "headers", header), not looks_secret(header)
-            value = source.follow(where, text, is_needed=self.is_used, is_open=is_open)
-            if value is not None:
-                headers[header] = value
+        headers = self._headers()
         wire = preset.wire if preset else written.wire
         base_url = written.base_url or (preset.base_url if preset else None)
         if wire is None or base_url is None:
@@ -106,6 +101,16 @@ class _Provider:
                 where = (*self.path, key)
                 self.reading.wrong(Code.MISSING, where, message, f"add {line}", at="table")
 
+    def _headers(self) -> dict[str, str]:
+        """The headers with their references resolved; one whose reference is wrong is left out."""
+        headers = {}
+        for header, text in self.written.headers.items():
+            where, is_open = (*self.path, "headers", header), not looks_secret(header)
+            value = self.reading.source.follow(where, text, is_needed=self.is_used, is_open=is_open)
+            if value is not None:
+                headers[header] = value
+        return headers
+
     def _key(self, base_url: str) -> str | None:
         """None also if its problem is reported."""
         source, path, preset = self.reading.source, (*self.path, "api_key"), self.preset
@@ -123,15 +128,21 @@ class _Provider:
         if self.written.api_key:
             self.origin = "config"
             return source.follow(path, self.written.api_key.reveal(), is_needed=self.is_used)
-        if variable and not is_own and value_of(source.environment, variable):
+        if variable:
+            self._report_no_key(variable, file, is_own=is_own)
+        return None
+
+    def _report_no_key(self, variable: str, file: str, *, is_own: bool) -> None:
+        """A preset at its own address needs a key; elsewhere a key at hand is only not sent."""
+        source = self.reading.source
+        if not is_own and value_of(source.environment, variable):
             message = f"{variable} is not sent to an address of your own"
             fix = f'write api_key = "${{env:{variable}}}" if it should be'
-            self.reading.note("key-kept-back", path, message, fix)
-        elif variable and is_own and self.is_used:
+            self.reading.note("key-kept-back", (*self.path, "api_key"), message, fix)
+        elif is_own and self.is_used:
             message = f'no key for provider "{self.name}": {variable} is not set'
             fix = f"set {variable}, or write the key into {source.folder}/{file} (chmod 600)"
             self.reading.wrong(Code.NO_KEY, self.reading.used[self.name], message, fix)
-        return None
 
 
 def check_budgets(reading: Reading, config: GatewayConfig) -> None:
@@ -147,14 +158,12 @@ def check_prices(
     reading: Reading, config: GatewayConfig, agents: Mapping[KeyPath, AgentDef]
 ) -> None:
     """A limit in USD holds nothing back where no price is known: that is an error."""
-    if not config.budgets.in_money:  # looking for prices is slow
-        return
     delegation = config.delegation
     reader = delegation.subagent if delegation.is_enabled else None  # for every agent
     for place, agent in agents.items():
         limit = _limit_in_money(config.budgets, agent.id)
         if limit is None:
-            continue
+            continue  # looking for prices is slow
         path, link = place, cast("AgentDef | None", agent)
         while link is not None:
             _check_price(reading, config, path, (link.provider, link.model), limit)

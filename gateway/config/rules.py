@@ -119,11 +119,16 @@ def resolve_rules(
             reading.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
         folder = reader.folder(path, rules)
     if folder is None or not folder.refused:  # else it may be there once that is mended
-        ids = [*rules, *(rule.id for rule in (folder.rules if folder else ()))]
-        for place, agent in places(config):
-            for index, name in enumerate(agent.rules):
-                reading.refers((*place, "rules", index), "rule", name, ids)
+        more = folder.rules if folder else ()
+        _check_names(reading, config, [*rules, *(rule.id for rule in more)])
     return tuple(rules.values()), folder
+
+
+def _check_names(reading: Reading, config: GatewayConfig, ids: Sequence[str]) -> None:
+    """Every rule that an agent names exists."""
+    for place, agent in places(config):
+        for index, name in enumerate(agent.rules):
+            reading.refers((*place, "rules", index), "rule", name, ids)
 
 
 def _check_id(path: KeyPath, rule_id: str, taken: Mapping[str, RuleDef], report: Report) -> None:
