@@ -44,7 +44,7 @@ def verify(context: CliContext, head: str | None) -> None:
         click.echo(json.dumps(told))
     else:
         click.echo(
-            f"{told['entries']:,} entries are as they were written; the last hash is {told['head']}"
+            f"{told['entries']:,} entries are unchanged; the last hash is {told['head']}"
         )
     if not told["ok"]:
         click.echo(told["why"], err=True)
