@@ -290,7 +290,7 @@ def _found(one: Recalled) -> str:
 
 
 def _pairing(one: Pairing) -> str:
-    state = {"asked": "waits", "paired": "may talk", "denied": "may not talk"}[one.state]
+    state = {"asked": "waiting", "paired": "approved", "denied": "denied"}[one.state]
     owner = ", owner" if one.is_owner else ""
     name = f" ({_quoted(one.name)})" if one.name else ""
     return f"{_quoted(one.person)}{name} {state}{owner}"

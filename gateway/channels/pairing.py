@@ -38,7 +38,9 @@ class _Guesses:
 
 class NobodyWaits(NotFound):
     def __init__(self) -> None:
-        GatewayError.__init__(self, "no pairing request has that code: a code works once, for an hour")
+        GatewayError.__init__(
+            self, "no pairing request has that code: a code works once, for an hour"
+        )
 
 
 @dataclass(slots=True)

@@ -214,7 +214,9 @@ def _written(context: CliContext, place: Place, after: str, name: str, *, yes: b
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
         is_done = f"{place.name} was written. {effect(context)}"
-        click.echo(is_done if is_changed else f"channel {name} has these settings already; nothing changed")
+        click.echo(
+            is_done if is_changed else f"channel {name} has these settings already; nothing changed"
+        )
 
 
 @channel.command()

@@ -66,17 +66,36 @@ class Metrics:
         refusals = [({"scope": scope}, count) for scope, count in sorted(self.refusals.items())]
         families = (
             _family("info", "gauge", "Version of the gateway", [({"version": self.version}, 1)]),
-            _family("ready", "gauge", "1 if the gateway accepts work", [({}, int(not self.ready()))]),
             _family(
-                "sessions", "gauge", "Stored sessions", [({}, await front.sessions.count_sessions())]
+                "ready", "gauge", "1 if the gateway accepts work", [({}, int(not self.ready()))]
             ),
-            _family("messages_pending", "gauge", "Accepted messages without an answer", [({}, intake.pending)]),
+            _family(
+                "sessions",
+                "gauge",
+                "Stored sessions",
+                [({}, await front.sessions.count_sessions())],
+            ),
+            _family(
+                "messages_pending",
+                "gauge",
+                "Accepted messages without an answer",
+                [({}, intake.pending)],
+            ),
             _family("runs_working", "gauge", "Running turns", [({}, intake.lanes.working)]),
             _family("model_calls_total", "counter", "Model calls", calls),
-            _family("model_tokens_total", "counter", "Tokens of model calls, input and output", tokens),
-            _family("model_cost_usd_total", "counter", "Cost of model calls with a known price", costs),
+            _family(
+                "model_tokens_total", "counter", "Tokens of model calls, input and output", tokens
+            ),
+            _family(
+                "model_cost_usd_total", "counter", "Cost of model calls with a known price", costs
+            ),
             *(_family(f"budget_{name}", "gauge", said, _of(rows, name)) for name, said in BUDGET),
-            _family("budget_refusals_total", "counter", "Requests refused because a budget is spent", refusals),
+            _family(
+                "budget_refusals_total",
+                "counter",
+                "Requests refused because a budget is spent",
+                refusals,
+            ),
             *self.channels.traffic(),
             *await self.channels.deliveries(),
             *_mcp_figures(self.mcp),
@@ -106,8 +125,15 @@ class ChannelFigures:
             refused.update({(one.name, why): count for why, count in one.refused.items()})
         return (
             _family("channel_up", "gauge", "1 if the channel works in this direction", ups),
-            _family("channel_messages_total", "counter", "Messages received", _by(self.taken, "outcome")),
-            _family("channel_refused_total", "counter", "Messages refused or ignored", _by(refused, "why")),
+            _family(
+                "channel_messages_total", "counter", "Messages received", _by(self.taken, "outcome")
+            ),
+            _family(
+                "channel_refused_total",
+                "counter",
+                "Messages refused or ignored",
+                _by(refused, "why"),
+            ),
         )
 
     async def deliveries(self) -> Sequence[str]:
