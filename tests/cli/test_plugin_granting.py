@@ -128,7 +128,7 @@ def test_another_file_says_what_it_asks_for_more_and_is_pinned_anew(
     assert f"new {new}" in done.stdout
     assert f"old {old}" in done.stdout
     assert "http:wttr.in — may send requests to https://wttr.in   NEW" in done.stdout
-    assert "It asks for more than it has: http:wttr.in" in done.stdout
+    assert "It requests more than it is granted: http:wttr.in" in done.stdout
     (plugin,) = plugins(bench)
     assert plugin["sha256"] == new
     assert plugin["capabilities"] == ["host_function:clock", "http:wttr.in"]
