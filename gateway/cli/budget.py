@@ -13,7 +13,7 @@ from gateway.config import editing
 
 @click.group()
 def budget() -> None:
-    """See and set what may be spent."""
+    """Show and set token budgets."""
 
 
 @budget.command()
@@ -42,7 +42,7 @@ def _line(row: Mapping[str, Any]) -> str:
 @budget.command()
 @click.pass_obj
 def resync(context: CliContext) -> None:
-    """Count in the day of the clock again, after it was far ahead."""
+    """Count spending by the clock again, after the clock was far ahead."""
     with linked(context) as link:
         told = link.call("budget.resync")
     if context.json:
@@ -60,7 +60,7 @@ def resync(context: CliContext) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.pass_obj
 def set_(context: CliContext, scope: str, tokens: int, *, yes: bool) -> None:
-    """Limit session, daily, monthly, per_agent or agent:ID to TOKENS in the configuration file."""
+    """Write a token limit to the configuration. SCOPE: session, daily, monthly, per_agent, agent:ID."""
     from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
 
     place = writing.place_of(context)

@@ -41,7 +41,7 @@ from gateway.host.logs import logging_to
 
 @click.group()
 def channel() -> None:
-    """Talk to people on chat platforms, through adapters."""
+    """Connect chat platforms, and test and list the connections."""
 
 
 class _PairType(click.ParamType[tuple[str, str]]):
@@ -103,7 +103,7 @@ def add(
     yes: bool,
     **given: Any,
 ) -> None:
-    """Ask for what a channel needs, and add it and its adapter to the configuration if you agree."""
+    """Add a channel and its adapter. On a terminal it asks for missing values and your consent."""
     source = _source(kind)
     plan = planned(context, source, extra, None)
     description = plan.found.adapter
@@ -155,7 +155,7 @@ def set_(
     transport: TransportKind | None,
     yes: bool,
 ) -> None:
-    """Change what a channel of the configuration is given."""
+    """Change the settings of a channel."""
     if not (secrets or settings or transport):
         raise click.UsageError(
             "say what to change: --set KEY=VALUE, --secret NAME=REF, --transport"
@@ -193,7 +193,7 @@ def _adapter_of(context: CliContext, place: Place, name: str) -> PluginDef:
 @agree
 @click.pass_obj
 def remove(context: CliContext, name: str, *, yes: bool) -> None:
-    """Remove a channel and the bindings of its messages; its adapter and its conversations stay."""
+    """Remove a channel and its bindings. Its adapter and its conversations stay."""
     place = place_of(context)
     after = editing.without_channel(place.text, name)
     count = editing.bindings_of(place.text, name)
@@ -223,7 +223,7 @@ def _written(context: CliContext, place: Place, after: str, name: str, *, yes: b
 @click.argument("kind", metavar="KIND|DIR")
 @click.pass_obj
 def test(context: CliContext, kind: str) -> None:
-    """Play the conversation that an adapter ships, with a simulated platform; exit 1 if it differs."""
+    """Test an adapter with a simulated platform. Exit 1 if its conversation goes otherwise."""
     from gateway.cli.channel_testing import play  # noqa: PLC0415  # a whole gateway
 
     source = _source(kind)
@@ -249,7 +249,7 @@ def test(context: CliContext, kind: str) -> None:
 @channel.command("list")
 @click.pass_obj
 def list_channels(context: CliContext) -> None:
-    """List the channels of the running gateway, and how they fare."""
+    """List the channels of the running gateway with their state."""
     with linked(context) as link:
         told = link.call("channel.list")
     if context.json:
@@ -280,7 +280,7 @@ def dead_letters(
     resubmit: str | None,
     drop: str | None,
 ) -> None:
-    """List answers that did not arrive and messages that were not taken in; retry or drop one."""
+    """List, resubmit or drop failed messages and answers."""
     if resubmit and drop:
         raise click.UsageError("give either --resubmit or --drop")
     method, params = "channel.dead_letters", {"channel": name, "limit": limit, "before": before}

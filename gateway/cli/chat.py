@@ -25,7 +25,7 @@ HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · 
 @click.option("--peer", default="main", show_default=True, help="Which conversation.")
 @click.pass_obj
 def chat(context: CliContext, message: str | None, agent: str | None, peer: str) -> None:
-    """Talk to an agent of the running gateway."""
+    """Talk to an agent in the terminal."""
     with linked(context) as link:
         if message is None:
             Conversation(link, agent, peer).hold()

@@ -89,7 +89,7 @@ def install(
     agent: str | None,
     yes: bool,
 ) -> None:
-    """Check a plugin, show what it asks for, and add it to the configuration if you agree."""
+    """Add a plugin to the configuration. You see what it asks for before you agree."""
     plan = planned(context, given(source).called(name), extra, agent)
     tell(context, _shown(plan))
     name = plan.found.given.name
@@ -247,7 +247,7 @@ def _copied(source: Path, copy: Path, sha256: str) -> None:
 @agree
 @click.pass_obj
 def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
-    """Let a configured plugin do more."""
+    """Grant a capability to a plugin."""
     _change(context, name, capability, editing.with_capability, "Grant it?", yes=yes)
 
 
@@ -257,7 +257,7 @@ def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) 
 @agree
 @click.pass_obj
 def revoke(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
-    """Take from a configured plugin what it was granted."""
+    """Revoke a capability of a plugin."""
     _change(context, name, capability, editing.without_capability, "Revoke it?", yes=yes)
 
 

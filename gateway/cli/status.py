@@ -16,7 +16,7 @@ from gateway.host.terminal import one_line
 @click.command()
 @click.pass_obj
 def status(context: CliContext) -> None:
-    """Say how the running gateway is; exit 1 if it is not ready."""
+    """Show the status of the gateway; exit 1 if it is not ready."""
     with linked(context) as link:
         shown = link.call("status")
     if context.json:
