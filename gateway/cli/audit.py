@@ -43,9 +43,7 @@ def verify(context: CliContext, head: str | None) -> None:
     if context.json:
         click.echo(json.dumps(told))
     else:
-        click.echo(
-            f"{told['entries']:,} entries are as they were written; the last hash is {told['head']}"
-        )
+        click.echo(f"{told['entries']:,} entries are unchanged; the last hash is {told['head']}")
     if not told["ok"]:
         click.echo(told["why"], err=True)
         sys.exit(FAILED)

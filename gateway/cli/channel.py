@@ -118,14 +118,14 @@ def add(
     table = {key: value for key, value in table.items() if value}
     plan = replace(plan, after=editing.with_channel(plan.after, name, table))
     _require_working(context, plan.place, plan.after, name, description)
-    tell(context, [*block("asks for", list(asked_lines(plan.asked, plan.new))), plan.difference])
+    tell(context, [*block("requests", list(asked_lines(plan.asked, plan.new))), plan.difference])
     agreed("Add it, with these capabilities?", yes=yes)
     installed(context, plan)
     if context.json:
         told = {"name": name, "plugin": source.name, "config": str(plan.place.path)}
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
-        click.echo(f"channel {name} is in {plan.place.name}. {effect(context)}")
+        click.echo(f"channel {name} was added to {plan.place.name}. {effect(context)}")
 
 
 def _require_working(
@@ -213,8 +213,10 @@ def _written(context: CliContext, place: Place, after: str, name: str, *, yes: b
         told = {"name": name, "config": str(place.path), "changed": is_changed}
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
-        is_done = f"{place.name} is written. {effect(context)}"
-        click.echo(is_done if is_changed else f"channel {name} is so already; nothing changes")
+        is_done = f"{place.name} was written. {effect(context)}"
+        click.echo(
+            is_done if is_changed else f"channel {name} has these settings already; nothing changed"
+        )
 
 
 @channel.command()
@@ -239,7 +241,7 @@ def test(context: CliContext, kind: str) -> None:
         click.echo(json.dumps({"ok": is_fine, "steps": steps}, ensure_ascii=False))
     else:
         fine = sum(not one.problems for one in played)
-        click.echo(f"{fine} of {len(script.steps)} steps went as described")
+        click.echo(f"{fine} of {len(script.steps)} steps passed")
     if not is_fine:
         sys.exit(FAILED)
 
@@ -255,7 +257,7 @@ def list_channels(context: CliContext) -> None:
         return
     for one in told["channels"]:
         counts = f"{one['receiving']['count']} in, {one['sending']['count']} out"
-        waits = f"   {one['pending']} waiting, {one['dead'] + one['unread']} dead letters"
+        waits = f"   {one['pending']} queued, {one['dead'] + one['unread']} dead letters"
         why = f"   {one['why']}" if one["why"] else ""
         click.echo(shown(f"{one['name']:16} {one['state']:10} {counts}{waits}{why}"))
     if not told["channels"]:

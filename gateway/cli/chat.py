@@ -83,12 +83,12 @@ class Conversation:
             case "/new":
                 self._start_anew()
             case "/stop":
-                click.echo("nothing is being answered")
+                click.echo("no answer is running")
             case "/status":
                 shown = self._link.call("status")
                 click.echo(
                     f"exogate {shown['version']}, up {shown['uptime_s']:.0f} s, "
-                    f"{shown['sessions']} sessions, {shown['running']} runs at work, "
+                    f"{shown['sessions']} sessions, {shown['running']} running, "
                     f"{'ready' if shown['ready'] else '; '.join(shown['reasons'])}"
                 )
             case _:

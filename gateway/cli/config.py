@@ -49,7 +49,7 @@ def validate(context: CliContext) -> None:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     _warn(warnings)
-    click.echo(f"{name} is valid" if name else "there is no config file: the defaults are valid")
+    click.echo(f"{name} is valid" if name else "no config file; the defaults are valid")
 
 
 def _warn(warnings: Iterable[Problem]) -> None:

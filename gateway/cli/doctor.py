@@ -25,7 +25,8 @@ def doctor(context: CliContext, *, strict: bool) -> None:
     else:
         lines = [_line(finding) for finding in findings]
         fine = sum(not found for found in results)
-        click.echo("\n".join([*lines, f"{fine} of {len(CHECKS)} checks found nothing"]))
+        passed = str(fine) if fine == len(CHECKS) else f"{fine} of {len(CHECKS)}"
+        click.echo("\n".join([*lines, f"{passed} checks passed"]))
     if any(strict or finding.severity == "error" for finding in findings):
         sys.exit(FAILED)
 

@@ -96,14 +96,14 @@ def why(context: CliContext, fact_id: str) -> None:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     click.echo(_line(told["fact"]))
-    learned_in = told["fact"]["session_key"] or "a conversation of another"
+    learned_in = told["fact"]["session_key"] or "another user's conversation"
     click.echo(f"in the memory of {told['fact']['scope']}")
     click.echo(f"learned {told['fact']['learned_at']} in {learned_in}")
     for one in told["sources"]:
         row = f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}"
         click.echo(one_line(row))
     if hidden := told["hidden"]:
-        click.echo(f"{hidden} more in conversations that are not yours to read")
+        click.echo(f"{hidden} more in conversations that you may not read")
 
 
 @memory.command()

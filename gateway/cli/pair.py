@@ -13,11 +13,11 @@ from gateway.domain.ids import decode_part, encode_part
 from gateway.host.terminal import one_line
 
 STATES = {
-    "asked": "waits",
-    "paired": "may talk",
-    "denied": "may not talk",
-    "revoked": "is a stranger again",
-    "unblocked": "is a stranger again",
+    "asked": "waiting",
+    "paired": "approved",
+    "denied": "denied",
+    "revoked": "approval revoked",
+    "unblocked": "unblocked",
 }
 
 
@@ -39,7 +39,7 @@ def list_people(context: CliContext, channel: str | None) -> None:
     for one in told["pairings"]:
         click.echo(_line(one))
     if not told["pairings"]:
-        click.echo("nobody waits, and nobody is paired", err=True)
+        click.echo("no pairing requests, no approved people", err=True)
 
 
 @pair.command()

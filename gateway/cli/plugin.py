@@ -90,7 +90,7 @@ def check(context: CliContext, file: str) -> None:
     else:
         click.echo("\n".join([*_about(found), *(f"✗ {shown(one)}" for one in problems)]))
         if not problems:
-            click.echo("✓ it can be loaded; `exogate plugin test` tries it")
+            click.echo("✓ it loads; `exogate plugin test` runs it")
     if problems:
         sys.exit(FAILED)
 
@@ -132,7 +132,7 @@ def test(context: CliContext, file: str, cases: Path | None) -> None:
             click.echo(f"{mark} {shown(one.name)}   {one.wall_ms:.2f} ms   {one.fuel:,} fuel")
             for line in one.problem:
                 click.echo(f"    {shown(line)}")
-        click.echo(f"{len(verdicts) - failed} of {len(verdicts)} cases came out as recorded")
+        click.echo(f"{len(verdicts) - failed} of {len(verdicts)} cases passed")
     if failed:
         sys.exit(FAILED)
 
@@ -173,7 +173,7 @@ def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:
 def _asked(source: Given) -> Iterator[str]:
     if source.about:
         asked = [*source.about.capabilities, *source.about.asks]
-        yield from block("asks for", [shown(one) for one in asked])
+        yield from block("requests", [shown(one) for one in asked])
 
 
 def _granted(granted: PluginDef | None) -> Iterator[str]:

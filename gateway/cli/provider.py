@@ -93,7 +93,7 @@ def add(
     if context.json:
         click.echo(json.dumps({"name": name, "config": str(place.path)}))
     else:
-        click.echo(f"provider {name} is in {place.name}. {writing.effect(context)}")
+        click.echo(f"provider {name} was added to {place.name}. {writing.effect(context)}")
 
 
 def _used(
@@ -134,7 +134,7 @@ def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
         yield f"It loses these tools: {', '.join(lost)}."
     if after.budgets == before.budgets:
         daily = after.budgets.daily.tokens
-        limit = "there is no daily one" if daily is None else f"daily {daily:,} tokens"
+        limit = "there is no daily budget" if daily is None else f"daily {daily:,} tokens"
         yield f"The budgets stay as they are: {limit}; `exogate budget set daily N` sets it."
     else:
         yield "The budgets change: compare `exogate config get budgets` before and after."

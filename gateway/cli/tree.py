@@ -83,7 +83,7 @@ def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> No
     elif not write and not only_check:
         click.echo(laid_out, nl=False)
     if only_check and not is_same:
-        click.echo(f"{file} would be laid out differently", err=True)
+        click.echo(f"{file} is not formatted", err=True)
         raise SystemExit(1)
 
 

@@ -40,7 +40,7 @@ def resolve_providers(
     for name in (*written, *presets):
         if name == DEMO:
             for key in reading.tree["providers"][DEMO]:
-                message = "the demo answers in this process: there is nothing to configure"
+                message = "the demo provider has no settings"
                 path = ("providers", DEMO, key)
                 reading.wrong(Code.MALFORMED, path, message, "remove it", at="key")
             continue
@@ -222,7 +222,7 @@ def _check_trust(reading: Reading, config: GatewayConfig) -> None:
     name = reading.document.name
     why = reading.document.why_untrusted() if programs and not reading.around.is_named else None
     if why is not None:
-        message = f"{name} was found, not named, and starts a program, but {why}"
+        message = f"{name} was found in the current folder and starts a program, but {why}"
         fix = f"read it, then chown or chmod 600 it, or name it: --config {name}"
         for program in programs:
             where = ("mcp", "servers", program, "command")
@@ -240,7 +240,7 @@ def _check_served(reading: Reading, config: GatewayConfig) -> None:
             message = f"{quoted(tool)} is there twice"
             reading.wrong(Code.DUPLICATE, where, message, "keep one")
         elif not plugins[tool]:
-            message = f"{quoted(tool)} is served, and not enabled"
+            message = f"{quoted(tool)} is served but not enabled"
             fix = "remove it, or write enabled = true in its [[plugins]]"
             reading.note("plugin-disabled", where, message, fix)
 
@@ -264,22 +264,22 @@ def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> Non
     name, own = quoted(written.name), written.user_header
     if (written.url is None) == (written.command is None):
         message = f"the MCP server {name} needs url or command, one of the two"
-        reading.wrong(Code.MISSING, path, message, "write the one that it is", at="table")
+        reading.wrong(Code.MISSING, path, message, "write one of them", at="table")
         return
     kind, others = ("url", ("args", "env"))
     if written.url is None:
         kind, others = "command", ("headers", "user_header")
     for key in others:
         if reading.is_given((*path, key)):
-            message = f"the MCP server {name} has a {kind}: {key} says nothing to it"
+            message = f"the MCP server {name} has a {kind}, so {key} has no effect"
             reading.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
     named = [((*path, "headers", header), header) for header in written.headers]
     for where, header in [*named, ((*path, "user_header"), own)]:
         if header.lower() in _OUR_HEADERS:
             message = f"{quoted(header)} is a header that the gateway itself sets"
-            reading.wrong(Code.MALFORMED, where, message, "take another name")
+            reading.wrong(Code.MALFORMED, where, message, "choose another name")
     for where, header in named:
         if header.lower() == own.lower():
-            message = f"{quoted(header)} says who the user is: it cannot be the same for all"
+            message = f"{quoted(header)} names the user, so it cannot have one fixed value"
             fix = "remove it, or choose another user_header"
             reading.wrong(Code.DUPLICATE, where, message, fix)

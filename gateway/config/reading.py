@@ -147,7 +147,7 @@ class Reading(Report):
         tools = [name for name in names if name not in taken]
         tree["agent"] = {"id": choice.agent_id, "tools": [*tools, *self._variable_tools()]}
         if choice.others:
-            message = f"{choice.variable} is used; set as well: {', '.join(choice.others)}"
+            message = f"{choice.variable} is used; also set: {', '.join(choice.others)}"
             fix = "choose with [agent] provider"
             self.note("several-keys", ("agent", "provider"), message, fix)
 

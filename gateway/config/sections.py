@@ -258,7 +258,7 @@ class SectionReader:
         for name, one in raw.items():
             where = (*path, name)
             if not re.match(PATTERNS[about.names], name) or name.endswith("\n"):
-                message = f"{quoted(name)} is not a name that can stand here"
+                message = f"{quoted(name)} is not a valid name here"
                 self.wrong(Code.MALFORMED, where, message, about.help, "key")
             elif (value := self.value(element, one, where, about)) is not _WRONG:
                 found[name] = value
@@ -283,7 +283,7 @@ class SectionReader:
         if raw in choices and not isinstance(raw, bool):
             return about.words.get(str(raw), raw)
         fix = choose(raw if isinstance(raw, str) else "", [str(one) for one in choices])
-        return self.wrong(Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not a choice here", fix)
+        return self.wrong(Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not allowed here", fix)
 
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1
@@ -293,7 +293,7 @@ class SectionReader:
             return self._wrong_type(path, raw, "a finite number", about)
         if allowed := _beyond(raw, about):
             message = f"{shown(path, raw)} is out of range: it should be {allowed}"
-            return self.wrong(Code.OUT_OF_RANGE, path, message, about.help)
+            return self.wrong(Code.OUT_OF_RANGE, path, message, f"write a number: {allowed}")
         return round(raw * about.scale) if about.scale > 1 else kind(raw)
 
     def _text(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
@@ -306,7 +306,7 @@ class SectionReader:
         if not re.match(PATTERNS.get(about.form, ""), raw) or (
             raw.endswith("\n") and about.form not in {"any", "text"}
         ):
-            message = f"{shown(path, raw)} has not the right form"
+            message = f"{shown(path, raw)} has the wrong form"
             return self.wrong(Code.MALFORMED, path, message, about.help)
         try:
             text = _NORMAL.get(about.form, str)(raw)
@@ -343,11 +343,11 @@ class SectionReader:
             if near := nearest(key, known):
                 fix = f'did you mean "{near}"?'
             elif elsewhere := sections_with(key):
-                fix = f"it belongs into {' or '.join(elsewhere)}"
+                fix = f"it belongs in {' or '.join(elsewhere)}"
             self.wrong(Code.UNKNOWN_KEY, (*path, key), f"unknown key {quoted(key)}", fix, "key")
 
     def _wrong_type(self, path: KeyPath, raw: object, wanted: str, about: Setting) -> object:
-        fix = about.help
+        fix = f"write {wanted}; {about.help}" if about.help else f"write {wanted}"
         section = dotted(tuple(part for part in path if isinstance(part, str)))
         match wanted, raw:
             case "a list", dict():
@@ -355,9 +355,9 @@ class SectionReader:
             case "a table", list():
                 fix = f"write [{section}] with one bracket; there is only one"
             case "a text", bool() | int() | float() | date() | time():
-                fix = f"put it into quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
+                fix = f"put it in quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
             case "a whole number" | "a number" | "true or false", str():
-                fix = "write it without quotes"
+                fix = f"write {wanted}, without quotes"
         return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
 
 
