@@ -34,7 +34,7 @@ from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
 from gateway.control.notices import notice_of
 from gateway.control.policy import DecisionTrees
-from gateway.control.rules import RuleSet, RunRules
+from gateway.control.rules import CurrentRules, RuleSet, RunRules
 from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, TooLarge
@@ -489,7 +489,7 @@ class Runner:
     gate: Gate
     plans: Plans
     decisions: DecisionTrees
-    rules: Callable[[], RuleSet]
+    rules: CurrentRules
     decode: Decode
     publish: Callable[[Event], None] = field(default=lambda event: None)
     hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
@@ -506,7 +506,7 @@ class Runner:
         """Cancelling this cancels the turn."""
         control = control or RunControl()
         lacking = await self.lacking(assignment.agent, control)
-        job = self.job(assignment, self.rules(), journal, lacking)
+        job = self.job(assignment, self.rules.now, journal, lacking)
         return await Driver(job, self.model, self.gate, journal, emit, control=control).drive()
 
     async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[Lacking]:

@@ -159,7 +159,7 @@ class Gateway:
             gate,
             opened.plans,
             made.decisions,
-            opened.rules.now,
+            opened.rules.current,
             from_json,
             shared.bus.publish,
             shared.bus.hears,
@@ -278,7 +278,7 @@ class Gateway:
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
-            rules=self.opened.rules.now,
+            rules=self.opened.rules.current,
             trial=provider_trial(config, self.opened.model, shared.ids),
             subagents=config.subagents,
         )

@@ -11,7 +11,7 @@ from anyio import to_thread
 from gateway.app.generation import Generation, rule_set
 from gateway.config.rules import RuleReader
 from gateway.config.values import GatewayConfig
-from gateway.control.rules import RuleSet, problems_of
+from gateway.control.rules import CurrentRules, problems_of
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Clock, Stores
 from gateway.host.texts import watch_folder
@@ -25,15 +25,12 @@ SENT_AGAIN = timedelta(days=8)  # no platform brings a message again after a wee
 
 
 class Rulebook:
-    """The rules of now. A run keeps the rules that it began with."""
+    """Keeps the rules of now as the files in the folder of rules say."""
 
     def __init__(self, made: Generation, clock: Clock) -> None:
         self._config, self._clock = made.config, clock
         self._taken = {rule.id: rule for rule in made.config.rules}
-        self.current = made.rules
-
-    def now(self) -> RuleSet:
-        return self.current
+        self.current = CurrentRules(made.rules)
 
     async def keep_fresh(self) -> None:
         """Reads the folder now, and whenever a file there changes; without a folder it ends."""
@@ -45,8 +42,8 @@ class Rulebook:
         reader = RuleReader(problems_of)
         folder = await to_thread.run_sync(reader.folder, path, self._taken)
         fresh = rule_set(self._config, folder)
-        fresh.keep_faults(self.current)
-        self.current = fresh
+        fresh.keep_faults(self.current.now)
+        self.current.now = fresh
         for one in folder.refused:
             log.warning("a file of rules is refused", extra={"file": one.file, "why": one.why})
         log.info("rules are read", extra={"folder": str(folder.path), "rules": len(folder.rules)})

@@ -34,7 +34,7 @@ class EndedByItself(GatewayError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the gateway ended although nobody told it to: something in it was cancelled, which is a "
+            "the gateway ended without a stop signal: a part of it was cancelled, which is a "
             "defect; accepted messages are safe, start it again and see the log"
         )
 
@@ -76,7 +76,7 @@ async def run(
 
             async def end_at_once() -> None:
                 await _stop(signals, by_hangup=False)
-                log.warning("told twice: stopping at once")
+                log.warning("second signal: stopping at once")
                 group.cancel_scope.cancel()
 
             group.start_soon(end_at_once)

@@ -115,14 +115,14 @@ class ChatCommands:
 
     async def _stop(self, asked: _Asked) -> str:
         count = self._lines.stop_all(asked.key)
-        return f"Stopped: {_count(count, 'message')}." if count else "Nothing is being answered."
+        return f"Stopped: {_count(count, 'message')}." if count else "No answer is running."
 
     async def _status(self, asked: _Asked) -> str:
         key, record = asked.key, await self.front.sessions.find_session(asked.key)
         at_work, waiting = self._lines.load(key)
         lines = [
             f"Agent `{key.agent}`, model `{self._chosen(asked)}`",
-            f"Queue `{self._lines.mode(key)}`: {at_work} at work, {waiting} waiting",
+            f"Queue `{self._lines.mode(key)}`: {at_work} running, {waiting} queued",
         ]
         if record is not None:
             lines.append(f"{_count(record.message_count, 'message')} in this chat so far")
@@ -236,7 +236,7 @@ class ChatCommands:
         if verb in {"", "list"}:
             listed = await self.book.listed(channel=at.channel, limit=MOST_LISTED)
             here = [_pairing(one) for one in listed if one.account == at.account]
-            return _listed(here) if here else "Nobody waits, and nobody is paired."
+            return _listed(here) if here else "No pairing requests, no approved people."
         if verb not in {"approve", "deny"} or not code.strip():
             return PAIR_USAGE
         decide = self.book.approve if verb == "approve" else self.book.deny
@@ -290,7 +290,7 @@ def _found(one: Recalled) -> str:
 
 
 def _pairing(one: Pairing) -> str:
-    state = {"asked": "waits", "paired": "may talk", "denied": "may not talk"}[one.state]
+    state = {"asked": "waiting", "paired": "approved", "denied": "denied"}[one.state]
     owner = ", owner" if one.is_owner else ""
     name = f" ({_quoted(one.name)})" if one.name else ""
     return f"{_quoted(one.person)}{name} {state}{owner}"

@@ -38,7 +38,9 @@ class _Guesses:
 
 class NobodyWaits(NotFound):
     def __init__(self) -> None:
-        GatewayError.__init__(self, "nobody waits with that code: each counts once, for an hour")
+        GatewayError.__init__(
+            self, "no pairing request has that code: a code works once, for an hour"
+        )
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class PairingBook:
     def asked(self, asked: Pairing) -> None:
         """It is committed."""
         extra = {"channel": asked.channel, "person": asked.person}
-        log.info("somebody asks to talk", extra=extra)
+        log.info("pairing_requested", extra=extra)
         self.tell("pair.asked", _told(asked))
 
     async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:

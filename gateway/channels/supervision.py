@@ -39,7 +39,7 @@ async def supervise(live: LiveChannel, transport: Transport) -> None:
                 return
             told_s = error.retry_after_s if isinstance(error, LineLost) else None
         except Exception as error:
-            log.exception("channel failed", extra={"channel": live.channel.name})
+            log.exception("channel_failed", extra={"channel": live.channel.name})
             live.health.failed(
                 "in", f"an error of the gateway, see its log: {type(error).__name__}"
             )
@@ -66,9 +66,9 @@ def _is_final(live: LiveChannel, error: GatewayError | HttpFailed) -> bool:
             live.health.end("failing", why)
         case _:
             live.health.failed("in", why)
-            log.warning("channel lost its line", extra={"channel": live.channel.name, "why": why})
+            log.warning("channel_disconnected", extra={"channel": live.channel.name, "why": why})
             return False
-    log.error("channel is given up", extra={"channel": live.channel.name, "why": why})
+    log.error("channel_given_up", extra={"channel": live.channel.name, "why": why})
     return True
 
 

@@ -13,13 +13,13 @@ from gateway.host.terminal import one_line
 
 @click.group()
 def agent() -> None:
-    """Look at the agents of the running gateway."""
+    """List the agents of the running gateway."""
 
 
 @agent.command("list")
 @click.pass_obj
 def list_agents(context: CliContext) -> None:
-    """List the agents with their models and souls, and the subagents that work for them."""
+    """List agents with their models, souls and subagents."""
     with linked(context) as link:
         told = link.call("agent.list")
     if context.json:

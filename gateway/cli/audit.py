@@ -13,14 +13,14 @@ from gateway.host.terminal import one_line
 
 @click.group()
 def audit() -> None:
-    """See what changed authority or money."""
+    """Show changes to permissions and budgets."""
 
 
 @audit.command()
 @click.option("-n", "limit", default=20, show_default=True, type=click.IntRange(1, 500))
 @click.pass_obj
 def tail(context: CliContext, limit: int) -> None:
-    """Show the newest entries, the last one at the end."""
+    """Show the newest entries, the latest last."""
     with linked(context) as link:
         told = link.call("audit.tail", limit=limit)
     if context.json:
@@ -37,15 +37,13 @@ def tail(context: CliContext, limit: int) -> None:
 @click.option("--head", metavar="HASH", help="A hash told earlier, which has to be there still.")
 @click.pass_obj
 def verify(context: CliContext, head: str | None) -> None:
-    """Check that no entry was changed or taken out. Exits with 1 if one was."""
+    """Check that no entry was changed or removed. Exit 1 if one was."""
     with linked(context) as link:
         told = link.call("audit.verify", head=head)
     if context.json:
         click.echo(json.dumps(told))
     else:
-        click.echo(
-            f"{told['entries']:,} entries are as they were written; the last hash is {told['head']}"
-        )
+        click.echo(f"{told['entries']:,} entries are unchanged; the last hash is {told['head']}")
     if not told["ok"]:
         click.echo(told["why"], err=True)
         sys.exit(FAILED)

@@ -13,7 +13,7 @@ from gateway.config import editing
 
 @click.group()
 def budget() -> None:
-    """See and set what may be spent."""
+    """Show and set token budgets."""
 
 
 @budget.command()
@@ -33,25 +33,25 @@ def status(context: CliContext, session_key: str | None) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    limit = "unlimited" if row["limit"] is None else f"of {row['limit']:,}"
-    resets = f"   starts anew {row['resets_at']}" if row["resets_at"] else ""
-    held = f", {row['reserved']:,} held" if row["reserved"] else ""
-    return f"{row['scope']:24} {row['used']:>12,} {limit} {row['unit']}{held}{resets}"
+    limit = "no limit" if row["limit"] is None else f"limit {row['limit']:,}"
+    resets = f"; resets {row['resets_at']}" if row["resets_at"] else ""
+    held = f", {row['reserved']:,} reserved" if row["reserved"] else ""
+    return f"{row['scope']:24} {row['used']:>12,} {row['unit']} used, {limit}{held}{resets}"
 
 
 @budget.command()
 @click.pass_obj
 def resync(context: CliContext) -> None:
-    """Count in the day of the clock again, after it was far ahead."""
+    """Count spending by the clock again, after the clock was far ahead."""
     with linked(context) as link:
         told = link.call("budget.resync")
     if context.json:
         click.echo(json.dumps(told))
     elif told["changed"]:
-        moved = f"; {told['records']:,} calls that were made since are counted where they belong"
-        click.echo(f"spending counts in {told['day']} again, not in {told['was']}{moved}")
+        moved = f"; {told['records']:,} calls made since then were moved to {told['day']}"
+        click.echo(f"the budget day is {told['day']} again, not {told['was']}{moved}")
     else:
-        click.echo(f"spending counts in {told['day']} already; nothing changes")
+        click.echo(f"the budget day is {told['day']} already; nothing changed")
 
 
 @budget.command("set")
@@ -60,7 +60,7 @@ def resync(context: CliContext) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.pass_obj
 def set_(context: CliContext, scope: str, tokens: int, *, yes: bool) -> None:
-    """Limit session, daily, monthly, per_agent or agent:ID to TOKENS in the configuration file."""
+    """Write a token limit to the configuration. SCOPE: session, daily, monthly, per_agent, agent:ID."""
     from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
 
     place = writing.place_of(context)
@@ -70,9 +70,9 @@ def set_(context: CliContext, scope: str, tokens: int, *, yes: bool) -> None:
         writing.tell(context, [editing.difference(place.text, after, place.name)])
         writing.agreed("Write it?", yes=yes)
         writing.save(context, place, after)
-        writing.tell(context, [f"{place.name} is written. {writing.effect(context)}"])
+        writing.tell(context, [f"{place.name} was written. {writing.effect(context)}"])
     else:
-        writing.tell(context, [f"{scope} has that limit already; nothing changes"])
+        writing.tell(context, [f"{scope} has that limit already; nothing changed"])
     if context.json:
         told = {"scope": scope, "tokens": tokens, "config": str(place.path)}
         click.echo(json.dumps({**told, "changed": is_changed}))

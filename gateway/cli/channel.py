@@ -41,7 +41,7 @@ from gateway.host.logs import logging_to
 
 @click.group()
 def channel() -> None:
-    """Talk to people on chat platforms, through adapters."""
+    """Connect chat platforms, and test and list the connections."""
 
 
 class _PairType(click.ParamType[tuple[str, str]]):
@@ -103,7 +103,7 @@ def add(
     yes: bool,
     **given: Any,
 ) -> None:
-    """Ask for what a channel needs, and add it and its adapter to the configuration if you agree."""
+    """Add a channel and its adapter. On a terminal it asks for missing values and your consent."""
     source = _source(kind)
     plan = planned(context, source, extra, None)
     description = plan.found.adapter
@@ -118,14 +118,14 @@ def add(
     table = {key: value for key, value in table.items() if value}
     plan = replace(plan, after=editing.with_channel(plan.after, name, table))
     _require_working(context, plan.place, plan.after, name, description)
-    tell(context, [*block("asks for", list(asked_lines(plan.asked, plan.new))), plan.difference])
+    tell(context, [*block("requests", list(asked_lines(plan.asked, plan.new))), plan.difference])
     agreed("Add it, with these capabilities?", yes=yes)
     installed(context, plan)
     if context.json:
         told = {"name": name, "plugin": source.name, "config": str(plan.place.path)}
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
-        click.echo(f"channel {name} is in {plan.place.name}. {effect(context)}")
+        click.echo(f"channel {name} was added to {plan.place.name}. {effect(context)}")
 
 
 def _require_working(
@@ -155,7 +155,7 @@ def set_(
     transport: TransportKind | None,
     yes: bool,
 ) -> None:
-    """Change what a channel of the configuration is given."""
+    """Change the settings of a channel."""
     if not (secrets or settings or transport):
         raise click.UsageError(
             "say what to change: --set KEY=VALUE, --secret NAME=REF, --transport"
@@ -193,7 +193,7 @@ def _adapter_of(context: CliContext, place: Place, name: str) -> PluginDef:
 @agree
 @click.pass_obj
 def remove(context: CliContext, name: str, *, yes: bool) -> None:
-    """Remove a channel and the bindings of its messages; its adapter and its conversations stay."""
+    """Remove a channel and its bindings. Its adapter and its conversations stay."""
     place = place_of(context)
     after = editing.without_channel(place.text, name)
     count = editing.bindings_of(place.text, name)
@@ -213,15 +213,17 @@ def _written(context: CliContext, place: Place, after: str, name: str, *, yes: b
         told = {"name": name, "config": str(place.path), "changed": is_changed}
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
-        is_done = f"{place.name} is written. {effect(context)}"
-        click.echo(is_done if is_changed else f"channel {name} is so already; nothing changes")
+        is_done = f"{place.name} was written. {effect(context)}"
+        click.echo(
+            is_done if is_changed else f"channel {name} has these settings already; nothing changed"
+        )
 
 
 @channel.command()
 @click.argument("kind", metavar="KIND|DIR")
 @click.pass_obj
 def test(context: CliContext, kind: str) -> None:
-    """Play the conversation that an adapter ships, with a simulated platform; exit 1 if it differs."""
+    """Test an adapter with a simulated platform. Exit 1 if its conversation goes otherwise."""
     from gateway.cli.channel_testing import play  # noqa: PLC0415  # a whole gateway
 
     source = _source(kind)
@@ -239,7 +241,7 @@ def test(context: CliContext, kind: str) -> None:
         click.echo(json.dumps({"ok": is_fine, "steps": steps}, ensure_ascii=False))
     else:
         fine = sum(not one.problems for one in played)
-        click.echo(f"{fine} of {len(script.steps)} steps went as described")
+        click.echo(f"{fine} of {len(script.steps)} steps passed")
     if not is_fine:
         sys.exit(FAILED)
 
@@ -247,7 +249,7 @@ def test(context: CliContext, kind: str) -> None:
 @channel.command("list")
 @click.pass_obj
 def list_channels(context: CliContext) -> None:
-    """List the channels of the running gateway, and how they fare."""
+    """List the channels of the running gateway with their state."""
     with linked(context) as link:
         told = link.call("channel.list")
     if context.json:
@@ -255,7 +257,7 @@ def list_channels(context: CliContext) -> None:
         return
     for one in told["channels"]:
         counts = f"{one['receiving']['count']} in, {one['sending']['count']} out"
-        waits = f"   {one['pending']} waiting, {one['dead'] + one['unread']} dead letters"
+        waits = f"   {one['pending']} queued, {one['dead'] + one['unread']} dead letters"
         why = f"   {one['why']}" if one["why"] else ""
         click.echo(shown(f"{one['name']:16} {one['state']:10} {counts}{waits}{why}"))
     if not told["channels"]:
@@ -278,7 +280,7 @@ def dead_letters(
     resubmit: str | None,
     drop: str | None,
 ) -> None:
-    """List answers that did not arrive and messages that were not taken in; retry or drop one."""
+    """List, resubmit or drop failed messages and answers."""
     if resubmit and drop:
         raise click.UsageError("give either --resubmit or --drop")
     method, params = "channel.dead_letters", {"channel": name, "limit": limit, "before": before}

@@ -25,7 +25,7 @@ HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · 
 @click.option("--peer", default="main", show_default=True, help="Which conversation.")
 @click.pass_obj
 def chat(context: CliContext, message: str | None, agent: str | None, peer: str) -> None:
-    """Talk to an agent of the running gateway."""
+    """Talk to an agent in the terminal."""
     with linked(context) as link:
         if message is None:
             Conversation(link, agent, peer).hold()
@@ -83,12 +83,12 @@ class Conversation:
             case "/new":
                 self._start_anew()
             case "/stop":
-                click.echo("nothing is being answered")
+                click.echo("no answer is running")
             case "/status":
                 shown = self._link.call("status")
                 click.echo(
                     f"exogate {shown['version']}, up {shown['uptime_s']:.0f} s, "
-                    f"{shown['sessions']} sessions, {shown['running']} runs at work, "
+                    f"{shown['sessions']} sessions, {shown['running']} running, "
                     f"{'ready' if shown['ready'] else '; '.join(shown['reasons'])}"
                 )
             case _:

@@ -77,7 +77,7 @@ def data_dir(config: GatewayConfig) -> Iterator[Finding]:
         return
     where = str(folder)
     if folder.stat().st_mode & 0o077:
-        text = "other users of this machine can look into the data directory"
+        text = "other users of this machine can read the data directory"
         yield Finding("data.mode", "warning", where, text, f"chmod 700 {where}")
     free = shutil.disk_usage(folder).free
     if free < LOW_DISK_BYTES:
@@ -125,7 +125,7 @@ def listening(config: GatewayConfig) -> Iterator[Finding]:
             where: KeyPath = ("gateway", "port" if is_taken else "bind")
             told = f"cannot listen on {settings.bind}:{settings.port}: {error.strerror}"
             fix = "stop what listens there, or choose another [gateway] port"
-            fix = fix if is_taken else "write an address of this machine"
+            fix = fix if is_taken else "set [gateway] bind to an address of this machine"
             name = "network.port" if is_taken else "network.bind"
             yield Finding(name, "error", dotted(where), told, fix, where)
 
@@ -142,7 +142,7 @@ def open_files(config: GatewayConfig) -> Iterator[Finding]:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.gateway.max_connections + SPARE_FILES
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        text = f"a process may open {hard} files here, but max_connections wants {wanted}"
+        text = f"the limit of open files is {hard}, but max_connections needs {wanted}"
         fix = f"raise the hard limit (ulimit -Hn) to {wanted}, or a smaller max_connections"
         yield Finding("limits.files", "warning", "gateway.max_connections", text, fix)
 
@@ -211,13 +211,13 @@ async def _read_texts(
         try:
             await Souls(FileTexts(clock), {AgentId("tried"): path}, clock=clock).load()
         except GatewayError as error:
-            fix = "mend the file or the path"
+            fix = "correct the file or the path"
             found.append(Finding("soul.unreadable", "error", dotted(where), str(error), fix, where))
     for where, agent, path in trees:
         try:
             await Plans(FileTexts(clock), {agent: path}, decisions=decisions).load()
         except GatewayError as error:
-            why, fix = str(error).partition("\n")[0], "`exogate tree check` says everything"
+            why, fix = str(error).partition("\n")[0], "run `exogate tree check` for details"
             found.append(Finding("tree.refused", "error", dotted(where), why, fix, where))
     return found
 
@@ -233,8 +233,8 @@ def plugins(config: GatewayConfig) -> Iterator[Finding]:
         refused = refusals(config)
     except (OSError, GatewayError) as error:  # no room, or no folder that can be written
         told, fix = (
-            f"they cannot be loaded for trial: {error}",
-            "make room, and see that TMPDIR works",
+            f"the plugins cannot be test-loaded: {error}",
+            "free some disk space, and check TMPDIR",
         )
         yield Finding("plugin.trial", "error", "plugins", told, fix)
         return

@@ -25,13 +25,13 @@ from gateway.domain.text import nearest
 
 @click.group("config")
 def config() -> None:
-    """Check, show and explain the configuration."""
+    """Check and show the configuration."""
 
 
 @config.command()
 @click.pass_obj
 def validate(context: CliContext) -> None:
-    """Check the configuration as a start would; say every error at once."""
+    """Check the configuration; list every error."""
     try:
         loaded = _load(context)
         name, warnings = loaded.document.name, _tried(loaded)
@@ -49,7 +49,7 @@ def validate(context: CliContext) -> None:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     _warn(warnings)
-    click.echo(f"{name} is valid" if name else "there is no config file: the defaults are valid")
+    click.echo(f"{name} is valid" if name else "no config file; the defaults are valid")
 
 
 def _warn(warnings: Iterable[Problem]) -> None:
@@ -77,7 +77,7 @@ def _tried(loaded: Loaded) -> tuple[Problem, ...]:
 @config.command()
 @click.pass_obj
 def show(context: CliContext) -> None:
-    """Show every value in force and where it comes from."""
+    """Show every value in force and its source."""
     loaded, rows = _rows(context)
     if context.json:
         values = [_row_as_json(row) for row in rows]
@@ -116,14 +116,14 @@ def _no_such_key(key: str, rows: Iterable[Row]) -> str:
 
 @config.command()
 def schema() -> None:
-    """Print the JSON Schema of config.toml, for editors."""
+    """Print the JSON Schema of config.toml for editors."""
     click.echo(json.dumps(json_schema(), indent=2))
 
 
 @config.command()
 @click.pass_obj
 def path(context: CliContext) -> None:
-    """Print the file that counts; fail if there is none."""
+    """Print the path of the file in use; exit 1 if there is none."""
     found = config_path(context)
     if found:
         click.echo(json.dumps({"path": str(found)}) if context.json else str(found))

@@ -16,7 +16,7 @@ from gateway.cli.ending import FAILED
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
 @click.pass_obj
 def doctor(context: CliContext, *, strict: bool) -> None:
-    """Check this installation and its configuration; change nothing."""
+    """Check the installation and the configuration; change nothing."""
     config = config_or_exit(context)
     results = [list(check(config)) for check in CHECKS]
     findings = sorted(chain.from_iterable(results), key=lambda one: one.severity)
@@ -25,7 +25,8 @@ def doctor(context: CliContext, *, strict: bool) -> None:
     else:
         lines = [_line(finding) for finding in findings]
         fine = sum(not found for found in results)
-        click.echo("\n".join([*lines, f"{fine} of {len(CHECKS)} checks found nothing"]))
+        passed = str(fine) if fine == len(CHECKS) else f"{fine} of {len(CHECKS)}"
+        click.echo("\n".join([*lines, f"{passed} checks passed"]))
     if any(strict or finding.severity == "error" for finding in findings):
         sys.exit(FAILED)
 

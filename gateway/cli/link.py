@@ -95,7 +95,7 @@ def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
         raise Unreachable(f"no gateway is running on {folder}; start one with `exogate run`")
     key = read_key(folder)
     if key is None:
-        raise NotAllowed(f"the operator's key in {folder} cannot be read by this user")
+        raise NotAllowed(f"this user cannot read the operator's key in {folder}")
     url = owner.url.replace("http", "ws", 1) + "/ws"
     headers = {"Authorization": f"Bearer {key}"}
     try:

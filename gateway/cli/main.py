@@ -1,4 +1,4 @@
-"""`exogate`: the verbs, each loaded only when it is used."""
+"""`exogate`: the commands, each imported only when it is used."""
 
 import sys
 from importlib import import_module  # noqa: TID251  # from the fixed table below, and nowhere else
@@ -9,57 +9,87 @@ import click
 from gateway.cli.ending import ending_well
 from gateway.cli.options import CliContext, parted
 from gateway.cli.terminal import guard_streams
+from gateway.cli.version import show_version
 
-# verb -> module and name of its click command
-VERBS = {
-    "run": ("gateway.cli.run", "run"),
-    "chat": ("gateway.cli.chat", "chat"),
-    "status": ("gateway.cli.status", "status"),
-    "budget": ("gateway.cli.budget", "budget"),
-    "audit": ("gateway.cli.audit", "audit"),
-    "agent": ("gateway.cli.agent", "agent"),
-    "channel": ("gateway.cli.channel", "channel"),
-    "config": ("gateway.cli.config", "config"),
-    "doctor": ("gateway.cli.doctor", "doctor"),
-    "memory": ("gateway.cli.memory", "memory"),
-    "pair": ("gateway.cli.pair", "pair"),
-    "plugin": ("gateway.cli.plugin", "plugin"),
-    "provider": ("gateway.cli.provider", "provider"),
-    "replay": ("gateway.cli.replay", "replay"),
-    "route": ("gateway.cli.route", "route"),
-    "rule": ("gateway.cli.rule", "rule"),
-    "session": ("gateway.cli.session", "session"),
-    "tree": ("gateway.cli.tree", "tree"),
-    "version": ("gateway.cli.version", "version"),
+# The CLI's one table: a command, the module that holds it under the same name, and its one-line help.
+# `exogate --help` prints the help from here, so it imports no command; a test holds it to the command's own.
+COMMANDS = {
+    "run": ("gateway.cli.run", "Run the gateway until Ctrl+C or SIGTERM."),
+    "chat": ("gateway.cli.chat", "Talk to an agent in the terminal."),
+    "status": (
+        "gateway.cli.status",
+        "Show the status of the gateway; exit 1 if it is not ready.",
+    ),
+    "budget": ("gateway.cli.budget", "Show and set token budgets."),
+    "audit": ("gateway.cli.audit", "Show changes to permissions and budgets."),
+    "agent": ("gateway.cli.agent", "List the agents of the running gateway."),
+    "channel": (
+        "gateway.cli.channel",
+        "Connect chat platforms, and test and list the connections.",
+    ),
+    "config": ("gateway.cli.config", "Check and show the configuration."),
+    "doctor": (
+        "gateway.cli.doctor",
+        "Check the installation and the configuration; change nothing.",
+    ),
+    "memory": ("gateway.cli.memory", "Search, export and erase facts about people."),
+    "pair": ("gateway.cli.pair", "Approve or block people in direct chats."),
+    "plugin": (
+        "gateway.cli.plugin",
+        "Create, test and install plugins, and grant them permissions.",
+    ),
+    "provider": ("gateway.cli.provider", "List, add and test model providers."),
+    "replay": ("gateway.cli.replay", "Replay a recorded run; exit 1 if it diverges."),
+    "route": ("gateway.cli.route", "Explain routing."),
+    "rule": ("gateway.cli.rule", "List and test rules."),
+    "session": ("gateway.cli.session", "List, show, export, import and branch conversations."),
+    "tree": ("gateway.cli.tree", "Check, show, format and trace behaviour trees."),
+    "version": ("gateway.cli.version", "Show the version."),
 }
 
 
-class Verbs(click.Group):
-    """Imports a verb when it is asked for: `exogate version` must not wait for a web server."""
+class LazyGroup(click.Group):
+    """Imports a command only when it is asked for: `exogate --help` must not wait for a web server."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = VERBS.get(cmd_name)
-        if found is None:
+        if cmd_name not in COMMANDS:
             return None
-        module, name = found
-        command: click.Command = getattr(import_module(module), name)  # see above
+        module, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:  # noqa: FBT001  # click calls it
+    if is_asked:  # `main` puts --json first, so it is known here
+        show_version(as_json=ctx.params.get("as_json", False))
+        ctx.exit()
 
 
 # `color`: click takes nothing out of a text, which is made visible instead.
 SETTINGS = {"help_option_names": ["-h", "--help"], "color": True}
 
 
-@click.group(cls=Verbs, context_settings=SETTINGS)
+@click.group(cls=LazyGroup, context_settings=SETTINGS)
 @click.option("--config", "-c", type=click.Path(path_type=Path), help="The configuration file.")
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), help="Where the gateway keeps its data."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def exogate(
     ctx: click.Context, config: Path | None, data_dir: Path | None, *, as_json: bool, debug: bool

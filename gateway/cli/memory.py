@@ -60,7 +60,7 @@ def of_somebody(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def memory() -> None:
-    """Ask what is known about people; without --session or --person about you."""
+    """Search, export and erase facts about people. Without --session or --person: about you."""
 
 
 @memory.command()
@@ -70,7 +70,7 @@ def memory() -> None:
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True)
 @click.pass_obj
 def search(context: CliContext, query: str, whose: Somebody, kind: str | None, limit: int) -> None:
-    """Find facts and messages, the best first."""
+    """Find facts and messages, the best match first."""
     with linked(context) as link:
         kinds = [kind] if kind else None
         named = whose.found(link)
@@ -89,21 +89,21 @@ def search(context: CliContext, query: str, whose: Somebody, kind: str | None, l
 @click.argument("fact_id")
 @click.pass_obj
 def why(context: CliContext, fact_id: str) -> None:
-    """Show where a fact comes from: which message, when, said by whom."""
+    """Show the source of a fact: message, time and author."""
     with linked(context) as link:
         told = link.call("memory.why", fact_id=fact_id)
     if context.json:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     click.echo(_line(told["fact"]))
-    learned_in = told["fact"]["session_key"] or "a conversation of another"
+    learned_in = told["fact"]["session_key"] or "another user's conversation"
     click.echo(f"in the memory of {told['fact']['scope']}")
     click.echo(f"learned {told['fact']['learned_at']} in {learned_in}")
     for one in told["sources"]:
         row = f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}"
         click.echo(one_line(row))
     if hidden := told["hidden"]:
-        click.echo(f"{hidden} more in conversations that are not yours to read")
+        click.echo(f"{hidden} more in conversations that you may not read")
 
 
 @memory.command()
@@ -113,7 +113,7 @@ def why(context: CliContext, fact_id: str) -> None:
 @limited
 @click.pass_obj
 def history(context: CliContext, /, whose: Somebody, **asked: object) -> None:
-    """Show all that was ever known of SUBJECT, superseded facts included; `user` is the person."""
+    """Show all facts about SUBJECT, superseded ones too. `user` is the person."""
     _show(context, "memory.history", whose, asked)
 
 
@@ -125,7 +125,7 @@ def history(context: CliContext, /, whose: Somebody, **asked: object) -> None:
 @limited
 @click.pass_obj
 def as_of(context: CliContext, /, whose: Somebody, **asked: object) -> None:
-    """Show what was true at AT: today, a day (2026-03-01, its end) or a time."""
+    """Show what was true at a time. AT is today, a day (2026-03-01: its end) or a time."""
     _show(context, "memory.as_of", whose, asked)
 
 
@@ -136,7 +136,7 @@ def as_of(context: CliContext, /, whose: Somebody, **asked: object) -> None:
 @limited
 @click.pass_obj
 def neighbours(context: CliContext, /, whose: Somebody, **asked: object) -> None:
-    """Show the facts that hang together with a name, the nearest first."""
+    """Show facts connected to SUBJECT, the nearest first."""
     _show(context, "memory.neighbours", whose, asked)
 
 
@@ -146,7 +146,7 @@ def neighbours(context: CliContext, /, whose: Somebody, **asked: object) -> None
 @click.option("--yes", "-y", is_flag=True, help="Really erase; else only count.")
 @click.pass_obj
 def forget(context: CliContext, fact_id: str | None, whose: Somebody, *, yes: bool) -> None:
-    """Erase a fact, all facts of a person, or a whole session, for good."""
+    """Erase a fact, a person or a session for good."""
     if [fact_id, whose.session, whose.person].count(None) != 2:
         raise click.UsageError("name a FACT_ID, --session or --person")
     with linked(context) as link:
@@ -169,7 +169,7 @@ def forget(context: CliContext, fact_id: str | None, whose: Somebody, *, yes: bo
 @of_somebody
 @click.pass_obj
 def export(context: CliContext, whose: Somebody) -> None:
-    """Write all facts with their sources as JSON lines, the superseded ones too."""
+    """Print all facts with their sources as JSON lines. Superseded facts are included."""
     with linked(context) as link:
         for one in _every(link, whose.found(link)):
             told = link.call("memory.why", fact_id=one["id"])

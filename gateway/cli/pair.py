@@ -13,24 +13,24 @@ from gateway.domain.ids import decode_part, encode_part
 from gateway.host.terminal import one_line
 
 STATES = {
-    "asked": "waits",
-    "paired": "may talk",
-    "denied": "may not talk",
-    "revoked": "is a stranger again",
-    "unblocked": "is a stranger again",
+    "asked": "waiting",
+    "paired": "approved",
+    "denied": "denied",
+    "revoked": "approval revoked",
+    "unblocked": "unblocked",
 }
 
 
 @click.group()
 def pair() -> None:
-    """Decide who may talk to agents in direct chats."""
+    """Approve or block people in direct chats."""
 
 
 @pair.command("list")
 @click.option("--channel")
 @click.pass_obj
 def list_people(context: CliContext, channel: str | None) -> None:
-    """List who waits, then who was approved or denied."""
+    """List people who wait, then people approved or denied."""
     with linked(context) as link:
         told = link.call("pair.list", channel=channel)
     if context.json:
@@ -39,7 +39,7 @@ def list_people(context: CliContext, channel: str | None) -> None:
     for one in told["pairings"]:
         click.echo(_line(one))
     if not told["pairings"]:
-        click.echo("nobody waits, and nobody is paired", err=True)
+        click.echo("no pairing requests, no approved people", err=True)
 
 
 @pair.command()
@@ -47,7 +47,7 @@ def list_people(context: CliContext, channel: str | None) -> None:
 @click.option("--owner", is_flag=True, help="May decide about others, by /pair in the chat.")
 @click.pass_obj
 def approve(context: CliContext, code: str, *, owner: bool) -> None:
-    """Let the person with that code talk. The first one of an account owns it."""
+    """Approve the person with that code. The first person of an account owns it."""
     with linked(context) as link:
         _tell(context, link.call("pair.approve", code=code, owner=owner))
 
@@ -61,7 +61,7 @@ def approve(context: CliContext, code: str, *, owner: bool) -> None:
 def deny(
     context: CliContext, code: str | None, channel: str | None, account: str, person: str | None
 ) -> None:
-    """Never answer the person with that CODE, or that waits; take back that a person was approved."""
+    """Deny a person, by CODE or by --channel and --person. An approved person is a stranger again."""
     if (code is None) == (person is None) or (person is None) != (channel is None):
         raise click.UsageError("give either CODE, or --channel and --person")
     who = {"code": code} if code else {"channel": channel, "account": account, "person": person}
@@ -96,7 +96,7 @@ WHO = _WhoType()
 @click.argument("who", metavar="ID", type=WHO)
 @click.pass_obj
 def block(context: CliContext, who: Mapping[str, str]) -> None:
-    """Never answer a person, known or not; ID is CHANNEL:ACCOUNT:PERSON."""
+    """Block a person, known or not. ID is CHANNEL:ACCOUNT:PERSON."""
     with linked(context) as link:
         _tell(context, link.call("pair.block", **who))
 
@@ -105,7 +105,7 @@ def block(context: CliContext, who: Mapping[str, str]) -> None:
 @click.argument("who", metavar="ID", type=WHO)
 @click.pass_obj
 def unblock(context: CliContext, who: Mapping[str, str]) -> None:
-    """Let a person who was blocked or denied ask again; ID is CHANNEL:ACCOUNT:PERSON."""
+    """Let a blocked or denied person ask again. ID is CHANNEL:ACCOUNT:PERSON."""
     with linked(context) as link:
         _tell(context, link.call("pair.unblock", **who))
 
@@ -114,7 +114,7 @@ def unblock(context: CliContext, who: Mapping[str, str]) -> None:
 @click.argument("who", metavar="ID", type=WHO)
 @click.pass_obj
 def revoke(context: CliContext, who: Mapping[str, str]) -> None:
-    """Take back that a person was approved; ID is CHANNEL:ACCOUNT:PERSON."""
+    """Revoke the approval of a person. ID is CHANNEL:ACCOUNT:PERSON."""
     with linked(context) as link:
         _tell(context, link.call("pair.revoke", **who))
 

@@ -25,7 +25,7 @@ from gateway.host.logs import logging_to
 
 @click.group()
 def plugin() -> None:
-    """Make plugins, look at them, try them, install them, and say what they may do."""
+    """Create, test and install plugins, and grant them permissions."""
 
 
 for _verb in (install, grant, revoke):
@@ -43,7 +43,7 @@ for _verb in (install, grant, revoke):
 )
 @click.pass_obj
 def new(context: CliContext, name: str, kind: str, lang: str, folder: Path | None) -> None:
-    """Write the source of a new plugin, ready to be built."""
+    """Write the source of a new plugin."""
     folder = folder or Path(name)
     try:
         made(checked_name(name), kind, lang, folder)
@@ -64,7 +64,7 @@ def new(context: CliContext, name: str, kind: str, lang: str, folder: Path | Non
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 @click.pass_obj
 def build(context: CliContext, folder: Path) -> None:
-    """Run the build command of DIR's plugin.toml, and note the sha256 of what comes out."""
+    """Build the plugin in DIR. Its plugin.toml names the command and keeps the sha256."""
     from gateway.cli.plugin_building import built, keep  # noqa: PLC0415  # few verbs need it
     from gateway.config.environment import read_environment  # noqa: PLC0415  # as above
 
@@ -81,7 +81,7 @@ def build(context: CliContext, folder: Path) -> None:
 @click.argument("file")
 @click.pass_obj
 def check(context: CliContext, file: str) -> None:
-    """Say everything that is wrong with FILE (or a directory); exit 1 if anything is."""
+    """Check a plugin and list every problem. FILE may be a directory. Exit 1 if there is a problem."""
     found = anyio.run(examine, data_dir(context), given(file))
     problems = (*found.problems, *_unasked(found))
     if context.json:
@@ -90,7 +90,7 @@ def check(context: CliContext, file: str) -> None:
     else:
         click.echo("\n".join([*_about(found), *(f"✗ {shown(one)}" for one in problems)]))
         if not problems:
-            click.echo("✓ it can be loaded; `exogate plugin test` tries it")
+            click.echo("✓ it loads; `exogate plugin test` runs it")
     if problems:
         sys.exit(FAILED)
 
@@ -113,7 +113,7 @@ def _unasked(found: Examined) -> Iterator[str]:
 )
 @click.pass_obj
 def test(context: CliContext, file: str, cases: Path | None) -> None:
-    """Run the recorded cases of FILE (or a directory) in the sandbox; exit 1 if one fails."""
+    """Run the recorded cases of a plugin in the sandbox. FILE may be a directory. Exit 1 if one fails."""
     from gateway.cli.plugin_testing import read_cases, try_all  # noqa: PLC0415  # as in `build`
 
     source = given(file)
@@ -132,7 +132,7 @@ def test(context: CliContext, file: str, cases: Path | None) -> None:
             click.echo(f"{mark} {shown(one.name)}   {one.wall_ms:.2f} ms   {one.fuel:,} fuel")
             for line in one.problem:
                 click.echo(f"    {shown(line)}")
-        click.echo(f"{len(verdicts) - failed} of {len(verdicts)} cases came out as recorded")
+        click.echo(f"{len(verdicts) - failed} of {len(verdicts)} cases passed")
     if failed:
         sys.exit(FAILED)
 
@@ -141,7 +141,7 @@ def test(context: CliContext, file: str, cases: Path | None) -> None:
 @click.argument("target", metavar="FILE|NAME")
 @click.pass_obj
 def inspect(context: CliContext, target: str) -> None:
-    """Show what a file is, or a configured plugin: what it can touch, and what it did with that."""
+    """Show the tools, imports and permissions of a plugin. By NAME, also what it used and was denied."""
     source, granted = _sought(context, target)
     found = anyio.run(examine, data_dir(context), source, granted)
     live = _live(context, source.name) if granted and target == source.name else None
@@ -173,7 +173,7 @@ def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:
 def _asked(source: Given) -> Iterator[str]:
     if source.about:
         asked = [*source.about.capabilities, *source.about.asks]
-        yield from block("asks for", [shown(one) for one in asked])
+        yield from block("requests", [shown(one) for one in asked])
 
 
 def _granted(granted: PluginDef | None) -> Iterator[str]:

@@ -89,14 +89,14 @@ def install(
     agent: str | None,
     yes: bool,
 ) -> None:
-    """Check a plugin, show what it asks for, and add it to the configuration if you agree."""
+    """Add a plugin to the configuration. You see what it asks for before you agree."""
     plan = planned(context, given(source).called(name), extra, agent)
     tell(context, _shown(plan))
     name = plan.found.given.name
     if not plan.is_done:
         agreed("Install it, with these capabilities?", yes=yes)
         installed(context, plan)
-        tell(context, [f"{name} is in {plan.place.name}. {effect(context)}"])
+        tell(context, [f"{name} was added to {plan.place.name}. {effect(context)}"])
     if context.json:
         told = {
             "name": name,
@@ -205,10 +205,10 @@ def _shown(plan: Plan) -> Iterator[str]:
     is_same = old.lower() == found.sha256
     hashes = [found.sha256] if is_same else [f"new {found.sha256}", f"old {shown(old)}"]
     yield from block("sha256", hashes)
-    yield from block("asks for", list(asked_lines(plan.asked, plan.new if table else ())))
+    yield from block("requests", list(asked_lines(plan.asked, plan.new if table else ())))
     if table is not None and plan.new:
-        yield f"It asks for more than it has: {', '.join(map(str, plan.new))}"
-    yield plan.difference or f"{found.given.name} is installed so already; nothing changes"
+        yield f"It requests more than it is granted: {', '.join(map(str, plan.new))}"
+    yield plan.difference or f"{found.given.name} is installed already; nothing changed"
 
 
 def installed(context: CliContext, plan: Plan) -> None:
@@ -234,7 +234,7 @@ def _copied(source: Path, copy: Path, sha256: str) -> None:
     try:
         wasm = source.read_bytes()
         if hashlib.sha256(wasm).hexdigest() != sha256:
-            raise BadPlugin(f"{source} has changed meanwhile; try again")
+            raise BadPlugin(f"{source} changed in the meantime; try again")
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(copy, wasm)
     except OSError as error:
@@ -247,7 +247,7 @@ def _copied(source: Path, copy: Path, sha256: str) -> None:
 @agree
 @click.pass_obj
 def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
-    """Let a configured plugin do more."""
+    """Grant a capability to a plugin."""
     _change(context, name, capability, editing.with_capability, "Grant it?", yes=yes)
 
 
@@ -257,7 +257,7 @@ def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) 
 @agree
 @click.pass_obj
 def revoke(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
-    """Take from a configured plugin what it was granted."""
+    """Revoke a capability of a plugin."""
     _change(context, name, capability, editing.without_capability, "Revoke it?", yes=yes)
 
 
@@ -292,9 +292,9 @@ def _change(
         tell(context, [*asked_lines([capability]), *map(_becomes, lost), diff])
         agreed(question, yes=yes)
         save(context, place, after)
-        tell(context, [f"{place.name} is written. {effect(context)}"])
+        tell(context, [f"{place.name} was written. {effect(context)}"])
     else:
-        tell(context, [f"{name} is granted {capability} already; nothing changes"])
+        tell(context, [f"{name} already has {capability}; nothing changed"])
     if context.json:
         told = {"name": name, "capability": str(capability), "config": str(place.path)}
         secrets = [{"name": one.name, "hosts": list(one.hosts)} for one in lost]
@@ -325,7 +325,7 @@ def agreed(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise NotAgreed("nothing was written: nobody is here to be asked; say --yes to agree")
+        raise NotAgreed("nothing was written: not a terminal; rerun with --yes")
     if not click.confirm(question, default=False, err=True):
         raise NotAgreed("nothing was written")
 
@@ -333,5 +333,5 @@ def agreed(question: str, *, yes: bool) -> None:
 def effect(context: CliContext) -> str:
     owner = read_owner(data_dir(context))
     if owner is None:
-        return "It counts from the next `exogate run`."
-    return f"It counts once the gateway that runs (process {owner.pid}) is started again."
+        return "It takes effect at the next `exogate run`."
+    return f"It takes effect after a restart of the running gateway (process {owner.pid})."

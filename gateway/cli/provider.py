@@ -30,13 +30,13 @@ UNUSED = (
 
 @click.group()
 def provider() -> None:
-    """Look at the model providers of the configuration."""
+    """List, add and test model providers."""
 
 
 @provider.command("list")
 @click.pass_obj
 def list_providers(context: CliContext) -> None:
-    """List the configured providers and where their keys come from."""
+    """List providers and the sources of their keys."""
     config = config_or_exit(context)
     rows = [
         {
@@ -93,7 +93,7 @@ def add(
     if context.json:
         click.echo(json.dumps({"name": name, "config": str(place.path)}))
     else:
-        click.echo(f"provider {name} is in {place.name}. {writing.effect(context)}")
+        click.echo(f"provider {name} was added to {place.name}. {writing.effect(context)}")
 
 
 def _used(
@@ -134,7 +134,7 @@ def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
         yield f"It loses these tools: {', '.join(lost)}."
     if after.budgets == before.budgets:
         daily = after.budgets.daily.tokens
-        limit = "there is no daily one" if daily is None else f"daily {daily:,} tokens"
+        limit = "there is no daily budget" if daily is None else f"daily {daily:,} tokens"
         yield f"The budgets stay as they are: {limit}; `exogate budget set daily N` sets it."
     else:
         yield "The budgets change: compare `exogate config get budgets` before and after."
@@ -145,7 +145,7 @@ def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
 @click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
 @click.pass_obj
 def test(context: CliContext, name: str | None, model: str | None) -> None:
-    """Ask a provider one tiny question (about 30 tokens, metered) and show what came back."""
+    """Ask a provider a tiny question and show the answer. About 30 tokens, metered."""
     try:
         with linked(context, WITHIN_S + ANSWER_S) as link:
             told = link.call("provider.test", provider=name, model=model)

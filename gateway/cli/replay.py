@@ -17,7 +17,7 @@ ANSWER_S = 900.0  # another model may take as long as a run may
 @click.option("--model", help="Ask this model now, and compare: MODEL or PROVIDER/MODEL.")
 @click.pass_obj
 def replay(context: CliContext, run_id: str, model: str | None) -> None:
-    """Replay a run from its recording; exit 1 and name the first divergence if there is one."""
+    """Replay a recorded run; exit 1 if it diverges."""
     with linked(context, ANSWER_S) as link:
         shown = link.call("run.replay", run_id=run_id, model=model)
     parted = shown["divergence"]

@@ -11,7 +11,7 @@ from gateway.host.terminal import one_line
 
 @click.group()
 def route() -> None:
-    """Look at how messages find their agent."""
+    """Explain routing."""
 
 
 @route.command()
@@ -22,7 +22,7 @@ def route() -> None:
 @click.option("--team")
 @click.pass_obj
 def explain(context: CliContext, /, **address: str | None) -> None:
-    """Say which agent answers a message from there, and why no other binding does."""
+    """Explain which agent answers, and why no other does."""
     with linked(context) as link:
         shown = link.call("route.explain", **address)
     if context.json:

@@ -29,13 +29,13 @@ GIVEN_ROOTS = ROOTS[2:]  # without event and payload, which have options of thei
 
 @click.group()
 def rule() -> None:
-    """Look at rules, and try them."""
+    """List and test rules."""
 
 
 @rule.command("list")
 @click.pass_obj
 def list_rules(context: CliContext) -> None:
-    """List the rules of the running gateway, or of the files if none runs."""
+    """List rules: the running gateway's, else those of the files."""
     try:
         with linked(context) as link:
             told = link.call("rule.list")
@@ -63,7 +63,7 @@ def list_rules(context: CliContext) -> None:
 @click.option("--scope", default="{}", help="What else rules see, as JSON: a table for each root.")
 @click.pass_obj
 def test(context: CliContext, what: str, event_name: str, payload: str, scope: str) -> None:
-    """Show what rules would do about an event; nothing is done."""
+    """Show what rules would do about an event. Nothing is done."""
     kind = kind_named(event_name)
     event = Event(
         kind.type if kind else event_name,

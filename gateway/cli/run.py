@@ -63,7 +63,7 @@ def banner(running: app.Running) -> list[str]:
     if daily is not None and len(config.agents) < 3:
         lines.append(f"  Budget     {daily:,} tokens a day   (exogate budget set daily N)")
     if running.resumed:
-        lines.append(f"  Resumed    {running.resumed} unfinished messages of the last run")
+        lines.append(f"  Resumed    {running.resumed} unanswered messages of the last run")
     return [
         *lines,
         "",
@@ -92,12 +92,12 @@ def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
     coming = ", ".join(plugin.name for plugin in plugins if plugin.state == "compiling")
     lines = [f"{loaded}   (sandboxed)"] if loaded else []
     if coming:
-        lines.append(f"being compiled: {coming}   (its tools come when that is done)")
+        lines.append(f"compiling: {coming}   (tools are available afterwards)")
     if len(refused) == 1:
         lines.append(f"refused: {refused[0].name}: {refused[0].why}")
     elif refused:
         names = ", ".join(plugin.name for plugin in refused)
-        lines.append(f"refused: {names}   (exogate plugin list says why)")
+        lines.append(f"refused: {names}   (see exogate plugin list)")
     return lines
 
 

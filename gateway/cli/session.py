@@ -16,7 +16,7 @@ PART_CHARACTERS = 200_000
 
 @click.group()
 def session() -> None:
-    """Look at conversations."""
+    """List, show, export, import and branch conversations."""
 
 
 @session.command("list")
@@ -28,7 +28,7 @@ def session() -> None:
 def list_sessions(
     context: CliContext, agent: str | None, channel: str | None, query: str | None, limit: int
 ) -> None:
-    """List sessions, the most recently used first."""
+    """List conversations, the most recently used first."""
     with linked(context) as link:
         page = link.call("session.list", agent=agent, channel=channel, query=query, limit=limit)
     if context.json:
@@ -78,7 +78,7 @@ def show(context: CliContext, key: str, limit: int) -> None:
 )
 @click.pass_obj
 def export(context: CliContext, key: str, form: str) -> None:
-    """Write a conversation as JSON, oldest message first."""
+    """Print a conversation as JSON, the oldest message first."""
     with linked(context) as link:
         if form == "oracle":
             shown = link.call("session.export", session_key=key)["context"]
@@ -99,7 +99,7 @@ def export(context: CliContext, key: str, form: str) -> None:
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.pass_obj
 def take_in(context: CliContext, key: str, file: IO[str]) -> None:
-    """Take in what `export` wrote, into a session of yours. What is there already is left alone."""
+    """Import what `export` wrote into a session of yours. Messages already there stay."""
     text = file.read()
     with linked(context) as link:
         total = sum(
@@ -118,7 +118,7 @@ def take_in(context: CliContext, key: str, file: IO[str]) -> None:
 @click.option("--label", help="A name for that message.")
 @click.pass_obj
 def branch(context: CliContext, key: str, node: str, label: str | None) -> None:
-    """Let the next message grow from an earlier one."""
+    """Branch from an earlier message. The next message follows that one."""
     with linked(context) as link:
         moved = link.call("session.branch", session_key=key, node_id=node, label=label)
     _tell_head(context, moved)
@@ -129,7 +129,7 @@ def branch(context: CliContext, key: str, node: str, label: str | None) -> None:
 @click.argument("node")
 @click.pass_obj
 def checkout(context: CliContext, key: str, node: str) -> None:
-    """Go on from a message, by its id or its label."""
+    """Continue from a message, given by its id or label."""
     with linked(context) as link:
         moved = link.call("session.checkout", session_key=key, node_id=node)
     _tell_head(context, moved)

@@ -16,7 +16,7 @@ from gateway.host.terminal import one_line
 @click.command()
 @click.pass_obj
 def status(context: CliContext) -> None:
-    """Say how the running gateway is; exit 1 if it is not ready."""
+    """Show the status of the gateway; exit 1 if it is not ready."""
     with linked(context) as link:
         shown = link.call("status")
     if context.json:
@@ -40,8 +40,15 @@ def _lines(shown: Mapping[str, Any]) -> Iterator[str]:
     if shown["mcp"]:
         yield f"  MCP        {', '.join(map(server, shown['mcp']))}"
     yield f"  Sessions   {shown['sessions']}"
-    yield f"  Messages   {shown['running']} at work, {shown['pending']} not ended"
-    yield f"  Memory     {shown['memory']['backlog']} sessions to look at for facts"
+    yield f"  Messages   {shown['running']} running, {_queued(shown)} queued"
+    backlog = shown["memory"]["backlog"]
+    memory = f"facts of {backlog} sessions not extracted yet" if backlog else "up to date"
+    yield f"  Memory     {memory}"
+
+
+def _queued(shown: Mapping[str, int]) -> int:
+    """`pending` counts the messages of running turns as well."""
+    return max(0, shown["pending"] - shown["running"])
 
 
 def _channel(one: Mapping[str, str]) -> str:
@@ -53,6 +60,6 @@ def _plugin(one: Mapping[str, str]) -> str:
 
 
 def server(one: Mapping[str, object]) -> str:
-    """How an MCP server fares."""
+    """An MCP server: its name, its state, and its tools or what is wrong."""
     more = f"{one['tools']} tools" if one["state"] == "connected" else one["why"]
     return f"{one['name']} ({one['state']}{f', {more}' if more else ''})"

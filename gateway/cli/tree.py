@@ -36,7 +36,7 @@ def tree() -> None:
 @click.argument("file", type=FILE)
 @click.pass_obj
 def check(context: CliContext, file: Path) -> None:
-    """Say every error and warning of a tree at once; fail if there is an error."""
+    """List errors and warnings of a tree; exit 1 for an error."""
     try:
         plan = load(_text(file), file.name, offered())
     except TreeInvalid as error:
@@ -69,7 +69,7 @@ def show(name: str) -> None:
 @click.option("--check", "only_check", is_flag=True, help="Only fail if the layout differs.")
 @click.pass_obj
 def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> None:
-    """Lay a tree out; comments stay, and laid out again nothing changes."""
+    """Format a tree. Comments stay; formatting it again changes nothing."""
     try:
         text = _text(file)
         laid_out = formatted(text, file.name)
@@ -83,7 +83,7 @@ def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> No
     elif not write and not only_check:
         click.echo(laid_out, nl=False)
     if only_check and not is_same:
-        click.echo(f"{file} would be laid out differently", err=True)
+        click.echo(f"{file} is not formatted", err=True)
         raise SystemExit(1)
 
 
@@ -92,7 +92,7 @@ def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> No
 @click.option("--script", type=FILE, required=True, help="What the leaves answer, as JSON.")
 @click.pass_obj
 def trace_(context: CliContext, file: Path, script: Path) -> None:
-    """Tick a tree whose leaves are scripted; say what was ticked and what was halted."""
+    """Tick a tree with scripted leaves; print what ran and halted."""
     try:
         plan = load(_text(file), file.name)
     except TreeInvalid as error:

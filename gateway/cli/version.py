@@ -12,9 +12,14 @@ from gateway.domain.version import VERSION
 @click.command()
 @click.pass_obj
 def version(context: CliContext) -> None:
-    """Say which version this is."""
+    """Show the version."""
+    show_version(as_json=context.json)
+
+
+def show_version(*, as_json: bool) -> None:
+    """Print the version, for `exogate version` and `exogate --version`."""
     python = platform.python_version()
-    if context.json:
+    if as_json:
         click.echo(json.dumps({"version": VERSION, "python": python}))
     else:
         click.echo(f"exogate {VERSION} (Python {python})")

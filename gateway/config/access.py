@@ -41,7 +41,7 @@ def resolve_tokens(
         path: KeyPath = ("tokens", index)
         where: KeyPath = (*path, "token")
         if written.name in RESERVED:
-            message = f"{quoted(written.name)} is the name of the operator at this machine"
+            message = f"{quoted(written.name)} is reserved for the local operator"
             reading.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
         reading.is_taken((*path, "name"), "token", written.name, names)
         names.add(written.name)
@@ -63,7 +63,7 @@ def _check_door(reading: Reading, bind: str, operator: Secret | None, *, has_tok
     if not has_tokens:
         message = (
             f"{quoted(bind)} can be reached from other machines, and no token is set: "
-            "the gateway would obey anyone"
+            "anyone could control the gateway"
         )
         fix = f'set {TOKEN} or [gateway] token, or write bind = "127.0.0.1"'
         reading.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)

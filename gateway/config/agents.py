@@ -79,7 +79,7 @@ class _Agent:
         if fallback is None:
             return None
         if path.count("fallback") > MOST_FALLBACKS:
-            message = f"an agent has at most {MOST_FALLBACKS} fallbacks, one in the other"
+            message = f"an agent has at most {MOST_FALLBACKS} nested fallbacks"
             self.reading.wrong(Code.OUT_OF_RANGE, path, message, "remove this one", at="table")
             return None
         asked = self._asked(path, fallback)
@@ -91,7 +91,7 @@ class _Agent:
         )
         if _tried(asked) in tried and asked["model"] and not is_long:
             what = f"{asked['provider']}/{asked['model']}"
-            message = f"this fallback asks {what}, which has failed when it is needed"
+            message = f"this fallback repeats {what}, which has already failed at that point"
             fix = "name another provider or model, or remove it"
             self.reading.wrong(Code.NO_USE, path, message, fix, at="table")
         return replace(agent, **asked, context=context, fallback=below)
@@ -103,7 +103,7 @@ class _Agent:
         max_tokens, most = section.max_tokens, known.output_limit(model)
         if most is not None and max_tokens > most:
             if self.reading.is_given((*path, "max_tokens")):
-                message = f"{quoted(model)} gives at most {most} tokens, not {max_tokens}"
+                message = f"{quoted(model)} replies with at most {most} tokens, not {max_tokens}"
                 where = (*path, "max_tokens")
                 self.reading.wrong(Code.OUT_OF_RANGE, where, message, f"write {most}")
             max_tokens = most
@@ -139,7 +139,7 @@ class _Agent:
             return context
         is_given = self.reading.is_given
         if budget != AUTO and is_noted and (is_given(key) or is_given((*self.path, *key))):
-            message = f"{budget} tokens are more than the model's window of {window}"
+            message = f"{budget} tokens exceed the model's window of {window}"
             fix = f"{most} is used; write that or set context_window"
             self.reading.note("context-clamped", (*self.path, *key), message, fix)
         return replace(context, token_budget=most)
@@ -162,7 +162,7 @@ class _Agent:
         try:
             compile_prompt(file.read_text("utf-8-sig"))
         except TemplateInvalid as error:
-            fix = choose(error.name, PLACES) if error.name is not None else "mend the file"
+            fix = choose(error.name, PLACES) if error.name is not None else "correct the file"
             self.reading.wrong(Code.MALFORMED, where, f"{name}:{error}", fix)
         except UnicodeDecodeError as error:
             message = f"{name} is not UTF-8 (byte {error.start})"
@@ -185,7 +185,7 @@ def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | Non
     reading.used.setdefault(provider, (*path, "provider"))
     model = model or default_model(provider, reading.known)
     if model is None and provider in reading.providers:
-        message = f'"model" is missing: {quoted(provider)} has none that is usual'
+        message = f'"model" is missing: provider {quoted(provider)} has no default'
         where = (*path, "model")
         reading.wrong(Code.MISSING, where, message, 'add model = "..."', at="table")
     return model or ""
@@ -204,15 +204,7 @@ def check_tools(
             message = f"{who} has {quoted(tool)} twice"
             reading.wrong(Code.DUPLICATE, where, message, "keep one")
         elif tool.startswith(FAMILY) and plugin not in plugins:
-            server, slash, one = tool.removeprefix(FAMILY).partition("/")
-            fix = "; or add [mcp.servers.NAME]"
-            is_there = reading.refers(where, "MCP server", server, reading.servers, or_else=fix)
-            if is_there and slash and not one:
-                message, fix = (
-                    f"{quoted(tool)} names no tool",
-                    "write mcp:SERVER or mcp:SERVER/TOOL",
-                )
-                reading.wrong(Code.MALFORMED, where, message, fix)
+            _check_mcp_tool(reading, where, tool)
         elif plugin not in plugins:
             message = f"{who}: there is no plugin {quoted(plugin)}"
             fix = _how_to_add(reading, plugin, plugins)
@@ -222,6 +214,16 @@ def check_tools(
             fix = "remove it, or write enabled = true in its [[plugins]]"
             reading.note("plugin-disabled", where, message, fix)
         seen.add(tool)
+
+
+def _check_mcp_tool(reading: Reading, where: KeyPath, tool: str) -> None:
+    """`tool` names all tools of an MCP server, or one of them."""
+    server, slash, one = tool.removeprefix(FAMILY).partition("/")
+    fix = "; or add [mcp.servers.NAME]"
+    is_there = reading.refers(where, "MCP server", server, reading.servers, or_else=fix)
+    if is_there and slash and not one:
+        message, fix = f"{quoted(tool)} names no tool", "write mcp:SERVER or mcp:SERVER/TOOL"
+        reading.wrong(Code.MALFORMED, where, message, fix)
 
 
 def _how_to_add(reading: Reading, plugin: str, plugins: Mapping[str, bool]) -> str:
@@ -287,16 +289,16 @@ def check_bindings(reading: Reading, bindings: Sequence[Binding]) -> None:
         path: KeyPath = ("bindings", index)
         place = tuple(getattr(binding, name) for name in names)
         if not any(place):
-            message = f"binding {index} says not where: it matches nothing"
+            message = f"binding {index} has no condition and matches nothing"
             fix = f"add at least one of {', '.join(names)}"
             reading.wrong(Code.MISSING, path, message, fix, at="table")
         channel = binding.channel
         if channel is not None and channel not in (*reading.channels, *OWN_CHANNELS):
             message = f"there is no channel {quoted(channel)}"
             fix = choose(channel, reading.channels)
-            fix += "; only who may impersonate can speak as another"
+            fix += "; only tokens with the scope impersonate can use other channels"
             reading.note("unknown-channel", (*path, "channel"), message, fix)
         earlier = first.setdefault(place, index)
         if earlier != index and any(place):
-            message = f"it can never win: binding {earlier} asks for the same and comes first"
-            reading.note("bindings.shadowed", path, message, "remove it, or make it say more")
+            message = f"it never applies: binding {earlier} has the same conditions and comes first"
+            reading.note("bindings.shadowed", path, message, "remove it, or add a condition")

@@ -207,12 +207,11 @@ class Document:
             if found and found[1]:
                 line, column = int(found[1]), int(found[2])
         except (RecursionError, ValueError):
-            message, line, column = "nested too deeply, or a number is far too long", 1, 1
+            message, line, column = "the nesting is too deep, or a number is too long", 1, 1
         lines = text.split("\n")
         shown = _shown(lines[line - 1], "\n".join(lines[: line - 1]))
         excerpt, caret = fitted(shown[: column - 1], shown[column - 1 :])
-        message = message[:1].lower() + message[1:]
-        fix = 'TOML wants key = value, one a line, under a [section]; texts in quotes: "text"'
+        message, fix = _in_words(message[:1].lower() + message[1:], lines[:line])
         problem = Problem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
         raise ConfigInvalid((problem,)) from None
 
@@ -415,6 +414,29 @@ def _hiding(
         ):
             hidden.append(span)
     return sorted(hidden), sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
+
+
+def _in_words(message: str, lines: Sequence[str]) -> tuple[str, str]:
+    """What tomllib says of the last of these lines, in the words of the file, and the fix."""
+    if not message.startswith(("cannot declare", "cannot overwrite")):
+        return message, 'write one key = value per line, under a [section]; text in quotes: "text"'
+    header = _HEADER.match(lines[-1])
+    if header is None:
+        return "this key is already defined in this section", "remove one of the two"
+    name = header[1].strip()
+    headers = [_HEADER.match(line) for line in lines[:-1]]
+    found = [at for at, one in enumerate(headers, 1) if one and one[1].strip() == name]
+    table, many = f"[{printable(name[:60])}]", f"[[{printable(name[:60])}]]"
+    if not found:
+        return f"{table} is already defined", "write its keys in one place"
+    is_list = [line.lstrip().startswith("[[") for line in (lines[found[0] - 1], lines[-1])]
+    if is_list[0] == is_list[1]:
+        return (
+            f"{table} is already defined on line {found[0]}",
+            f"write all its keys under one {table}",
+        )
+    message = f"line {found[0]} has {many if is_list[0] else table}, this line does not"
+    return message, f"write {many} on both lines to define several, or one {table}"
 
 
 def _bare(value: str) -> str:

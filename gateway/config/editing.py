@@ -25,7 +25,7 @@ from gateway.domain.plugins import Capability, HttpGrant
 from gateway.domain.text import choose, quoted
 
 OWNERS_ALONE = 0o600  # the mode of a new file
-NOT_AS_IT_SHOULD_BE = "the file is not as it should be; `exogate config validate` says why"
+NOT_AS_IT_SHOULD_BE = "the file has errors; run `exogate config validate`"
 _BUDGETS = ("session", "daily", "monthly", "per_agent")
 _FIRST_KEYS = ("path", "name", "model", "provider", "id", "plugin")  # new keys stand behind them
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -52,7 +52,7 @@ class _Edit:
         try:
             wanted = tomllib.loads(text.removeprefix(BOM))
         except tomllib.TOMLDecodeError as error:
-            raise CannotEdit("the file is not TOML; `exogate config validate` says why") from error
+            raise CannotEdit("the file is not valid TOML; run `exogate config validate`") from error
         tables = [wanted.get("agent", {}), *_tables(wanted, "plugins"), *_tables(wanted, "agents")]
         if not all(map(_is_editable, tables)):
             raise CannotEdit(NOT_AS_IT_SHOULD_BE)
@@ -79,9 +79,7 @@ class _Edit:
         except tomllib.TOMLDecodeError:
             is_right = False
         if not is_right:
-            raise CannotEdit(
-                "the file is written in a way that cannot be edited; change it by hand"
-            )
+            raise CannotEdit("this file cannot be edited automatically; change it by hand")
         return text
 
     def spliced(self, place: Span, new: str) -> str:
@@ -481,7 +479,7 @@ def with_tool(text: str, agent: str | None, plugin: str) -> str:
     already, or if the file defines no agent: then the usual one has all."""
     if not has_agents(text):
         if agent is not None:
-            raise CannotEdit("the file defines no agent, and the usual one has every plugin")
+            raise CannotEdit("the file defines no agent, and the built-in one has every plugin")
         return text
     edit = _Edit.of(text)
     path = _agent(edit, agent)
@@ -551,7 +549,7 @@ def save(path: Path, before: str, after: str, around: Surroundings) -> None:
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWNERS_ALONE
     checked(after, path, around)
     if current(path, around) != before:
-        raise CannotEdit(f"{name} has changed meanwhile; try again")
+        raise CannotEdit(f"{name} changed in the meantime; try again")
     try:
         _replace(path.resolve(), after.encode(), mode)  # of a link, what it leads to
     except OSError as error:

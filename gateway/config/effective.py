@@ -8,7 +8,7 @@ from gateway.config.load import Loaded
 from gateway.config.plugins import as_host
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.secrets import MASK, is_sensitive, struck_arguments, struck_value
-from gateway.config.sections import ROOT, Key, element_of, is_section, keys_of
+from gateway.config.sections import ROOT, Key, element_of, is_section, keys_here, keys_of
 from gateway.config.values import GatewayConfig
 from gateway.domain.budgets import Limit
 from gateway.domain.events import Action
@@ -63,22 +63,22 @@ def _values(
         yield from _as_given(path, _written(value))
     elif is_section(kind) and value is not None:
         yield from _of_section(path, value, about)
-    elif isinstance(value, Mapping) and element is not object:
-        for name, item in value.items():
-            yield from _values((*path, name), item, element, about)
-    elif is_section(element):
-        for number, item in enumerate(value):
-            yield from _values(
-                (*path, item.name if about.by_name else number), item, element, about
-            )
+    elif is_section(element) or (isinstance(value, Mapping) and element is not object):
+        for part, item in _items(value, about):
+            yield from _values((*path, part), item, element, about)
     else:
         yield from _as_given(path, value)
 
 
+def _items(value: Any, about: Setting) -> Iterable[tuple[str | int, object]]:
+    """The items of a table or a list, each with its part of the path."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return ((item.name, item) for item in value) if about.by_name else enumerate(value)
+
+
 def _of_section(path: KeyPath, section: Any, about: Setting) -> Iterator[tuple[KeyPath, object]]:
-    for name, key in keys_of(section.__class__).items():
-        if about.only and name not in about.only:
-            continue
+    for name, key in keys_here(section.__class__, about).items():
         value = _shown(section, key)
         if value is not None or not (name == "fallback" or path[0] in _WITHOUT_NONE):
             yield from _values((*path, name), value, key.kind, key.setting)

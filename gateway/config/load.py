@@ -169,10 +169,10 @@ def _check_file(reading: Reading) -> None:
     """Who else can read a file with secrets, or write it."""
     document = reading.document
     if document.can_others_read and any(one.code == "literal-secret" for one in reading.notices):
-        message = f"others can read {document.name}, and it holds secrets"
+        message = f"other users can read {document.name}, which holds secrets"
         reading.note("readable-file", (), message, f"chmod 600 {document.path}")
     if why := document.why_writable():
-        message = f"{why}, and so decide what the gateway does: {document.name}"
+        message = f"{why}, and could change what the gateway does: {document.name}"
         reading.note("writable-file", (), message, f"chmod go-w {document.path}")
 
 

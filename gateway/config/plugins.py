@@ -34,7 +34,7 @@ def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[Plu
     for index, one in enumerate(written):
         path: KeyPath = ("plugins", index)
         if one.name in OWN_TOOLS:
-            message = f"{quoted(one.name)} is a tool of the gateway itself"
+            message = f"{quoted(one.name)} is a built-in tool"
             reading.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
         reading.is_taken((*path, "name"), "plugin", one.name, plugins)
         check_config(reading, (*path, "config"), one.config)
@@ -97,9 +97,22 @@ def _origins(
     """Where a secret may go: hosts that are granted, and that nobody can listen to."""
     named = [((*path, "hosts", index), host) for index, host in enumerate(secret.hosts)]
     origins = [(where, _named(reading, where, host, plugin)) for where, host in named]
-    if not named and len(plugin.origins) == 1:
-        origins = [(path, next(iter(plugin.origins)))]
-    elif not named and must_reach:
+    if not named:
+        origins = [(path, _only_origin(reading, path, plugin, must_reach=must_reach))]
+    for where, origin in origins:
+        if origin and origin.scheme == "http" and not is_loopback(origin.host):
+            message = f"a secret is not sent to {origin}: others could read it on the way"
+            reading.wrong(Code.MALFORMED, where, message, "grant and name it with https")
+    return frozenset(origin for _, origin in origins if origin)
+
+
+def _only_origin(
+    reading: Reading, path: KeyPath, plugin: PluginDef, *, must_reach: bool
+) -> Origin | None:
+    """Where a secret goes that names no host: the plugin has to reach exactly one."""
+    if len(plugin.origins) == 1:
+        return next(iter(plugin.origins))
+    if must_reach:
         hosts = ", ".join(sorted(as_host(origin) for origin in plugin.origins))
         reach = "several hosts" if hosts else "no host"
         fix = f'write {{ value = "...", hosts = [...] }} with some of: {hosts}'
@@ -107,11 +120,7 @@ def _origins(
             fix = 'add "http:HOST" to its capabilities, the host that the secret is for'
         message = f"plugin {quoted(plugin.name)} may reach {reach}"
         reading.wrong(Code.MISSING, path, message, fix)
-    for where, origin in origins:
-        if origin and origin.scheme == "http" and not is_loopback(origin.host):
-            message = f"a secret is not sent to {origin}: others could read it on the way"
-            reading.wrong(Code.MALFORMED, where, message, "grant and name it with https")
-    return frozenset(origin for _, origin in origins if origin)
+    return None
 
 
 def _named(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Origin | None:
@@ -158,8 +167,8 @@ def _check_value(reading: Reading, path: KeyPath, value: object) -> None:
     if problem:
         reading.wrong(Code.MALFORMED, path, *problem)
     elif isinstance(value, str) and looks_secret(str(path[-1])):
-        message = "this is given to the plugin, and looks like a secret"
-        fix = "put it into secrets: the host fills it in, and the plugin never has it"
+        message = "the plugin receives this value, and it looks like a secret"
+        fix = "put it in secrets: the host inserts it, and the plugin never sees it"
         reading.note("secret-in-config", path, message, fix)
 
 
@@ -167,13 +176,13 @@ def _not_json(value: object) -> tuple[str, str] | None:
     """Why a value cannot be given to a plugin, and what to do."""
     if isinstance(value, str) and REFERENCE.search(value):
         message = "references are not followed here: a plugin is given no secret"
-        return message, "put it into secrets"
+        return message, "put it in secrets"
     if isinstance(value, date | time):
-        return "JSON has no dates and times", "put it into quotes"
+        return "JSON has no dates and times", "put it in quotes"
     if isinstance(value, float) and not math.isfinite(value):
         return "JSON has no such number", "choose another, or leave it out"
     if isinstance(value, int) and value.bit_length() > LARGEST_INTEGER_BITS:
-        return "this number is too large", "put it into quotes"
+        return "this number is too large", "put it in quotes"
     return None
 
 
@@ -192,14 +201,12 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
     """What kind of plugin its adapter is, is seen when it is loaded."""
     path: KeyPath = ("channels", written.name)
     if written.name in OWN_CHANNELS:
-        message = f"{quoted(written.name)} is a surface of the gateway itself"
+        message = f"{quoted(written.name)} is a built-in channel"
         reading.wrong(Code.DUPLICATE, path, message, "choose another name")
     check_config(reading, (*path, "config"), written.config)
     if not reading.plugins.get(written.plugin, True):
-        message, fix = (
-            f"plugin {quoted(written.plugin)} is not enabled",
-            "enable it, or remove the channel",
-        )
+        message = f"plugin {quoted(written.plugin)} is not enabled"
+        fix = "enable it, or remove the channel"
         reading.wrong(Code.UNKNOWN_NAME, (*path, "plugin"), message, fix)
     _check_people(reading, (*path, "allow_from"))
     for room in written.groups:
@@ -214,7 +221,7 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
 def _check_people(reading: Reading, path: KeyPath) -> None:
     ids = reading.given(path)
     if isinstance(ids, list) and ANYBODY in ids:
-        message = f"{quoted(ANYBODY)} is nobody's id"
+        message = f"{quoted(ANYBODY)} is not the id of a person"
         fix = 'write dm_policy = "open", or leave allow_from of a room empty'
         reading.wrong(Code.MALFORMED, (*path, ids.index(ANYBODY)), message, fix)
 
@@ -246,10 +253,14 @@ def _check_proofs(
             reading.wrong(Code.DUPLICATE, path, message, fix)
 
 
+def _is_called(channel: ChannelDef, adapter: BundledPlugin) -> bool:
+    """Whether the platform calls the gateway, not the other way round."""
+    return adapter.is_called if channel.transport is None else channel.transport == "webhook"
+
+
 def _proofs(channel: ChannelDef, adapter: BundledPlugin | None) -> Iterator[tuple[str, str]]:
     """What proves who calls it, by its key in the section, if its platform calls it."""
-    is_usual = channel.transport is None and adapter is not None and adapter.is_called
-    if adapter is None or not (channel.transport == "webhook" or is_usual):
+    if adapter is None or not _is_called(channel, adapter):
         return
     secrets = {one.name: one.value.reveal() for one in channel.secrets}
     for key in adapter.proofs:
@@ -270,7 +281,7 @@ def _check_mentions(
     for room, rule in channel.groups.items():
         asked = rule.require_mention
         if channel.require_mention if asked is None else asked:
-            message = f"rooms need a mention, and config.{key} is missing to know one"
+            message = f"require_mention needs config.{key}, which is missing"
             fix = f"add {key} to config of [channels.{channel.name}], or require_mention = false"
             where = ("channels", channel.name, "groups", room)
             reading.note("no-mentions", where, message, fix)

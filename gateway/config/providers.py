@@ -40,7 +40,7 @@ def resolve_providers(
     for name in (*written, *presets):
         if name == DEMO:
             for key in reading.tree["providers"][DEMO]:
-                message = "the demo answers in this process: there is nothing to configure"
+                message = "the demo provider has no settings"
                 path = ("providers", DEMO, key)
                 reading.wrong(Code.MALFORMED, path, message, "remove it", at="key")
             continue
@@ -63,19 +63,14 @@ class _Provider:
         self.origin: str | None = None  # of its key, in words
 
     def resolved(self) -> ProviderDef | None:
-        written, preset, source = self.written, self.preset, self.reading.source
+        written, preset = self.written, self.preset
         if preset is None:
             self._check_own()
         elif written.wire not in {None, preset.wire}:
             message = f"the preset {self.name} speaks {preset.wire}"
             fix = "remove wire, or give the provider another name"
             self.reading.wrong(Code.NOT_A_CHOICE, (*self.path, "wire"), message, fix)
-        headers = {}
-        for header, text in written.headers.items():
-            where, is_open = (*self.path, "headers", header), not looks_secret(header)
-            value = source.follow(where, text, is_needed=self.is_used, is_open=is_open)
-            if value is not None:
-                headers[header] = value
+        headers = self._headers()
         wire = preset.wire if preset else written.wire
         base_url = written.base_url or (preset.base_url if preset else None)
         if wire is None or base_url is None:
@@ -106,6 +101,16 @@ class _Provider:
                 where = (*self.path, key)
                 self.reading.wrong(Code.MISSING, where, message, f"add {line}", at="table")
 
+    def _headers(self) -> dict[str, str]:
+        """The headers with their references resolved; one whose reference is wrong is left out."""
+        headers = {}
+        for header, text in self.written.headers.items():
+            where, is_open = (*self.path, "headers", header), not looks_secret(header)
+            value = self.reading.source.follow(where, text, is_needed=self.is_used, is_open=is_open)
+            if value is not None:
+                headers[header] = value
+        return headers
+
     def _key(self, base_url: str) -> str | None:
         """None also if its problem is reported."""
         source, path, preset = self.reading.source, (*self.path, "api_key"), self.preset
@@ -123,15 +128,21 @@ class _Provider:
         if self.written.api_key:
             self.origin = "config"
             return source.follow(path, self.written.api_key.reveal(), is_needed=self.is_used)
-        if variable and not is_own and value_of(source.environment, variable):
+        if variable:
+            self._report_no_key(variable, file, is_own=is_own)
+        return None
+
+    def _report_no_key(self, variable: str, file: str, *, is_own: bool) -> None:
+        """A preset at its own address needs a key; elsewhere a key at hand is only not sent."""
+        source = self.reading.source
+        if not is_own and value_of(source.environment, variable):
             message = f"{variable} is not sent to an address of your own"
             fix = f'write api_key = "${{env:{variable}}}" if it should be'
-            self.reading.note("key-kept-back", path, message, fix)
-        elif variable and is_own and self.is_used:
+            self.reading.note("key-kept-back", (*self.path, "api_key"), message, fix)
+        elif is_own and self.is_used:
             message = f'no key for provider "{self.name}": {variable} is not set'
             fix = f"set {variable}, or write the key into {source.folder}/{file} (chmod 600)"
             self.reading.wrong(Code.NO_KEY, self.reading.used[self.name], message, fix)
-        return None
 
 
 def check_budgets(reading: Reading, config: GatewayConfig) -> None:
@@ -147,14 +158,12 @@ def check_prices(
     reading: Reading, config: GatewayConfig, agents: Mapping[KeyPath, AgentDef]
 ) -> None:
     """A limit in USD holds nothing back where no price is known: that is an error."""
-    if not config.budgets.in_money:  # looking for prices is slow
-        return
     delegation = config.delegation
     reader = delegation.subagent if delegation.is_enabled else None  # for every agent
     for place, agent in agents.items():
         limit = _limit_in_money(config.budgets, agent.id)
         if limit is None:
-            continue
+            continue  # looking for prices is slow
         path, link = place, cast("AgentDef | None", agent)
         while link is not None:
             _check_price(reading, config, path, (link.provider, link.model), limit)
@@ -213,7 +222,7 @@ def _check_trust(reading: Reading, config: GatewayConfig) -> None:
     name = reading.document.name
     why = reading.document.why_untrusted() if programs and not reading.around.is_named else None
     if why is not None:
-        message = f"{name} was found, not named, and starts a program, but {why}"
+        message = f"{name} was found in the current folder and starts a program, but {why}"
         fix = f"read it, then chown or chmod 600 it, or name it: --config {name}"
         for program in programs:
             where = ("mcp", "servers", program, "command")
@@ -231,7 +240,7 @@ def _check_served(reading: Reading, config: GatewayConfig) -> None:
             message = f"{quoted(tool)} is there twice"
             reading.wrong(Code.DUPLICATE, where, message, "keep one")
         elif not plugins[tool]:
-            message = f"{quoted(tool)} is served, and not enabled"
+            message = f"{quoted(tool)} is served but not enabled"
             fix = "remove it, or write enabled = true in its [[plugins]]"
             reading.note("plugin-disabled", where, message, fix)
 
@@ -255,22 +264,22 @@ def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> Non
     name, own = quoted(written.name), written.user_header
     if (written.url is None) == (written.command is None):
         message = f"the MCP server {name} needs url or command, one of the two"
-        reading.wrong(Code.MISSING, path, message, "write the one that it is", at="table")
+        reading.wrong(Code.MISSING, path, message, "write one of them", at="table")
         return
     kind, others = ("url", ("args", "env"))
     if written.url is None:
         kind, others = "command", ("headers", "user_header")
     for key in others:
         if reading.is_given((*path, key)):
-            message = f"the MCP server {name} has a {kind}: {key} says nothing to it"
+            message = f"the MCP server {name} has a {kind}, so {key} has no effect"
             reading.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
     named = [((*path, "headers", header), header) for header in written.headers]
     for where, header in [*named, ((*path, "user_header"), own)]:
         if header.lower() in _OUR_HEADERS:
             message = f"{quoted(header)} is a header that the gateway itself sets"
-            reading.wrong(Code.MALFORMED, where, message, "take another name")
+            reading.wrong(Code.MALFORMED, where, message, "choose another name")
     for where, header in named:
         if header.lower() == own.lower():
-            message = f"{quoted(header)} says who the user is: it cannot be the same for all"
+            message = f"{quoted(header)} names the user, so it cannot have one fixed value"
             fix = "remove it, or choose another user_header"
             reading.wrong(Code.DUPLICATE, where, message, fix)

@@ -147,7 +147,7 @@ class Reading(Report):
         tools = [name for name in names if name not in taken]
         tree["agent"] = {"id": choice.agent_id, "tools": [*tools, *self._variable_tools()]}
         if choice.others:
-            message = f"{choice.variable} is used; set as well: {', '.join(choice.others)}"
+            message = f"{choice.variable} is used; also set: {', '.join(choice.others)}"
             fix = "choose with [agent] provider"
             self.note("several-keys", ("agent", "provider"), message, fix)
 
@@ -183,11 +183,8 @@ class Reading(Report):
 
     def _add_variables(self) -> None:
         """What variables say comes before the file."""
-        environment, variables, agent = (
-            self.around.environment,
-            self.variables,
-            self.tree.get("agent"),
-        )
+        environment, variables = self.around.environment, self.variables
+        agent = self.tree.get("agent")
         if value_of(environment, TOKEN):
             variables["gateway", "token"] = TOKEN
         if self.choice.variable and isinstance(agent, dict) and "provider" not in agent:
@@ -198,14 +195,18 @@ class Reading(Report):
         if value_of(environment, ENCODING):
             message = f"{ENCODING} is set, but there is no tokenizer: tokens are estimated"
             self.note("unused-variable", ("agent",), message, "unset it")
+        self._add_agent_keys()
+
+    def _add_agent_keys(self) -> None:
+        """The variables that stand for one key each."""
         for variable, (path, kind) in AGENT_KEYS.items():
-            text, (needed, called) = value_of(environment, variable), _NEEDED[path[0]]
+            text, (needed, called) = value_of(self.around.environment, variable), _NEEDED[path[0]]
             if text and variable != MCP_URL and not self.is_given(needed):
                 message = f"{variable} is set, but there is no {called}"
                 fix = f"add [{'.'.join(needed)}], or unset it"
                 self.note("unused-variable", path, message, fix)
             elif text and self._put(path, kind, text):
-                variables[path] = variable
+                self.variables[path] = variable
 
     def _put(self, path: tuple[str, ...], kind: Any, text: str) -> bool:
         """Sets a value below tables, which are the tree's own then; not where something else stands."""

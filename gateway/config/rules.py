@@ -50,7 +50,7 @@ class RuleReader:
         """Of a document that holds rules alone. Raises ConfigInvalid."""
         report, reader = Report(), SectionReader()
         for key in document.content.keys() - {"rules"}:
-            message, fix = f"unknown key {quoted(key)}", "a file of rules holds [[rules]] alone"
+            message, fix = f"unknown key {quoted(key)}", "a rules file may contain only [[rules]]"
             report.wrong(Code.UNKNOWN_KEY, (key,), message, fix, at="key")
         rules = {"rules": document.content.get("rules", [])}
         written = reader.section(GatewayConfig, rules, ()).rules
@@ -119,11 +119,16 @@ def resolve_rules(
             reading.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
         folder = reader.folder(path, rules)
     if folder is None or not folder.refused:  # else it may be there once that is mended
-        ids = [*rules, *(rule.id for rule in (folder.rules if folder else ()))]
-        for place, agent in places(config):
-            for index, name in enumerate(agent.rules):
-                reading.refers((*place, "rules", index), "rule", name, ids)
+        more = folder.rules if folder else ()
+        _check_names(reading, config, [*rules, *(rule.id for rule in more)])
     return tuple(rules.values()), folder
+
+
+def _check_names(reading: Reading, config: GatewayConfig, ids: Sequence[str]) -> None:
+    """Every rule that an agent names exists."""
+    for place, agent in places(config):
+        for index, name in enumerate(agent.rules):
+            reading.refers((*place, "rules", index), "rule", name, ids)
 
 
 def _check_id(path: KeyPath, rule_id: str, taken: Mapping[str, RuleDef], report: Report) -> None:
@@ -138,7 +143,7 @@ def _check_id(path: KeyPath, rule_id: str, taken: Mapping[str, RuleDef], report:
 def _actions(path: KeyPath, rule: RuleDef, report: Report) -> tuple[Action, ...]:
     for key in ("on", "do"):
         if not getattr(rule, key):
-            message = f"the rule has nothing in {quoted(key)}"
+            message = f"the rule has no {quoted(key)}"
             report.wrong(Code.MISSING, (*path, key), message, "add at least one")
     written = cast("Sequence[ActionKeys]", rule.do)
     actions = (_action((*path, "do", at), one, report) for at, one in enumerate(written))
@@ -150,8 +155,8 @@ def _action(path: KeyPath, written: ActionKeys, report: Report) -> Action | None
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     kinds = [kind for kind in KINDS if kind in given]
     if len(kinds) != 1:
-        message = f"an action does one thing, this one {' and '.join(kinds) or 'nothing'}"
-        fix = f"write one table each, with one of {', '.join(KINDS)}"
+        message = f"an action has exactly one kind, this one has {' and '.join(kinds) or 'none'}"
+        fix = f"write one table per action, with one of {', '.join(KINDS)}"
         report.wrong(Code.MALFORMED, path, message, fix)
         return None
     value, allowed = given.pop(kinds[0]), OPTIONS.get(kinds[0], ())

@@ -6,7 +6,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
-from gateway.config.sections import PATTERNS, ROOT, SHORT, Key, element_of, is_section, keys_of
+from gateway.config.sections import PATTERNS, ROOT, SHORT, Key, element_of, is_section, keys_here
 from gateway.config.values import GatewayConfig, Plain
 from gateway.domain.ids import Secret
 from gateway.domain.settings import NEEDED, Setting
@@ -24,9 +24,7 @@ def patterns() -> Mapping[Pattern, Key]:
 
 
 def _walk(section: type, above: Pattern, about: Setting) -> Iterator[tuple[Pattern, Key]]:
-    for name, key in keys_of(section).items():
-        if about.only and name not in about.only:
-            continue
+    for name, key in keys_here(section, about).items():
         path = (*above, name)
         yield path, replace(key, default=NEEDED) if name in about.needs else key
         element = element_of(key.kind)
@@ -45,9 +43,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _section(kind: type, about: Setting, defs: dict[str, Any]) -> dict[str, Any]:
-    keys = {
-        name: key for name, key in keys_of(kind).items() if not about.only or name in about.only
-    }
+    keys = keys_here(kind, about)
     properties = {}
     for name, key in keys.items():
         properties[name] = {**_schema(key.kind, key.setting, defs), "description": key.setting.help}
@@ -61,12 +57,7 @@ def _schema(kind: Any, about: Setting, defs: dict[str, Any]) -> dict[str, Any]:
     if is_section(kind):
         return _reference(kind, about, defs)
     if (element := element_of(kind)) is not None:
-        inner = _schema(element, about, defs)
-        if about.by_name or get_origin(kind) is not tuple and get_origin(kind) is not frozenset:
-            names = {"propertyNames": {"pattern": PATTERNS[about.names]}}
-            return {"type": "object", "additionalProperties": inner, **names}
-        least = {} if about.least is None else {"minItems": about.least}
-        return {"type": "array", "items": inner, **least}
+        return _collection(kind, _schema(element, about, defs), about)
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if kind is object:
@@ -77,6 +68,15 @@ def _schema(kind: Any, about: Setting, defs: dict[str, Any]) -> dict[str, Any]:
         return _number(kind, about)
     secret = {"format": "password"} if kind is Secret else {}
     return {"type": "string", "pattern": PATTERNS.get(about.form, PATTERNS["text"]), **secret}
+
+
+def _collection(kind: Any, inner: dict[str, Any], about: Setting) -> dict[str, Any]:
+    """A table of the operator's own names, or a list; `inner` is the schema of what it holds."""
+    if about.by_name or get_origin(kind) is Mapping:
+        names = {"pattern": PATTERNS[about.names]}
+        return {"type": "object", "additionalProperties": inner, "propertyNames": names}
+    least = {} if about.least is None else {"minItems": about.least}
+    return {"type": "array", "items": inner, **least}
 
 
 def _number(kind: Any, about: Setting) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _reference(kind: type, about: Setting, defs: dict[str, Any]) -> dict[str, An
     reference = {"$ref": f"#/$defs/{name}"}
     if kind not in SHORT:
         return reference
-    key = keys_of(kind)[SHORT[kind]]
+    key = keys_here(kind, about)[SHORT[kind]]
     return {"anyOf": [_schema(key.kind, key.setting, defs), reference]}
 
 

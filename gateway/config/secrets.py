@@ -48,7 +48,7 @@ class SecretSource:
         """
         if "${" not in text and not is_open:
             fix = 'write "${env:NAME}" or "${file:name}" instead'
-            self.report.note("literal-secret", path, "a secret stands in the configuration", fix)
+            self.report.note("literal-secret", path, "the configuration contains a secret", fix)
         try:
             return self.resolve(text)
         except SecretProblem as problem:
@@ -70,7 +70,7 @@ class SecretSource:
     def resolve(self, text: str) -> str:
         """The text with its references replaced; raises SecretProblem."""
         if "${" in REFERENCE.sub("", text):
-            message = "this is not a reference that can be followed"
+            message = "this is not a valid reference"
             raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME} or ${file:name}")
         value = REFERENCE.sub(lambda found: self._referred(found[1], found[2]), text)
         if not is_sendable(value):
@@ -114,10 +114,12 @@ def read_secret(path: Path) -> str:
     try:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise _bad(f"{path} is not a regular file", "put the secret into a file there")
+            raise _bad(f"{path} is not a regular file", "put the secret in a file there")
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
-            raise _bad(f"{path} is open to others (mode {mode:04o})", f"chmod 600 {path}")
+            raise _bad(
+                f"{path} is accessible to other users (mode {mode:04o})", f"chmod 600 {path}"
+            )
         raw = os.read(opened, LARGEST + 1)
     finally:
         os.close(opened)

@@ -160,6 +160,12 @@ def blank(section: Any) -> Any:
     return section(**({"name": ""} if _is_named(section) else {}), **values)
 
 
+def _untouched(section: Any, base: Any, path: KeyPath) -> Any:
+    """A section as it is where its table gives nothing."""
+    made = blank(section) if base is None else base
+    return replace(made, name=str(path[-1])) if _is_named(section) else made
+
+
 def _is_named(section: type) -> bool:
     """Whether its name is that of the table."""
     return "name" in section.__annotations__ and "name" not in keys_of(section)
@@ -192,15 +198,12 @@ class SectionReader:
         """A section with what the table gives; what is absent is as `base` has it. `about`: the
         setting of the key that the section is the value of."""
         base = self.usual.get(kind, base)
-        made = blank(kind) if base is None else base
-        if _is_named(kind):
-            made = replace(made, name=str(path[-1]))
+        made = _untouched(kind, base, path)
         if not isinstance(table, dict) or len(path) > DEEPEST:
             self._no_section(table, path, about)
             return made
         keys = keys_here(kind, about)
-        for name in [name for name in table if name not in keys]:
-            self._unknown((*path, name), keys)
+        self._check_keys(table, path, keys)
         values: dict[str, Any] = {}
         for name, key in keys.items():
             where = (*path, name)
@@ -237,7 +240,7 @@ class SectionReader:
             return self._by_name(kind, raw, path, about)
         if get_origin(kind) in {tuple, frozenset}:
             return self._list(kind, raw, path, about)
-        return self._leaf(kind, raw, path, about)
+        return raw if kind is object else self._leaf(kind, raw, path, about)
 
     def _list(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, list):
@@ -255,15 +258,13 @@ class SectionReader:
         for name, one in raw.items():
             where = (*path, name)
             if not re.match(PATTERNS[about.names], name) or name.endswith("\n"):
-                message = f"{quoted(name)} is not a name that can stand here"
+                message = f"{quoted(name)} is not a valid name here"
                 self.wrong(Code.MALFORMED, where, message, about.help, "key")
             elif (value := self.value(element, one, where, about)) is not _WRONG:
                 found[name] = value
         return tuple(found.values()) if about.by_name else found
 
     def _leaf(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
-        if kind is object:
-            return raw
         if get_origin(kind) is Literal or (about.words and isinstance(raw, str)):
             return self._choice(get_args(kind) or tuple(about.words), raw, path, about)
         if kind == Plain:
@@ -282,7 +283,7 @@ class SectionReader:
         if raw in choices and not isinstance(raw, bool):
             return about.words.get(str(raw), raw)
         fix = choose(raw if isinstance(raw, str) else "", [str(one) for one in choices])
-        return self.wrong(Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not a choice here", fix)
+        return self.wrong(Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not allowed here", fix)
 
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1
@@ -292,7 +293,7 @@ class SectionReader:
             return self._wrong_type(path, raw, "a finite number", about)
         if allowed := _beyond(raw, about):
             message = f"{shown(path, raw)} is out of range: it should be {allowed}"
-            return self.wrong(Code.OUT_OF_RANGE, path, message, about.help)
+            return self.wrong(Code.OUT_OF_RANGE, path, message, f"write a number: {allowed}")
         return round(raw * about.scale) if about.scale > 1 else kind(raw)
 
     def _text(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
@@ -305,20 +306,20 @@ class SectionReader:
         if not re.match(PATTERNS.get(about.form, ""), raw) or (
             raw.endswith("\n") and about.form not in {"any", "text"}
         ):
-            message = f"{shown(path, raw)} has not the right form"
+            message = f"{shown(path, raw)} has the wrong form"
             return self.wrong(Code.MALFORMED, path, message, about.help)
         try:
             text = _NORMAL.get(about.form, str)(raw)
         except ValueError as error:
             message = str(error)
             return self.wrong(Code.MALFORMED, path, message, about.help)
-        if about.refers is not None and about.refers in self.names:
+        if about.refers is not None:
             self._refer(about.refers, text, path)
-        return kind(text) if kind in {Secret, Path} else text
+        return kind(text)
 
     def _refer(self, what: str, name: str, path: KeyPath) -> None:
-        names = self.names[what]
-        if name not in names:
+        names = self.names.get(what)
+        if names is not None and name not in names:
             message, fix = f"there is no {what} {quoted(name)}", choose(name, names)
             fix += f", or add [[{what}s]] with it" if what in _ADDED else ""
             self.dangling.append(Finding(Code.UNKNOWN_NAME, path, message, fix))
@@ -330,20 +331,23 @@ class SectionReader:
             problem, fix = what_to_write(error)
             return self.wrong(Code.MALFORMED, path, f"capability {quoted(raw)} {problem}", fix)
 
-    def _unknown(self, path: KeyPath, known: Collection[str]) -> None:
-        if len(self.findings) >= MOST:
-            self.left_out += 1
-            return
-        key = str(path[-1])
-        fix = f"remove it; known here: {', '.join(known)}"
-        if near := nearest(key, known):
-            fix = f'did you mean "{near}"?'
-        elif elsewhere := sections_with(key):
-            fix = f"it belongs into {' or '.join(elsewhere)}"
-        self.wrong(Code.UNKNOWN_KEY, path, f"unknown key {quoted(key)}", fix, "key")
+    def _check_keys(
+        self, table: Mapping[str, object], path: KeyPath, known: Collection[str]
+    ) -> None:
+        """Every key of a table is known."""
+        for key in [key for key in table if key not in known]:
+            if len(self.findings) >= MOST:
+                self.left_out += 1
+                continue
+            fix = f"remove it; known here: {', '.join(known)}"
+            if near := nearest(key, known):
+                fix = f'did you mean "{near}"?'
+            elif elsewhere := sections_with(key):
+                fix = f"it belongs in {' or '.join(elsewhere)}"
+            self.wrong(Code.UNKNOWN_KEY, (*path, key), f"unknown key {quoted(key)}", fix, "key")
 
     def _wrong_type(self, path: KeyPath, raw: object, wanted: str, about: Setting) -> object:
-        fix = about.help
+        fix = f"write {wanted}; {about.help}" if about.help else f"write {wanted}"
         section = dotted(tuple(part for part in path if isinstance(part, str)))
         match wanted, raw:
             case "a list", dict():
@@ -351,9 +355,9 @@ class SectionReader:
             case "a table", list():
                 fix = f"write [{section}] with one bracket; there is only one"
             case "a text", bool() | int() | float() | date() | time():
-                fix = f"put it into quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
+                fix = f"put it in quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
             case "a whole number" | "a number" | "true or false", str():
-                fix = "write it without quotes"
+                fix = f"write {wanted}, without quotes"
         return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
 
 

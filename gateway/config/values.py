@@ -42,21 +42,23 @@ class GatewaySettings:
     )
     port: int = setting(7200, "Port to listen on; 0 takes any free one.", 0, 65_535)
     data_dir: Path = setting(  # absolute once it is loaded
-        Path("~/.local/share/exogate"), "Directory for everything that is stored.", form="path"
+        Path("~/.local/share/exogate"), "Directory of the database and all other data.", form="path"
     )
     token: Secret | None = setting(None, "The operator's token; EXOGATE_TOKEN comes first.")
     allowed_origins: tuple[str, ...] = setting(
         (), "Web origins that may connect: scheme://host[:port].", form="origin"
     )
     trusted_proxies: tuple[str, ...] = setting(
-        (), "Addresses or networks of proxies that are believed.", form="network"
+        (), "Addresses or networks of trusted proxies.", form="network"
     )
-    drain_s: float = setting(20.0, "Seconds that turns get to finish.", 0, 3_600)
-    max_connections: int = setting(12_000, "Open connections.", 1, MILLION)
+    drain_s: float = setting(20.0, "Seconds that running turns get to finish at a stop.", 0, 3_600)
+    max_connections: int = setting(12_000, "Open connections, at most.", 1, MILLION)
     max_connections_per_address: int = setting(
-        1_000, "Of one address, or IPv6 /64; loopback is exempt.", 1, MILLION
+        1_000, "Connections of one address or IPv6 /64; loopback is exempt.", 1, MILLION
     )
-    max_unauthenticated: int = setting(256, "Without a valid token, in all.", 1, MILLION)
+    max_unauthenticated: int = setting(
+        256, "Connections without a valid token, at most.", 1, MILLION
+    )
     max_frame_bytes: int = setting(
         1_048_576, "Largest WebSocket frame, in bytes.", 1_024, 67_108_864
     )
@@ -73,7 +75,7 @@ class TokenGrant:
     ]
     token: Annotated[Secret, Setting("The token itself, best as a reference.")]
     scopes: tuple[str, ...] = setting(
-        ("chat",), "Out of chat, read, admin, impersonate, metrics, agent:ID.", 1
+        ("chat",), "Scopes: chat, read, admin, impersonate, metrics, agent:ID.", 1
     )
 
 
@@ -82,41 +84,45 @@ class StoreSettings:
     """Where conversations are kept."""
 
     url: StoreUrl = setting("embedded", "embedded: SQLite under data_dir; memory: gone at the end.")
-    journal_days: int = setting(30, "Days that journals are kept.", 1, 3_650)
+    journal_days: int = setting(30, "Days that run journals are kept.", 1, 3_650)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Messages that come while a turn is at work; beyond the bounds refused, never dropped."""
+    """Messages that arrive while a turn is running; beyond the bounds refused, never dropped."""
 
     mode: QueueMode = setting(
         "followup",
-        "A turn each, one for all that wait, said to the one at work, or stopping it.",
+        "One turn each, one for all, into the running turn, or stopping it.",
     )
-    debounce_ms: int = setting(0, "How long a first message waits for more.", 0, 60_000)
-    max_pending: int = setting(1_000, "Messages in one session.", 1, MILLION)
-    max_pending_total: int = setting(100_000, "In all.", 1, HUNDRED_MILLION)
-    max_pending_mb: int = setting(64, "MB in one session.", 1, MILLION)
-    max_pending_total_mb: int = setting(1_024, "MB in all.", 1, HUNDRED_MILLION)
+    debounce_ms: int = setting(0, "Seconds that collect waits for more messages.", 0, 60_000)
+    max_pending: int = setting(1_000, "Queued messages of one session, at most.", 1, MILLION)
+    max_pending_total: int = setting(
+        100_000, "Queued messages of all sessions, at most.", 1, HUNDRED_MILLION
+    )
+    max_pending_mb: int = setting(64, "MB of queued messages of one session.", 1, MILLION)
+    max_pending_total_mb: int = setting(
+        1_024, "MB of queued messages of all sessions.", 1, HUNDRED_MILLION
+    )
     max_pending_per_principal: int = setting(
-        5_000, "Messages of one token or person.", 1, HUNDRED_MILLION
+        5_000, "Queued messages of one token or person.", 1, HUNDRED_MILLION
     )
-    max_running: int = setting(256, "Turns at work at a time.", 1, 100_000)
+    max_running: int = setting(256, "Turns that run at the same time.", 1, 100_000)
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """The processes that run the code of plugins."""
+    """The worker processes of plugins."""
 
-    workers: int = setting(1, "Processes.", 1, 16)
-    idle_s: float = setting(300.0, "Seconds until an idle one ends.", 1, 86_400)
+    workers: int = setting(1, "Worker processes.", 1, 16)
+    idle_s: float = setting(300.0, "Seconds until an idle worker ends.", 1, 86_400)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservabilitySettings:
     """What is told about the gateway's work."""
 
-    log_level: LogLevel = setting("info", "The least that is logged.")
+    log_level: LogLevel = setting("info", "The lowest level that is logged.")
     log_format: LogFormat = setting("auto", "auto: console on a terminal, else json.")
     metrics: bool = setting(True, "Whether GET /metrics answers.")
 
@@ -128,7 +134,7 @@ class McpSettings:
     servers: tuple[McpServerDef, ...] = setting(
         (), "Servers by name.", names="plugin", by_name=True
     )
-    serve: McpServing = setting(McpServing(), "What clients get at /mcp.")
+    serve: McpServing = setting(McpServing(), "What the gateway serves at /mcp.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +142,8 @@ class SecretKeys:
     """A secret that the host fills into what the plugin sends; the plugin never has it."""
 
     name: str
-    value: Annotated[Secret, Setting("The secret.")]
-    hosts: tuple[str, ...] = setting(
-        (), "Where it may go. Absent: to the one host that is granted."
-    )
+    value: Annotated[Secret, Setting("The secret, or a reference to it.")]
+    hosts: tuple[str, ...] = setting((), "Hosts that receive it. Absent: the one granted host.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +153,26 @@ class ActionKeys:
     notify: str | None = setting(None, "A notice: a text with {path} in it.")
     log: str | None = setting(None, "A line in the gateway's log, also with {path}.")
     set_state: Mapping[str, Plain] | None = setting(
-        None, "Names with values; texts are expressions.", form="any", names="state"
+        None, "Variables to set; text values are expressions.", form="any", names="state"
     )
-    emit: str | None = setting(None, "An event of this type.")
-    interrupt: str | None = setting(None, "Stop the run; the text says why.")
-    set_model: str | None = setting(None, "Ask this model from now on.")
-    add_tool: str | None = setting(None, "A tool that a rule took away: the model has it again.")
-    remove_tool: str | None = setting(None, "A tool that it has no more.")
-    inject_at: Point | None = setting(None, "Of notify: where in the run.")
-    priority: Priority | None = setting(None, "Of notify: critical ones are told first.")
-    to: To | None = setting(None, "Of notify: whom it tells.")
-    after_tool: str | None = setting(None, "Of notify: wait until this tool ran.")
-    after_turns: int | None = setting(None, "Of notify: wait so many turns.", 1, 1_000)
-    not_before: str | None = setting(None, "Of notify: wait until this expression holds.")
+    emit: str | None = setting(None, "Publish an event of this type.")
+    interrupt: str | None = setting(None, "Stop the run, with this reason.")
+    set_model: str | None = setting(None, "Use this model from now on.")
+    add_tool: str | None = setting(None, "Give back a tool that a rule removed.")
+    remove_tool: str | None = setting(None, "Remove this tool.")
+    inject_at: Point | None = setting(None, "notify: where in the run.")
+    priority: Priority | None = setting(None, "notify: priority; critical notices come first.")
+    to: To | None = setting(None, "notify: the audience.")
+    after_tool: str | None = setting(None, "notify: wait until this tool has run.")
+    after_turns: int | None = setting(None, "notify: wait for this many turns.", 1, 1_000)
+    not_before: str | None = setting(None, "notify: wait until this expression is true.")
     expires_s: float | None = setting(
         None, "Of notify: then it is too late.", above=0, most=31_536_000
     )
-    level: LogLevel | None = setting(None, "Of log.")
-    severity: Severity | None = setting(None, "Of emit.")
+    level: LogLevel | None = setting(None, "log: the level.")
+    severity: Severity | None = setting(None, "emit: the severity.")
     payload: Mapping[str, Plain] | None = setting(
-        None, "Of emit: what the event holds.", form="any"
+        None, "emit: the payload of the event.", form="any"
     )
 
 
@@ -277,29 +281,27 @@ class GatewayConfig:
         Mapping[str, ProviderDef],
         Setting("Model providers by name: presets or your own.", names="provider"),
     ] = field(default_factory=dict)
-    agent: AgentDef | None = setting(None, "Answers what no binding leads elsewhere.")
-    agents: tuple[AgentDef, ...] = setting((), "More agents.", needs=("id",))
-    projects: tuple[ProjectDef, ...] = setting((), "Agents that answer only some.")
-    subagents: tuple[SubagentDef, ...] = setting((), "Agents that work for agents.")
-    delegation: Delegation = setting(Delegation(), "Results of tools that a subagent reads first.")
-    limits: Limits = setting(Limits(), "Bounds of every agent's runs.")
-    context: ContextRules = setting(ContextRules(), "How much every agent's model is shown.")
-    budgets: Budgets = setting(Budgets(), "Hard limits of what is spent.")
-    plugins: tuple[PluginDef, ...] = setting((), "Code of others, and what it may do.")
-    sandbox: SandboxSettings = setting(
-        SandboxSettings(), "The processes that run the code of plugins."
-    )
-    mcp: McpSettings = setting(McpSettings(), "Tools of other programs, and ours for them.")
+    agent: AgentDef | None = setting(None, "The agent of all messages that match no binding.")
+    agents: tuple[AgentDef, ...] = setting((), "Further agents.", needs=("id",))
+    projects: tuple[ProjectDef, ...] = setting((), "Agents that answer only selected users.")
+    subagents: tuple[SubagentDef, ...] = setting((), "Subagents that agents can call.")
+    delegation: Delegation = setting(Delegation(), "Tool results that a subagent summarizes first.")
+    limits: Limits = setting(Limits(), "Limits of every agent's runs.")
+    context: ContextRules = setting(ContextRules(), "What every agent's model is shown.")
+    budgets: Budgets = setting(Budgets(), "Hard limits of spending.")
+    plugins: tuple[PluginDef, ...] = setting((), "Third-party plugins, and what they may do.")
+    sandbox: SandboxSettings = setting(SandboxSettings(), "The worker processes of plugins.")
+    mcp: McpSettings = setting(McpSettings(), "MCP servers to use, and tools to serve.")
     channels: tuple[ChannelDef, ...] = setting(
-        (), "Where people write, by name.", names="plugin", by_name=True
+        (), "Channels by name.", names="plugin", by_name=True
     )
-    bindings: tuple[Binding, ...] = setting((), "Which agent answers where.")
-    rules: tuple[RuleDef, ...] = setting((), "What is done when something happens in a run.")
-    rules_dir: str | None = setting(None, "A folder with more rules, in files *.toml.", form="path")
-    queue: QueueSettings = setting(QueueSettings(), "Messages that come while a turn is at work.")
-    observability: ObservabilitySettings = setting(
-        ObservabilitySettings(), "What is told about the work."
+    bindings: tuple[Binding, ...] = setting((), "Rules that choose the agent of a message.")
+    rules: tuple[RuleDef, ...] = setting((), "Rules: actions at events of a run.")
+    rules_dir: str | None = setting(
+        None, "A folder of further rules, in files *.toml.", form="path"
     )
+    queue: QueueSettings = setting(QueueSettings(), "Messages that arrive while a turn is running.")
+    observability: ObservabilitySettings = setting(ObservabilitySettings(), "Logs and metrics.")
     default_agent: AgentId | None = None
     key_origins: Mapping[str, str] = field(
         default_factory=dict

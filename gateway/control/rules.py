@@ -391,6 +391,13 @@ class _RulesByEvent(dict[str, tuple[Rule, ...]]):
         return found
 
 
+@dataclass(slots=True)
+class CurrentRules:
+    """The rules of now, which those of a changed file replace. A run keeps the rules that it began with."""
+
+    now: "RuleSet"
+
+
 class RuleSet:
     """Every rule in the order of firing, with its failures in all runs."""
 

@@ -22,19 +22,19 @@ OWN_TOOLS = (MEMORY, RESULT)  # that an agent may list besides plugins
 class Limits:
     """Bounds of one run, and when to warn before they are reached."""
 
-    max_iterations: int = setting(15, "Model calls.", 1, 50)
-    soft_warning_percent: int = setting(70, "Warns so far into them.", 50, 90)
-    token_budget: int = setting(50_000, "All tokens.", 1_000, 200_000)
-    token_warning_percent: int = setting(80, "Warns so far into them.", 50, 95)
-    timeout_seconds: int = setting(120, "Seconds in all.", 10, 600)
-    max_tool_calls_per_turn: int = setting(5, "Tool calls that one reply may ask for.", 1, 20)
-    max_parallel_tools: int = setting(3, "Tools at a time.", 1, 10)
+    max_iterations: int = setting(15, "Model calls of one run.", 1, 50)
+    soft_warning_percent: int = setting(70, "Share of the limit at which a warning comes.", 50, 90)
+    token_budget: int = setting(50_000, "Tokens of one run.", 1_000, 200_000)
+    token_warning_percent: int = setting(80, "Share of the limit at which a warning comes.", 50, 95)
+    timeout_seconds: int = setting(120, "Seconds of one run.", 10, 600)
+    max_tool_calls_per_turn: int = setting(5, "Tool calls of one reply.", 1, 20)
+    max_parallel_tools: int = setting(3, "Tools that run at the same time.", 1, 10)
     tool_timeout_s: float = setting(30.0, "Seconds of one tool call.", 0.1, 600)
     error_limit: int = setting(3, "Turns in a row in which every tool call failed.", 1, 20)
-    loop_window: int = setting(6, "Turns in which repeated calls are looked for.", 2, 20)
-    loop_threshold: int = setting(3, "The same calls so often in them are a loop.", 2, 10)
+    loop_window: int = setting(6, "Number of turns in which repeated calls are counted.", 2, 20)
+    loop_threshold: int = setting(3, "Repetitions in these turns that count as a loop.", 2, 10)
     no_progress_repeats: int = setting(
-        3, "The same call with the same result so often in a row.", 2, 10
+        3, "Identical calls with identical results in a row that count as a loop.", 2, 10
     )
 
 
@@ -59,27 +59,29 @@ class ContextRules:
         128_000,
         words={"auto": AUTO},
     )
-    recent_turns: int = setting(12, "Whole exchanges.", 1, 1_000)
-    warning_percent: int = setting(70, "Warns when so much of the model's window is used.", 50, 95)
+    recent_turns: int = setting(12, "Exchanges (question and answer) that are shown.", 1, 1_000)
+    warning_percent: int = setting(
+        70, "Share of the model's window at which a warning comes.", 50, 95
+    )
     extraction: Extraction = setting(
         "auto",
         "Who looks for facts: patterns; model, which is asked after each turn; auto, patterns "
         "and a model where one compacts anyway; off.",
     )
     fact_scope: FactScope = setting(
-        "person", "Whose facts are known: the person's own, or all that the agent was told."
+        "person", "Whose facts are used: the person's own, or all that the agent was told."
     )
     quiet_s: float = 5.0  # in a session, before a model looks at what was said in it
-    facts: int = setting(12, "Facts that are shown at most.", 0, 100)
-    semantic: bool = setting(True, "Look for facts and earlier turns that fit the question.")
+    facts: int = setting(12, "Facts that are shown, at most.", 0, 100)
+    semantic: bool = setting(True, "Search facts and earlier turns for the question.")
     compact_percent: int = setting(
-        80, "Of token_budget: beyond it the older part is summed up.", 30, 95
+        80, "Share of token_budget beyond which older turns are summarized.", 30, 95
     )
     max_nodes: int = setting(
-        30, "Of a tree with branches; beyond it those off the path are archived.", 1, 10_000
+        30, "Messages of a conversation; beyond it, inactive branches are archived.", 1, 10_000
     )
     expire_days: int | None = setting(
-        None, "A session unused for so long is closed. Absent: never.", 1, 36_500
+        None, "Unused time after which a session is closed. Absent: never.", 1, 36_500
     )
 
 
@@ -107,8 +109,8 @@ class AgentDef:
         str, Setting("Absent: the preset whose key is at hand, else demo.", usual=None)
     ]
     model: Annotated[str, Setting("The model's name. Absent: the preset's own.", usual=None)]
-    max_tokens: int = setting(4096, "Tokens of one reply at most.", 1)
-    temperature: float | None = setting(None, "From 0 to 2; only sent if it is set.", 0, 2)
+    max_tokens: int = setting(4096, "Tokens of one reply, at most.", 1)
+    temperature: float | None = setting(None, "From 0 to 2; sent only if set.", 0, 2)
     context_window: int = setting(
         128_000,
         "Tokens that the model can read. Absent: what is known.",
@@ -117,13 +119,13 @@ class AgentDef:
         usual=None,
     )
     thinking: bool = setting(False, "Ask the model to think first.")
-    stream: bool = setting(True, "Ask for the reply as it is made.")
-    system_prompt: str = setting("", "What it is told after its soul.", form="any")
+    stream: bool = setting(True, "Stream the reply.")
+    system_prompt: str = setting("", "Instructions after its soul.", form="any")
     soul_path: str | None = setting(
         None, "Its character, a Markdown file. Absent: the shipped one.", form="path"
     )
     prompt_template: str | None = setting(
-        None, "A Markdown file: how its system text is made.", form="path"
+        None, "Template of the system prompt, a Markdown file.", form="path"
     )
     tools: tuple[str, ...] = setting(
         (), "Plugins, each with all of its tools, or PLUGIN/TOOL; mcp:SERVER, or mcp:SERVER/TOOL."
@@ -139,11 +141,11 @@ class AgentDef:
     )
     decision: str = setting(
         "default",
-        "Who judges whether a run goes on: default, or an installed one.",
+        "Policy that decides whether a run goes on: default, or an installed one.",
         refers="decision tree",
     )
     rules: tuple[str, ...] = setting(
-        (), "Ids of the rules for it, besides core ones. Empty: all of them."
+        (), "Ids of its rules; core rules always apply. Empty: all rules."
     )
     fallback: "AgentDef | None" = setting(
         None,
@@ -154,10 +156,12 @@ class AgentDef:
             *("thinking", "stream", "fallback"),
         ),
     )
-    limits: Limits = setting(Limits(), "Its own; what is absent comes from [limits].")
-    context: ContextRules = setting(ContextRules(), "Its own; what is absent comes from [context].")
+    limits: Limits = setting(Limits(), "Its own limits; others come from [limits].")
+    context: ContextRules = setting(
+        ContextRules(), "Its own context; the rest comes from [context]."
+    )
     subagents: tuple[str, ...] = setting(
-        (), "Names of [[subagents]] that it may give tasks to.", refers="subagent"
+        (), "Names of [[subagents]] that it may call.", refers="subagent"
     )
 
 
@@ -255,11 +259,13 @@ class SubagentDef:
 class Delegation:
     """When a subagent reads a tool's result first. `items` by a tool's bare name."""
 
-    is_enabled: bool = setting(False, "Whether it does.", key="enabled")
-    subagent: str = setting("librarian", "Which: one of [[subagents]].")
-    token_estimate: int = setting(4_000, "Tokens of a result, estimated: beyond them.", 100)
+    is_enabled: bool = setting(False, "Whether large results are summarized.", key="enabled")
+    subagent: str = setting("librarian", "Name of one of [[subagents]].")
+    token_estimate: int = setting(
+        4_000, "Estimated tokens beyond which a result is summarized.", 100
+    )
     items: Annotated[
-        Mapping[str, int], Setting("Entries of a result, by the tool's bare name: beyond them.", 0)
+        Mapping[str, int], Setting("Entries beyond which a result is summarized, by tool name.", 0)
     ] = field(
         default_factory=lambda: {
             "vault_search": 6,
@@ -269,7 +275,7 @@ class Delegation:
         }
     )
     score_similarity: float = setting(
-        0.1, "Entries with scores that lie further apart are not too many.", 0
+        0.1, "Entries are kept if their scores differ by more than this.", 0
     )
 
 

@@ -53,7 +53,7 @@ class Amount:
 class Limit:
     """None: no bound in this unit."""
 
-    tokens: int | None = setting(None, "Tokens, sent and received.", 0, 2**53)
+    tokens: int | None = setting(None, "Tokens, input plus output.", 0, 2**53)
     nano_usd: int | None = setting(
         None, "US dollars; every model needs a price.", 0, 1e9, key="usd", scale=NANO
     )
@@ -111,13 +111,13 @@ def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
 class Budgets:
     """The limits of the configuration."""
 
-    session: Limit = setting(Limit(), "Lifetime limit of every session.", usual=None)
-    daily: Limit = setting(Limit(), "Limit of all sessions for a day of UTC.", usual=None)
-    monthly: Limit = setting(Limit(), "Limit of all sessions for a month of UTC.", usual=None)
-    per_agent: Limit = setting(Limit(), "Lifetime limit of every agent.", usual=None)
+    session: Limit = setting(Limit(), "Lifetime limit per session.", usual=None)
+    daily: Limit = setting(Limit(), "Limit per day (UTC), all sessions together.", usual=None)
+    monthly: Limit = setting(Limit(), "Limit per month (UTC), all sessions together.", usual=None)
+    per_agent: Limit = setting(Limit(), "Lifetime limit per agent.", usual=None)
     agents: Annotated[
         Mapping[str, Limit],
-        Setting("Limit of an agent by its id, instead of per_agent.", key="agent", names="id"),
+        Setting("Limit of one agent by id, instead of per_agent.", key="agent", names="id"),
     ] = field(default_factory=dict)
 
     def kinds(self, agent: str) -> Sequence[ScopeKind]:

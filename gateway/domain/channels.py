@@ -69,9 +69,9 @@ class GroupRule:
     """Who may talk in a room that is listed; an empty `allow_from`: whoever is in it."""
 
     allow_from: frozenset[str] = setting(
-        frozenset(), "Ids of those who may talk there. Empty: whoever is in it."
+        frozenset(), "Ids of people who may talk there. Empty: all members."
     )
-    require_mention: bool | None = setting(None, "Absent: as the channel has it.")
+    require_mention: bool | None = setting(None, "Absent: the setting of the channel.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ class ChannelDef:
     plugin: Annotated[
         str, Setting("Its adapter: the name of one of [[plugins]].", form="plugin", refers="plugin")
     ]
-    account: str = setting("default", "What the account is called in bindings and sessions.")
-    transport: TransportKind | None = setting(None, "Absent: the first that the adapter offers.")
+    account: str = setting("default", "Name of the account in bindings and sessions.")
+    transport: TransportKind | None = setting(None, "Absent: the adapter's first transport.")
     secrets: tuple[PluginSecret, ...] = setting(
         (),
-        "What the adapter names; the host uses it, and the adapter never has it.",
+        "Secrets that the adapter names; the host inserts them, the adapter never sees them.",
         names="secret",
         by_name=True,
     )
@@ -102,11 +102,13 @@ class ChannelDef:
     groups: Annotated[
         Mapping[str, GroupRule], Setting("Rooms by their id, * for any; others are closed.")
     ] = field(default_factory=dict)
-    require_mention: bool = setting(True, "In rooms it only answers who speaks to it.")
+    require_mention: bool = setting(True, "In rooms, answer only when mentioned.")
     on_unknown_send: OnUnknown = setting(
-        "resend", "Of a message that may have arrived: send it again, or hold it."
+        "resend", "A message that may have arrived: resend it, or hold it."
     )
-    max_age_s: float = setting(86_400.0, "Seconds after which a message is too old.", 60, 604_800)
+    max_age_s: float = setting(
+        86_400.0, "Age in seconds beyond which a message is not answered.", 60, 604_800
+    )
 
 
 @dataclass(frozen=True, slots=True)

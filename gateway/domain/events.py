@@ -91,10 +91,10 @@ ActionKind = Literal[
 class Batch:
     """Which of a rule's notices are told as one, and which are the same again."""
 
-    window_ms: int = setting(1_000, "Notices of so long are told as one.", 0, 3_600_000)
-    max: int = setting(3, "At most so many.", 1, 1_000)
+    window_ms: int = setting(1_000, "Time within which equal notices are merged.", 0, 3_600_000)
+    max: int = setting(3, "Notices that are merged, at most.", 1, 1_000)
     dedupe: str = setting("", "Paths, with colons between, that make notices the same.", form="any")
-    dedupe_ms: int = setting(10_000, "The same only counts later.", 1, 86_400_000)
+    dedupe_ms: int = setting(10_000, "Time before the same event counts again.", 1, 86_400_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ class RuleDef:
     on: Annotated[tuple[str, ...], Setting("Types of events; * for any part.")]
     do: Annotated[tuple[Action, ...], Setting("What is done, in order.")]
     description: str = setting("", "What it is for.", form="any")
-    is_core: bool = setting(False, "Whether every agent has it, always.", key="core")
+    is_core: bool = setting(False, "Whether it applies to every agent, always.", key="core")
     is_enabled: bool = setting(True, "Whether it is in force.", key="enabled")
-    priority: int = setting(0, "Higher ones first.", -1_000_000, 1_000_000)
-    min_severity: Severity = setting("debug", "The least severe event that counts.")
-    when: str | None = setting(None, "An expression that has to hold.")
+    priority: int = setting(0, "Rules with a higher priority run first.", -1_000_000, 1_000_000)
+    min_severity: Severity = setting("debug", "The lowest severity that counts.")
+    when: str | None = setting(None, "An expression that must be true.")
     once_per: OncePer = setting("never", "How often it may fire: once a run, a session, or always.")
-    batch: Batch = setting(Batch(), "What happens when the same comes often.")
+    batch: Batch = setting(Batch(), "Limits for repeated events.")
     source: str = ""  # file:line
 
     @property

@@ -37,11 +37,9 @@ class McpServerDef:
     `hidden`: what of `env` and `headers` nobody else may see."""
 
     name: str
-    url: str | None = setting(None, "Where it is: https, or this machine.", form="url")
-    command: str | None = setting(
-        None, "Or the program that is one; it is started without a shell."
-    )
-    args: tuple[str, ...] = setting((), "What the program is given.", form="any")
+    url: str | None = setting(None, "Its address: https, or this machine.", form="url")
+    command: str | None = setting(None, "The program to start instead of a url; without a shell.")
+    args: tuple[str, ...] = setting((), "Arguments of the program.", form="any")
     env: Annotated[
         Mapping[str, Secret],
         Setting("Its environment; values may hold references.", form="any", names="secret"),
@@ -50,11 +48,9 @@ class McpServerDef:
         Mapping[str, Secret],
         Setting("Sent along; their values may hold references.", form="any", names="header"),
     ] = field(default_factory=dict)
-    timeout_s: float = setting(
-        10.0, "Seconds until it is connected and has told its tools.", 0.1, 600
-    )
-    retry_attempts: int = setting(3, "Tries again: to connect, and calls that may be.", 0, 10)
-    user_header: str = setting("X-User-ID", "Header that says on whose behalf.", form="header")
+    timeout_s: float = setting(10.0, "Seconds to connect and to list its tools.", 0.1, 600)
+    retry_attempts: int = setting(3, "Retries: of connecting, and of repeatable calls.", 0, 10)
+    user_header: str = setting("X-User-ID", "Header that names the user.", form="header")
     hidden: tuple[Secret, ...] = ()
 
     def hushed(self, text: str) -> str:

@@ -38,16 +38,16 @@ class ProviderDef:
         str,
         Setting("https, or this machine; needed unless NAME is a preset.", form="url", usual=None),
     ]
-    api_key: Secret | None = setting(None, "Environment and secret file come first.")
+    api_key: Secret | None = setting(None, "The key; environment and secret file take precedence.")
     headers: Annotated[
         Mapping[str, str],
-        Setting("Sent along; their values may hold references.", form="any", names="header"),
+        Setting("Extra headers; values may hold references.", form="any", names="header"),
     ] = field(default_factory=dict, repr=False)
-    connect_timeout_s: float = setting(10.0, "Seconds for a connection.", above=0, most=3_600)
-    idle_timeout_s: float = setting(60.0, "Seconds between two bytes.", above=0, most=3_600)
-    max_retries: int = setting(3, "Tries again before any reply.", 0, 10)
+    connect_timeout_s: float = setting(10.0, "Seconds to connect.", above=0, most=3_600)
+    idle_timeout_s: float = setting(60.0, "Seconds without a byte, at most.", above=0, most=3_600)
+    max_retries: int = setting(3, "Retries before the first byte of a reply.", 0, 10)
     prices: Annotated[
-        Mapping[str, Price], Setting("Prices by model; they come before public ones.")
+        Mapping[str, Price], Setting("Prices by model; they override the public ones.")
     ] = field(default_factory=dict)
     tool_markup: ToolMarkup = setting(
         "off", "recover: tool calls that a model writes as text are called."

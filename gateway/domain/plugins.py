@@ -125,13 +125,13 @@ class PluginSecret:
 class PluginLimits:
     """Bounds of one call, and of calls at a time."""
 
-    timeout_s: float = setting(10.0, "Seconds.", above=0, most=60)
+    timeout_s: float = setting(10.0, "Seconds of one call.", above=0, most=60)
     memory_mb: int = setting(64, "MiB of memory.", 1, 512)
     fuel: int | None = setting(
-        None, "Instructions, about. Absent: what fits into the time.", 1, 2**62
+        None, "Instructions, about. Absent: as many as fit the time.", 1, 2**62
     )
-    output_kb: int = setting(1024, "KiB of its answer.", 1, 8_192)
-    concurrency: int = setting(8, "Calls at a time; more wait.", 1, 1_024)
+    output_kb: int = setting(1024, "KiB of its result.", 1, 8_192)
+    concurrency: int = setting(8, "Concurrent calls; further calls are queued.", 1, 1_024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +148,24 @@ class PluginDef:
     capabilities: tuple[Capability, ...] = setting(
         (), "What it may do: http:HOST, store:NAME, host_function:NAME."
     )
-    sha256: str | None = setting(None, "Of its file; another file is refused.", form="sha256")
+    sha256: str | None = setting(
+        None, "SHA-256 of its file; any other file is refused.", form="sha256"
+    )
     config: Annotated[
-        Mapping[str, object], Setting("Given to the plugin as it is.", names="any")
+        Mapping[str, object],
+        Setting("Configuration of the plugin, passed on unchanged.", names="any"),
     ] = field(default_factory=dict)
     secrets: tuple[PluginSecret, ...] = setting(
-        (), "Filled in by the host, never given to the plugin.", names="secret", by_name=True
+        (),
+        "Secrets that the host inserts; the plugin never sees them.",
+        names="secret",
+        by_name=True,
     )
-    limits: PluginLimits = setting(PluginLimits(), "Bounds of one call.")
+    limits: PluginLimits = setting(PluginLimits(), "Limits of one call.")
     is_enabled: bool = setting(True, "Whether it is loaded.", key="enabled")
-    deny_unused: bool = setting(False, "Load it although it imports what it was not granted.")
+    deny_unused: bool = setting(
+        False, "Load it although it imports functions that are not granted."
+    )
     is_bundled: bool = False  # ships with the gateway: its tools keep their own names
 
     @property

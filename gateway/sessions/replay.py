@@ -27,7 +27,7 @@ from gateway.agent.driver import RunControl, Runner
 from gateway.agent.effects import Gate, Job, Steered, TurnEvent
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
 from gateway.control.notices import Bus
-from gateway.control.rules import RuleSet
+from gateway.control.rules import CurrentRules, RuleSet
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import Conflict, ModelFailed, NotFound
@@ -578,9 +578,9 @@ class Replayer:
     ) -> RunEnd:
         """Drives the run again. It leaves nothing to anybody: subscribers have heard of it, and
         failures of rules count nowhere else."""
-        known, bus = runner.rules(), Bus()
+        known, bus = runner.rules.now, Bus()
         rules = RuleSet(known.rules, known.refused)
-        alone = replace(runner, rules=lambda: rules, publish=bus.publish, hears=bus.hears)
+        alone = replace(runner, rules=CurrentRules(rules), publish=bus.publish, hears=bus.hears)
         worker, episode = replace(self.worker, runner=alone), await self._episode(batch)
         end = await worker.end_of(batch, agent, episode, journal, read)
         batch.run.seal(end.terminal)

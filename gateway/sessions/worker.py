@@ -352,7 +352,7 @@ class RunWorker:
         journal: RunJournal,
         read: RunInputs | None,
     ) -> RunResult:
-        run, runner, rules = batch.run, self.runner, self.runner.rules()
+        run, runner, rules = batch.run, self.runner, self.runner.rules.now
         settings = self.settings.known.get(batch.person)
         if settings is None:
             settings = await retry_store(self.clock, self.settings.of, batch.person)

@@ -292,7 +292,7 @@ class Commits:
             self._pen.db.execute(f"PRAGMA synchronous = {self._modes[True]}")
             busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
             if busy:
-                log.info("store log still read by somebody")
+                log.info("store_log_still_read")
         self._pen.db.execute(f"PRAGMA synchronous = {mode}")
         self._synchronous = mode
 

@@ -148,7 +148,7 @@ _REFUSED: Mapping[int, str] = {
     422: "A field is wrong; `problems` says which.",
     429: "A budget is spent, or your address failed too often to say who it is.",
     431: "Too many or too large headers.",
-    500: "Our mistake; the log has it.",
+    500: "Internal error; details are in the log.",
     502: "The model service failed.",
     503: "Busy, starting or stopping, or nothing can be stored; nothing was accepted.",
     504: "The run reached its time limit.",
@@ -316,13 +316,13 @@ A request without `id` is not answered. What is told may get more fields in late
 _ENTRY = """By the header `Authorization: Bearer TOKEN` of the handshake, or by a first request `auth`;
 anything else before it is answered with -32001 and closed with 4401. Without any token configured, programs
 on the same machine are let in as they are. A handshake with a foreign `Origin` or `Host` is answered with
-HTTP 403, one too many with 503."""
+HTTP 403, too many with 503."""
 _CLOSES = """Close codes: 4401 not authenticated, or no longer; 4408 too slow (to authenticate, or to read
 what is sent: go on with `chat.resume`); 4409 a frame that is too large; 4429 too many failed attempts;
-1012 the gateway stops or starts anew; 1002, 1003 and 1007 as RFC 6455 has them."""
+1012 the gateway stops or restarts; 1002, 1003 and 1007 as RFC 6455 has them."""
 _EVENTS: Mapping[str, tuple[str, Any]] = {
     "chat.event": ("A piece of a run; its last one is its only `done` or `error`.", RunEvent),
-    "event": ("What happens, to whoever asked for it by `events.subscribe`.", Event),
+    "event": ("Events for subscribers of `events.subscribe`.", Event),
 }
 _SOCKET = "#/channels/socket"
 _VERSION = {"const": "2.0"}

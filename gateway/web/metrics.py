@@ -1,6 +1,6 @@
-"""GET /metrics: what was spent and what is at work, in the text format of Prometheus.
+"""GET /metrics: what was spent and what is running, in the text format of Prometheus.
 
-Written by hand: the format is a few lines, what is counted for ever is in the ledger already, and
+Written by hand: the format is a few lines, lifetime counts is in the ledger already, and
 the official client would keep counters of its own that start at 0 with every start.
 """
 
@@ -65,18 +65,37 @@ class Metrics:
         ]
         refusals = [({"scope": scope}, count) for scope, count in sorted(self.refusals.items())]
         families = (
-            _family("info", "gauge", "The version that runs.", [({"version": self.version}, 1)]),
-            _family("ready", "gauge", "Whether it takes work.", [({}, int(not self.ready()))]),
+            _family("info", "gauge", "Version of the gateway", [({"version": self.version}, 1)]),
             _family(
-                "sessions", "gauge", "Sessions.", [({}, await front.sessions.count_sessions())]
+                "ready", "gauge", "1 if the gateway accepts work", [({}, int(not self.ready()))]
             ),
-            _family("messages_pending", "gauge", "Not ended.", [({}, intake.pending)]),
-            _family("runs_working", "gauge", "Turns at work.", [({}, intake.lanes.working)]),
-            _family("model_calls_total", "counter", "Calls of providers.", calls),
-            _family("model_tokens_total", "counter", "Tokens sent and received.", tokens),
-            _family("model_cost_usd_total", "counter", "Of calls with a known price.", costs),
+            _family(
+                "sessions",
+                "gauge",
+                "Stored sessions",
+                [({}, await front.sessions.count_sessions())],
+            ),
+            _family(
+                "messages_pending",
+                "gauge",
+                "Accepted messages without an answer",
+                [({}, intake.pending)],
+            ),
+            _family("runs_working", "gauge", "Running turns", [({}, intake.lanes.working)]),
+            _family("model_calls_total", "counter", "Model calls", calls),
+            _family(
+                "model_tokens_total", "counter", "Tokens of model calls, input and output", tokens
+            ),
+            _family(
+                "model_cost_usd_total", "counter", "Cost of model calls with a known price", costs
+            ),
             *(_family(f"budget_{name}", "gauge", said, _of(rows, name)) for name, said in BUDGET),
-            _family("budget_refusals_total", "counter", "Since the start.", refusals),
+            _family(
+                "budget_refusals_total",
+                "counter",
+                "Requests refused because a budget is spent",
+                refusals,
+            ),
             *self.channels.traffic(),
             *await self.channels.deliveries(),
             *_mcp_figures(self.mcp),
@@ -105,9 +124,16 @@ class ChannelFigures:
         for one in statuses:
             refused.update({(one.name, why): count for why, count in one.refused.items()})
         return (
-            _family("channel_up", "gauge", "Whether it works in that direction.", ups),
-            _family("channel_messages_total", "counter", "Received.", _by(self.taken, "outcome")),
-            _family("channel_refused_total", "counter", "Not let in.", _by(refused, "why")),
+            _family("channel_up", "gauge", "1 if the channel works in this direction", ups),
+            _family(
+                "channel_messages_total", "counter", "Messages received", _by(self.taken, "outcome")
+            ),
+            _family(
+                "channel_refused_total",
+                "counter",
+                "Messages refused or ignored",
+                _by(refused, "why"),
+            ),
         )
 
     async def deliveries(self) -> Sequence[str]:
@@ -121,9 +147,9 @@ class ChannelFigures:
         )
         ended = _by(self.delivered, "state")
         return (
-            _family("deliveries_total", "counter", "Attempts, by how they ended.", ended),
-            _family("deliveries_waiting", "gauge", "Not sent yet.", waiting),
-            _family("dead_letters", "gauge", "That wait for an operator.", dead),
+            _family("deliveries_total", "counter", "Delivery attempts by outcome", ended),
+            _family("deliveries_waiting", "gauge", "Deliveries not sent yet", waiting),
+            _family("dead_letters", "gauge", "Dead letters", dead),
         )
 
 
@@ -131,15 +157,15 @@ def _mcp_figures(mcp: Foreign) -> Sequence[str]:
     ups = [({"server": one.name}, int(one.state == "connected")) for one in mcp.statuses()]
     calls = _by(mcp.outcomes(), "outcome", "server")
     return (
-        _family("mcp_up", "gauge", "Whether it is connected.", ups),
-        _family("mcp_calls_total", "counter", "Calls of its tools, by how they ended.", calls),
+        _family("mcp_up", "gauge", "1 if the MCP server is connected", ups),
+        _family("mcp_calls_total", "counter", "Tool calls of the MCP server by outcome", calls),
     )
 
 
 BUDGET = (
-    ("limit", "Where there is one."),
-    ("used", "In its period."),
-    ("reserved", "Held for calls at work."),
+    ("limit", "Limit of the budget, if one is set"),
+    ("used", "Used in the current period"),
+    ("reserved", "Reserved for running calls"),
 )
 
 

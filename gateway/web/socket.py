@@ -38,7 +38,7 @@ CALLS, GUESS = "calls", "guess"  # why a socket is not read
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 CHAT_EVENT = rpc.NOTIFICATION.replace(b"%b", b"chat.event", 1)
 Args = TypeVarTuple("Args")
-_BUSY = Busy("too many calls at work in the gateway; nothing was begun")
+_BUSY = Busy("too many running calls; this one was not started")
 _TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
 _BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")
 

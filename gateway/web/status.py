@@ -12,7 +12,7 @@ from gateway.api import operating as api
 from gateway.api.declarations import Params, build
 from gateway.api.errors import InvalidParams
 from gateway.control.notices import Bus
-from gateway.control.rules import RuleSet
+from gateway.control.rules import CurrentRules, RuleSet
 from gateway.domain.agents import OWN_CHANNELS, AgentDef, SubagentDef, address_in
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.channels import ChannelStatus
@@ -57,7 +57,7 @@ class StatusMethods:
     budget: Callable[[], Awaitable[list[api.BudgetRow]]]
     backlog: Callable[[], Mapping[str, int]]
     channels: Callable[[], Sequence[ChannelStatus]]
-    rules: Callable[[], RuleSet]
+    rules: CurrentRules
     trial: "ProviderTrial"
     subagents: Sequence[SubagentDef] = ()
 
@@ -129,7 +129,7 @@ class StatusMethods:
         return {(one.family, one.name): one.why for one in self.gate.refused}
 
     def list_rules(self, call: Call, params: Params) -> api.RuleList:
-        return rules(self.rules())
+        return rules(self.rules.now)
 
     def agents(self, call: Call, params: Params) -> api.AgentList:
         agents = self.front.agents

@@ -12,7 +12,7 @@ from gateway.agent.driver import Assignment, RunControl, Runner
 from gateway.agent.effects import Finish, Gate
 from gateway.agent.journal import RunJournal, part_of
 from gateway.control.policy import DecisionTrees
-from gateway.control.rules import load_rules
+from gateway.control.rules import CurrentRules, load_rules
 from gateway.domain.agents import AgentDef, compile_prompt
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.mcp import Lacking
@@ -39,7 +39,7 @@ async def runner(model: Model, *tools: FakeTool, gate: Gate | None = None) -> Ru
     gate = gate or ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=CLOCK)
     plans = await shipped_plans([PARENT])
     rules = load_rules(())
-    return Runner(model, gate, plans, DecisionTrees(), lambda: rules, json.loads)
+    return Runner(model, gate, plans, DecisionTrees(), CurrentRules(rules), json.loads)
 
 
 def assignment(*earlier: Node) -> Assignment:

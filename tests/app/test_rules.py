@@ -40,21 +40,21 @@ async def test_a_rule_is_switched_off_without_a_restart_and_a_core_one_is_not(
         async with anyio.create_task_group() as group:
             group.start_soon(book.keep_fresh)
             await clock.until_someone_sleeps()
-            before = RunRules(book.current)
+            before = RunRules(book.current.now)
             await path.write_text(rule("on = ['query.*']\nenabled = false", "mine"))
             await looked()
             assert before.on(event(), {})
-            assert not RunRules(book.current).on(event(), {})
+            assert not RunRules(book.current.now).on(event(), {})
 
             await path.write_text(rule("enabled = false", "token-budget"))
             await looked()
-            (refused,) = book.current.refused
+            (refused,) = book.current.now.refused
             assert "cannot be disabled" in refused.why
-            assert RunRules(book.current).on(WARNING, {})
+            assert RunRules(book.current.now).on(WARNING, {})
 
             await path.unlink()
             await looked()
-            assert not book.current.refused
+            assert not book.current.now.refused
             group.cancel_scope.cancel()
 
     assert "a file of rules is refused" in [one.getMessage() for one in caplog.records]
@@ -67,4 +67,4 @@ async def test_without_a_folder_nobody_looks() -> None:
     with anyio.fail_after(5):
         await book.keep_fresh()
 
-    assert not book.current.rules
+    assert not book.current.now.rules

@@ -165,7 +165,7 @@ async def test_stop_ends_what_is_at_work_and_what_waits_in_this_chat_alone() -> 
     ends = [chat.stage.heard[run][-1]["reason"] for run in (*runs, other)]
     assert told == "Stopped: 2 messages."
     assert ends == ["cancelled", "cancelled", "answered"]
-    assert nothing == "Nothing is being answered."
+    assert nothing == "No answer is running."
 
 
 async def test_usage_tells_this_chat_to_everybody_and_the_rest_to_owners() -> None:
@@ -198,7 +198,7 @@ async def test_status_tells_of_agent_model_queue_and_context() -> None:
 
     assert "Agent `a`, model `fake-1`" in fresh
     assert "last shown" not in fresh
-    assert "Queue `followup`: 0 at work, 0 waiting" in told
+    assert "Queue `followup`: 0 running, 0 queued" in told
     assert "2 messages in this chat" in told
     assert re.search(r"The model was last shown [1-9]\d* of 128,000 tokens", told)
 
@@ -332,14 +332,14 @@ async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> 
         dan = await book.find("chat", "other", "dan")
 
     assert listed.splitlines() == [
-        "- `ben` (`Ben`) waits",
-        "- `cleo` (`Cleo`) waits",
-        "- `ann` (`Ann`) may talk, owner",
+        "- `ben` (`Ben`) waiting",
+        "- `cleo` (`Cleo`) waiting",
+        "- `ann` (`Ann`) approved, owner",
     ]
-    assert (approved, denied) == ("`ben` (`Ben`) may talk", "`cleo` (`Cleo`) may not talk")
+    assert (approved, denied) == ("`ben` (`Ben`) approved", "`cleo` (`Cleo`) denied")
     assert (
         elsewhere
-        == "Nothing was changed: nobody waits with that code: each counts once, for an hour."
+        == "Nothing was changed: no pairing request has that code: a code works once, for an hour."
     )
     assert "Write" in usage
     assert entry.actor == "chat:default:ann"
@@ -354,7 +354,7 @@ async def test_what_people_call_themselves_looks_like_nothing_else() -> None:
 
         told = await chat.give("/pair list")
 
-    assert told == "- `eve` (` [you](http://evil) #  Owner [2J`) waits"
+    assert told == "- `eve` (` [you](http://evil) #  Owner [2J`) waiting"
 
 
 async def test_too_many_wrong_codes_are_answered_and_not_retried() -> None:
@@ -406,7 +406,7 @@ async def test_an_owner_lets_a_stranger_in_who_is_answered_from_then_on() -> Non
         await chat.stage.until_idle()
 
         answers = [text for peer, text in await chat.told() if peer == "ann"]
-    assert answers == ["`ben` (`Ben`) may talk"]
+    assert answers == ["`ben` (`Ben`) approved"]
     assert [request.messages[-1].text for request in chat.asked] == ["hello again"]
 
 
@@ -422,7 +422,7 @@ async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_bill
 
         told = await chat.told()
         spent = await chat.stores.ledger.models(limit=10)
-    assert told == [("ann", "`ben` (`Ben`) may talk")]
+    assert told == [("ann", "`ben` (`Ben`) approved")]
     assert chat.intake.counts["chat", "duplicate"] == 9
     assert (list(spent), chat.asked) == ([], [])
 

@@ -72,7 +72,7 @@ async def test_a_code_lives_an_hour() -> None:
 
         assert await book.find(*ANN) is None
         assert await book.listed(limit=9) == []
-        with pytest.raises(NotFound, match="nobody waits with that code"):
+        with pytest.raises(NotFound, match="no pairing request has that code"):
             await book.approve(code, by="local")
         assert await asked(stores, book) != code
 

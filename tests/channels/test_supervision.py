@@ -157,7 +157,7 @@ async def test_an_error_of_our_own_is_logged_whole_and_not_the_end(
         await world.pass_(1)
 
     failures = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert [record.getMessage() for record in failures] == ["channel failed"] * 2
+    assert [record.getMessage() for record in failures] == ["channel_failed"] * 2
     assert failures[0].exc_info is not None
     assert world.health.status.why == "an error of the gateway, see its log: ZeroDivisionError"
 

@@ -87,7 +87,7 @@ def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
         (("telegarm",), "telegram"),
         (("webhook", "--name", "ci", *SIGNED), "there is a channel"),
         (("webhook", "--name", "No!", *SIGNED), "No!"),
-        (("webhook", "--name", "websocket", *SIGNED), "surface of the gateway"),
+        (("webhook", "--name", "websocket", *SIGNED), "built-in channel"),
         (("webhook",), "needs secret, config.scheme"),
         (("webhook", "--secret", "secret=${env:SLACK_TOKEN}"), "--set scheme=VALUE"),
         (("webhook", *SIGNED[:2], "--set", "scheme=md5"), "scheme"),
@@ -252,7 +252,7 @@ def test_what_a_channel_needs_is_asked_for_on_a_terminal(alone: Shell) -> None:
         ("secret secret", "typed-by-mistake"),
         ("write a reference", "${env:SLACK_TOKEN}"),
         ("Add it", "y"),
-        ("is in", ""),
+        ("was added to", ""),
     )
     said = ""
     for until, then in talk:

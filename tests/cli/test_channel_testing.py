@@ -34,7 +34,7 @@ def test_the_conversation_of_every_adapter_goes_as_it_says(alone: Shell) -> None
     for name, done in zip(names, ran, strict=True):
         count = len(read_script(PLUGINS / name / PLATFORM).steps)
         assert (done.code, done.err) == (0, ""), done.out + done.err
-        assert f"{count} of {count} steps went as described" in done.out
+        assert f"{count} of {count} steps passed" in done.out
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.name)
@@ -112,5 +112,5 @@ def test_the_command_line_shows_it_and_ends_with_1_if_it_differs(tmp_path: Path)
 
     assert (shown.exit_code, told.exit_code) == (1, 1)
     assert "answered 500, not 200" in shown.output
-    assert "0 of 1 steps went as described" in shown.output
+    assert "0 of 1 steps passed" in shown.output
     assert json.loads(told.stdout)["steps"][0]["answered"]["status"] == 500

@@ -51,7 +51,7 @@ def test_a_conversation_streams_knows_its_commands_and_can_begin_anew(shell: She
     assert "You have not told me that." in ran.out
     assert "sessions" in ran.out
     assert "/quit" in ran.out
-    assert "nothing is being answered" in ran.out
+    assert "no answer is running" in ran.out
 
 
 def test_tool_calls_are_shown(shell: Shell) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.cli import checks
 from tests.cli.conftest import Shell, end
 from tests.fakes.gateway import spawn
 
@@ -16,7 +15,7 @@ def test_a_healthy_installation_has_no_errors(alone: Shell) -> None:
     ran = alone("doctor")
 
     assert ran.code == 0, ran.out
-    assert f"of {len(checks.CHECKS)} checks found nothing" in ran.out
+    assert "checks passed" in ran.out
 
 
 def test_a_plugin_that_a_start_would_refuse_is_an_error_with_its_reason(alone: Shell) -> None:

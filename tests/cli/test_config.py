@@ -58,7 +58,7 @@ def test_validate_says_that_a_file_is_valid(shell: Shell) -> None:
 def test_validate_without_a_file_is_fine(shell: Shell) -> None:
     done = shell.run("validate")
 
-    assert (done.exit_code, done.stdout) == (0, "there is no config file: the defaults are valid\n")
+    assert (done.exit_code, done.stdout) == (0, "no config file; the defaults are valid\n")
 
 
 @pytest.mark.requirement("S-003-Config-08")

@@ -1,8 +1,12 @@
 """The verbs and the options that all of them have."""
 
+import subprocess
+import sys
+
+import click
 import pytest
 
-from gateway.cli.main import VERBS
+from gateway.cli.main import COMMANDS, exogate
 from gateway.cli.options import gathered
 from tests.cli.conftest import Shell
 
@@ -35,7 +39,61 @@ def test_an_unknown_verb_is_wrong_usage(alone: Shell) -> None:
     assert "No such command" in ran.err
 
 
-def test_every_verb_is_listed(alone: Shell) -> None:
+def test_every_verb_is_listed_with_its_whole_help(alone: Shell) -> None:
     shown = alone("--help").out
 
-    assert all(f"\n  {verb} " in shown for verb in VERBS)
+    for name, (_, text) in COMMANDS.items():
+        assert f"\n  {name:9} {text}\n" in shown
+
+
+def imported_by(*words: str) -> set[str]:
+    """The modules in a process that has run these words."""
+    code = "import sys\nfrom gateway.cli.main import exogate\n"
+    code += f"exogate({list(words)}, standalone_mode=False)\nprint(*sys.modules, file=sys.stderr)\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    return set(ran.stderr.split())
+
+
+def families(modules: set[str]) -> set[str]:
+    return {name for name, (module, _) in COMMANDS.items() if module in modules}
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    imported = imported_by("--help")
+
+    assert families(imported) == {"version"}
+    heavy = {"aiohttp", "anyio", "asyncio", "gateway.app", "pydantic", "sqlite3", "starlette"}
+    assert not imported & {*heavy, "uvicorn", "wasmtime"}
+    assert len({name for name in imported if name.startswith("gateway.")}) < 15
+
+
+def test_help_of_a_command_imports_that_command_alone() -> None:
+    assert families(imported_by("audit", "--help")) == {"audit", "version"}
+
+
+def listed(group: click.Group) -> list[tuple[str, click.Command]]:
+    """The commands right below it, each with its name."""
+    context = click.Context(group)
+    found = []
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        found.append((name, command))
+    return found
+
+
+def test_the_table_tells_of_a_command_what_the_command_tells_of_itself() -> None:
+    for name, command in listed(exogate):
+        assert command.get_short_help_str(limit=200) == COMMANDS[name][1]
+
+
+def test_no_help_in_a_list_is_cut() -> None:
+    for group in (exogate, *(one for _, one in listed(exogate) if isinstance(one, click.Group))):
+        commands = listed(group)
+        room = 80 - 2 - 6 - max(len(name) for name, _ in commands)  # as click counts it
+        for name, command in commands:
+            text = command.get_short_help_str(room)
+            assert text.endswith("."), name
+            assert not text.endswith("..."), name

@@ -89,7 +89,7 @@ def test_recorded_cases_are_run_and_failures_are_shown(bench: Bench, tmp_path: P
 
     assert good.exit_code == 0
     assert "host_function:clock — may look at the clock" in good.stdout
-    assert "9 of 9 cases came out as recorded" in good.stdout
+    assert "9 of 9 cases passed" in good.stdout
     assert bad.exit_code == 1
     assert '-  "a": 1' in bad.stdout
     assert '+  "iso": "1970-01-01T00:00:00+00:00"' in bad.stdout

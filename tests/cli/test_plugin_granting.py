@@ -62,9 +62,9 @@ def test_a_plugin_is_installed_pinned_and_at_hand(bench: Bench, tmp_path: Path) 
     assert bench.data.stat().st_mode & 0o077 == 0
     assert json.loads(done.stdout)["sha256"] == sha256
     assert "host_function:clock — may look at the clock" in done.stderr
-    assert "It counts from the next `exogate run`." in done.stderr
+    assert "It takes effect at the next `exogate run`." in done.stderr
     again = bench.run("install", spy(tmp_path))
-    assert (again.exit_code, "nothing changes" in again.stdout) == (0, True)
+    assert (again.exit_code, "nothing changed" in again.stdout) == (0, True)
 
 
 @pytest.mark.parametrize("verb", ["install", "grant", "revoke"])
@@ -79,7 +79,7 @@ def test_nothing_is_written_without_somebody_who_agrees(
 
     assert done.exit_code == 1
     assert "--- ~/.config/exogate/config.toml" in done.stdout
-    assert "nobody is here to be asked; say --yes" in done.stderr
+    assert "not a terminal; rerun with --yes" in done.stderr
     assert bench.installed == []
 
 
@@ -128,7 +128,7 @@ def test_another_file_says_what_it_asks_for_more_and_is_pinned_anew(
     assert f"new {new}" in done.stdout
     assert f"old {old}" in done.stdout
     assert "http:wttr.in — may send requests to https://wttr.in   NEW" in done.stdout
-    assert "It asks for more than it has: http:wttr.in" in done.stdout
+    assert "It requests more than it is granted: http:wttr.in" in done.stdout
     (plugin,) = plugins(bench)
     assert plugin["sha256"] == new
     assert plugin["capabilities"] == ["host_function:clock", "http:wttr.in"]
@@ -173,7 +173,7 @@ def test_a_grant_is_written_and_taken_back_and_nothing_else_changes(bench: Bench
     assert json.loads(granted.stdout)["changed"] is True
     assert json.loads(again.stdout)["changed"] is False
     assert plugin["capabilities"] == ["host_function:clock"]
-    assert "nothing changes" in again.stderr
+    assert "nothing changed" in again.stderr
     assert revoked.exit_code == 0
     assert bench.config.read_text() == text
     nothing = bench.run("revoke", "t", "host_function:clock", "--yes")

@@ -11,6 +11,11 @@ def test_it_is_the_version_of_the_package(alone: Shell) -> None:
     assert alone("--json", "version").json["version"] == VERSION
 
 
+def test_the_option_prints_the_same_as_the_command(alone: Shell) -> None:
+    assert alone("--version") == alone("version")
+    assert alone("--version", "--json") == alone("version", "--json")
+
+
 def test_it_loads_neither_a_server_nor_a_client(alone: Shell) -> None:
     code = (
         "import sys; sys.argv = ['exogate', 'version']\n"

@@ -64,7 +64,7 @@ def test_a_template_is_checked_and_its_fault_told_with_its_place(arena: Arena) -
     assert told[1] == (
         "CFG006",
         ":2:1: this brace stands alone; write {{ or }} for a brace",
-        "mend the file",
+        "correct the file",
     )
     assert told[2] == ("CFG006", " is not UTF-8 (byte 0)", "save it as UTF-8")
     assert told[3][0] == "CFG012"
@@ -330,7 +330,7 @@ def test_a_binding_without_any_field_is_refused_with_its_index(arena: Arena) -> 
 def test_a_number_for_an_id_is_refused_with_its_string(arena: Arena) -> None:
     (problem,) = arena.problems("[[bindings]]\nagent_id = 'demo'\npeer_id = 5512")
 
-    assert problem.fix == 'put it into quotes: "5512"'
+    assert problem.fix == 'put it in quotes: "5512"'
 
 
 PROJECT = """

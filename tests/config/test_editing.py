@@ -349,7 +349,7 @@ def test_what_would_not_start_is_not_written(arena: Arena) -> None:
 def test_a_change_by_someone_else_is_not_overwritten(arena: Arena) -> None:
     path = arena.write("# theirs\n")
 
-    with pytest.raises(CannotEdit, match="has changed meanwhile"):
+    with pytest.raises(CannotEdit, match="changed in the meantime"):
         save(path, "# mine\n", "# mine, edited\n", around(arena))
 
     assert path.read_text() == "# theirs\n"
@@ -405,7 +405,7 @@ def test_an_agent_that_is_not_there_gets_nothing() -> None:
         with_tool(AGENTS, "secnd", "new")
     with pytest.raises(CannotEdit, match="there is no default agent; say which: second"):
         with_tool(AGENTS[AGENTS.index("[[agents]]") :], None, "new")
-    with pytest.raises(CannotEdit, match="the usual one has every plugin"):
+    with pytest.raises(CannotEdit, match="the built-in one has every plugin"):
         with_tool(FILE, "main", "weather")
 
 
@@ -413,7 +413,7 @@ def test_an_agent_that_is_not_there_gets_nothing() -> None:
     "text", ["agent = 3", "agents = 3", "agents = [1]", "agent = { tools = 1 }"]
 )
 def test_agents_that_are_none_get_nothing(text: str) -> None:
-    with pytest.raises(CannotEdit, match="not as it should be"):
+    with pytest.raises(CannotEdit, match="the file has errors"):
         with_tool(text, None, "new")
 
 

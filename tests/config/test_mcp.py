@@ -72,7 +72,7 @@ def test_a_bound_of_a_server_is_not_passed(arena: Arena, line: str) -> None:
         (
             BOOKS + "headers = { x-user-id = 'ann' }",
             "mcp.servers.books.headers.x-user-id",
-            "cannot be the same for all",
+            "cannot have one fixed value",
         ),
         (
             BOOKS + "headers = { Content-Length = '1' }",

@@ -232,21 +232,25 @@ def test_the_caret_stands_below_the_place(arena: Arena) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "fix"),
     [
-        ("gateway.port = '7200'", '"7200" should be a whole number', "write it without quotes"),
+        (
+            "gateway.port = '7200'",
+            '"7200" should be a whole number',
+            "write a whole number, without quotes",
+        ),
         (
             "gateway.port = 70000",
             "70000 is out of range: it should be at most 65535",
-            "Port to listen",
+            "write a number: at most 65535",
         ),
-        ("gateway.bind = 7", "7 should be a text", 'put it into quotes: "7"'),
-        ("gateway.token = 7", "*** should be a text", 'put it into quotes: "..."'),
+        ("gateway.bind = 7", "7 should be a text", 'put it in quotes: "7"'),
+        ("gateway.token = 7", "*** should be a text", 'put it in quotes: "..."'),
         ("[tokens]\nname = 1", "a table should be a list", "write [[tokens]]"),
         ("[[gateway]]\nport = 1", "a list should be a table", "write [gateway] with one"),
-        ("agent.id = 'a b'", '"a b" has not the right form', "letters, digits and hyphens"),
-        ("context.token_budget = 'atuo'", '"atuo" is not a choice here', 'did you mean "auto"?'),
+        ("agent.id = 'a b'", '"a b" has the wrong form', "letters, digits and hyphens"),
+        ("context.token_budget = 'atuo'", '"atuo" is not allowed here', 'did you mean "auto"?'),
         ("gateway.allowed_origins = ['x']", "not scheme://", "Web origins that may connect"),
-        ("store.url = 'embeded'", '"embeded" is not a choice here', 'did you mean "embedded"?'),
-        ("store.url = 7", "7 is not a choice here", "choose one of: embedded, memory"),
+        ("store.url = 'embeded'", '"embeded" is not allowed here', 'did you mean "embedded"?'),
+        ("store.url = 7", "7 is not allowed here", "choose one of: embedded, memory"),
     ],
 )
 def test_a_value_is_answered_with_what_was_expected(
@@ -261,7 +265,7 @@ def test_a_value_is_answered_with_what_was_expected(
 def test_a_key_at_the_wrong_place_is_sent_to_the_right_one(arena: Arena) -> None:
     (problem,) = arena.problems("port = 1")
 
-    assert problem.fix == "it belongs into [gateway]"
+    assert problem.fix == "it belongs in [gateway]"
 
 
 def test_what_follows_from_a_mistake_is_not_reported_again(arena: Arena) -> None:

@@ -13,7 +13,7 @@ from gateway.agent.driver import Runner
 from gateway.budgets import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
-from gateway.control.rules import RuleSet, load_rules
+from gateway.control.rules import CurrentRules, RuleSet, load_rules
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
 from gateway.domain.facts import Remember
@@ -145,7 +145,7 @@ async def staged(
     ids = CountingIds(1_000_000 + ids_from)
     meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
     bus = bus or Bus()
-    how = (decisions, lambda: rules, json.loads, bus.publish)
+    how = (decisions, CurrentRules(rules), json.loads, bus.publish)
     worker = RunWorker(
         agents={agent.id: agent for agent in agents},
         runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),

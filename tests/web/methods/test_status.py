@@ -10,7 +10,7 @@ import pytest
 from pydantic_core import from_json
 
 from gateway.api.operating import BudgetRow
-from gateway.control.rules import load_rules
+from gateway.control.rules import CurrentRules, load_rules
 from gateway.domain.agents import SubagentDef
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
@@ -81,7 +81,7 @@ def insight(stage: Stage, *reasons: str) -> Mapping[str, Handler]:
         budget=no_budget,
         backlog=lambda: {"backlog": 3, "unindexed": 1},
         channels=lambda: CHANNELS,
-        rules=lambda: load_rules(()),
+        rules=CurrentRules(load_rules(())),
         trial=cast(ProviderTrial, None),
         subagents=SUBAGENTS,
     )
