@@ -118,5 +118,5 @@ async def test_a_gateway_that_ends_by_itself_says_so_and_fails(tmp_path: Path) -
         (serving_task,) = [one for one in tasks() if "WebServer.serve" in one.get_name()]
         serving_task.cancel()
 
-    with anyio.fail_after(20), pytest.raises(EndedByItself, match="nobody told it to"):
+    with anyio.fail_after(20), pytest.raises(EndedByItself, match="ended without a stop signal"):
         await run(config, version=VERSION, ready=ready)
