@@ -688,8 +688,7 @@ def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
 
 def number(value: object) -> float | None:
     """The value as a number, if it is one."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]  # it is one
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
 
 
 def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:

@@ -33,6 +33,7 @@ def _aware(at: datetime) -> datetime:
 def _whole_day(at: object) -> object:
     """A day is its last moment."""
     try:
+        # The zone comes with the time, below.
         day = datetime.strptime(at.strip(), "%Y-%m-%d") if isinstance(at, str) else None  # noqa: DTZ007
     except ValueError:
         return at
