@@ -221,7 +221,8 @@ def _head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[
 
 
 class HttpConnection(asyncio.Protocol):
-    """Implements the HttpAnswer port, for one exchange at a time: `ask`, then `read_some`. `lost` is called once it is closed."""
+    """Implements the HttpAnswer port, for one exchange at a time: `ask`, then `read_some`. `lost` is
+    called once it is closed."""
 
     transport: asyncio.Transport
     _timer: asyncio.TimerHandle
