@@ -293,7 +293,7 @@ class RunState:
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """`results` of the calls that were executed, in order."""
         for call, result in results:
-            mark = signature(call.name, call.arguments, self._job.decode)
+            mark = signature(call.name, call.arguments)
             facts = {
                 "tool": call.name,
                 "call_id": call.id,
@@ -314,8 +314,7 @@ class RunState:
         to be executed again. Stops a run that goes on all the same."""
         if not calls:
             return frozenset()
-        decode = self._job.decode
-        marks = {one.id: signature(one.name, one.arguments, decode) for one in calls}
+        marks = {one.id: signature(one.name, one.arguments) for one in calls}
         self.circles, loop, refused = self.circles.after_calls(marks, self.limits)
         if loop is not None:
             names = ", ".join(dict.fromkeys(call.name for call in calls))
