@@ -395,15 +395,18 @@ class _NodeReader:
         for option in options.keys() - self.kind.options.keys() - function.options:
             message = f'{wanted} has no option ":{option}"{meant(option, function.options)}'
             error("BT014", options[option].at, message)
+        self._note_keys(function, fn.at)
+        return function
+
+    def _note_keys(self, function: LeafFunction, at: int) -> None:
         self.reads |= function.reads.keys()
         self.writes |= function.writes.keys()
         for verb, keys in (("reads", function.reads), ("writes", function.writes)):
             for key, type_ in keys.items():
-                declared = self.declared(fn.at, key, type_)
+                declared = self.declared(at, key, type_)
                 if not declared.may_hold(type_):
-                    message = f"{wanted} {verb} {key} as {type_}, and it is {declared}"
-                    error("BT033", fn.at, message)
-        return function
+                    message = f"{function.name} {verb} {key} as {type_}, and it is {declared}"
+                    self.source.error("BT033", at, message)
 
     def check(self, kind: str, options: Mapping[str, Value]) -> None:
         """What one kind alone has to obey."""
@@ -528,27 +531,19 @@ class _TreeReader:
     ) -> NodePlan | None:
         """`path` and `raises` are those of the parent. Raises _TooManyNodes."""
         kind, source = ALIASES.get(form.head, form.head), self.source
-        if kind not in KINDS:
-            if form.head:
-                message = _unknown("unknown node", form.head, (*KINDS, *ALIASES))
-                source.error("BT011", form.start, message)
-            else:
-                source.error("BT010", form.start, "a node begins with its kind: (kind …)")
+        if not self._is_node(kind, form):
             return None
-        if self.count() > MAX_NODES:
-            source.error("BT006", form.start, f"more than {MAX_NODES} nodes")
-            raise _TooManyNodes
         parts = _NodeReader(form, KINDS[kind], source, self.parts.registry, names)
         name, found, cases = parts.name(), parts.read_options(), parts.cases(kind)
         raises = self._check_common(found, raises=raises)
         path, values = f"{path}/{name or kind}", parts.read_values()
-        options = {key: value for key, value in found.items() if key not in COMMON}
+        options = {key: found[key] for key in found if key not in COMMON}
         function = parts.function(kind, name, options)
         parts.check(kind, options)
         inside = _names_inside(kind, options, names)
-        children = [self.node(each, path, inside, raises=raises) for each in cases.values()]
-        if kind == "subtree" and children and "when" not in found:
-            return children[0]  # it is but a name for its child, and stands in the path of that
+        planned = [self.node(each, path, inside, raises=raises) for each in cases.values()]
+        if kind == "subtree" and planned and "when" not in found:
+            return planned[0]  # it is but a name for its child, and stands in the path of that
         bare = _shape(kind, options)
         node = NodePlan(
             kind,
@@ -558,7 +553,7 @@ class _TreeReader:
             path,
             values,
             options,
-            tuple(child for child in children if child is not None),
+            tuple(filter(None, planned)),
             tuple(cases) if kind == "switch" else (),
             found.get("when"),
             raises,
@@ -570,6 +565,18 @@ class _TreeReader:
         )
         self.nodes.append(node)
         return node
+
+    def _is_node(self, kind: str, form: TreeForm) -> bool:
+        """Raises _TooManyNodes."""
+        error = self.source.error
+        if not kind:
+            error("BT010", form.start, "a node begins with its kind: (kind …)")
+        elif kind not in KINDS:
+            error("BT011", form.start, _unknown("unknown node", form.head, (*KINDS, *ALIASES)))
+        elif self.count() > MAX_NODES:
+            error("BT006", form.start, f"more than {MAX_NODES} nodes")
+            raise _TooManyNodes
+        return kind in KINDS
 
     def _check_common(self, options: Mapping[str, Value], *, raises: bool) -> bool:
         """Whether an error of the node ends the run; `raises` is what holds around it."""

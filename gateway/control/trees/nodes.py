@@ -122,15 +122,19 @@ def status_of(plan: NodePlan, frame: TreeFrame, answer: object) -> TickStatus:
         return SUCCESS
     if answer is False or answer is None or answer is FAILURE:
         return failed(plan, frame, "")
-    if isinstance(answer, TreeAbort):
-        raise answer
     if not isinstance(answer, Exception):
         answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
-    kind, message = type(answer).__name__, str(answer)
+    return _broken(plan, frame, answer)
+
+
+def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
+    if isinstance(error, TreeAbort):
+        raise error
+    kind, message = type(error).__name__, str(error)
     failed(plan, frame, message or kind, kind)
     if plan.raises:
-        raise TreeAbort(f"{plan.label}: {kind}: {message}") from answer
-    log.warning("tree.leaf_failed", extra={"path": plan.path}, exc_info=answer)
+        raise TreeAbort(f"{plan.label}: {kind}: {message}") from error
+    log.warning("tree.leaf_failed", extra={"path": plan.path}, exc_info=error)
     return FAILURE
 
 
@@ -254,6 +258,10 @@ class Child:
         self.status = None
 
 
+def children_of(plan: NodePlan, frame: TreeFrame) -> Sequence[Child]:
+    return [Child(child, frame) for child in plan.children]
+
+
 def halt(children: Iterable[Child], but: Child | None = None) -> None:
     for child in children:
         if child is not but and child.status is not None:
@@ -278,7 +286,7 @@ def choosing(choose: Choose) -> Kind:
     """The kind of a node that chooses at each tick which children it ticks."""
 
     def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
-        children, is_over = [Child(child, frame) for child in plan.children], False
+        children, is_over = children_of(plan, frame), False
         try:
             while True:
                 is_over = False
@@ -295,14 +303,10 @@ def choosing(choose: Choose) -> Kind:
 
 
 def in_order(
-    stops_at: TickStatus,
-    otherwise: TickStatus,
-    plan: NodePlan,
-    frame: TreeFrame,
-    body: Sequence[NodePlan] = (),
+    stops_at: TickStatus, otherwise: TickStatus, plan: NodePlan, frame: TreeFrame, beside: int = 0
 ) -> Ticks:
-    """Goes on where it was. `body`: some of its children, if not all."""
-    kinds, body = frame.state.kinds, body or plan.children
+    """Goes on where it was. `beside`: children at the end that are not in the order."""
+    kinds, body = frame.state.kinds, plan.children[: len(plan.children) - beside]
     begun = [NOT_BEGUN] * len(body)
     place = skipped = 0
     try:
@@ -340,22 +344,20 @@ def _without_skipped(begun: Sequence[Ticks], skipped: int, status: TickStatus) -
 
 def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """A sequence; when it fails the last child runs, and then the whole fails."""
-    *body, catch = plan.children
-    ticks = in_order(FAILURE, SUCCESS, plan, frame, body)
+    ticks = in_order(FAILURE, SUCCESS, plan, frame, beside=1)
     try:
         while (status := next(ticks)) is RUNNING or status is SKIPPED:
             yield status
     finally:
         ticks.close()
     if status is FAILURE:
-        yield from to_its_end(Child(catch, frame), waits=False)
+        yield from to_its_end(Child(plan.children[-1], frame), waits=False)
     yield status
 
 
 def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
-    fresh = [Child(child, frame) for child in plan.children]
-    children, place = frame.kept.get(plan) or (fresh, 0)
+    children, place = frame.kept.get(plan) or (children_of(plan, frame), 0)
     count, skipped, status = len(children), 0, SKIPPED
     try:
         while place < count:
@@ -401,28 +403,32 @@ def parallel(plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> Ti
 
     With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
     """
-    options = {key: one.constant for key, one in plan.options.items()}
-    goes_on, skipped = options.get("policy") == "continue-on-failure", 0
+    options, skipped = _constants(plan), 0
     for child in children:
-        if child.status is not SUCCESS and child.status is not FAILURE:
+        if child.status not in {SUCCESS, FAILURE}:
             skipped += child.tick() is SKIPPED
-        decided = None if goes_on else _decided(options, children, skipped)
+        decided = _decided(options, [one.status for one in children], skipped)
         if decided is not None:
             return decided
-    statuses = [child.status for child in children]
-    if skipped == len(statuses):
+    if skipped == len(children):
         return SKIPPED
-    if not goes_on or RUNNING in statuses:
+    statuses = {child.status for child in children}
+    if options.get("policy") != "continue-on-failure" or RUNNING in statuses:
         return RUNNING
-    return FAILURE if statuses.count(FAILURE) == len(statuses) else SUCCESS
+    return FAILURE if statuses == {FAILURE} else SUCCESS
+
+
+def _constants(plan: NodePlan) -> Mapping[str, object]:
+    return {key: one.constant for key, one in plan.options.items()}
 
 
 def _decided(
-    options: Mapping[str, object], children: Sequence[Child], skipped: int
+    options: Mapping[str, object], statuses: Sequence[TickStatus | None], skipped: int
 ) -> TickStatus | None:
     """The end of a `parallel` that has come to one of its thresholds."""
-    statuses, count = [child.status for child in children], len(children)
-    is_one = "require-one" in {*options, options.get("policy")}
+    if options.get("policy") == "continue-on-failure":
+        return None
+    count, is_one = len(statuses), "require-one" in {*options, options.get("policy")}
     success = cast(int, options.get("success", 1 if is_one else -1))
     failure = cast(int, options.get("failure", -1 if is_one else 1))
     enough, too_many = (max(count + n + 1, 0) if n < 0 else n for n in (success, failure))
@@ -434,7 +440,7 @@ def _decided(
 
 def ensure(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
-    body, clean_up = (Child(child, frame) for child in plan.children)
+    body, clean_up = children_of(plan, frame)
     status: TickStatus | None = None
     try:
         status = yield from to_its_end(body)
