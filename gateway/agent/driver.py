@@ -54,7 +54,7 @@ from gateway.domain.messages import (
     unpriced,
 )
 from gateway.domain.model import Delta, ModelRequest, TextDelta
-from gateway.domain.ports import Allowance, Decode, Model, ToolScope
+from gateway.domain.ports import Allowance, Model, ToolScope
 from gateway.memory.context import ContextExtras, Packer, explained
 
 log = logging.getLogger(__name__)
@@ -490,7 +490,6 @@ class Runner:
     plans: Plans
     decisions: DecisionTrees
     rules: CurrentRules
-    decode: Decode
     publish: Callable[[Event], None] = field(default=lambda event: None)
     hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
     price: Price = unpriced
@@ -549,7 +548,6 @@ class Runner:
             rules=RunRules(rules, only=agent.rules, kept=assignment.kept),
             publish=self.publish,
             hears=self.hears,
-            decode=self.decode,
             decision=self.decisions.named(decision),
             context_id=assignment.context_id,
             known=journal.result,

@@ -295,7 +295,7 @@ class RunState:
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """`results` of the calls that were executed, in order."""
         for call, result in results:
-            mark = signature(call.name, call.arguments, self._job.decode)
+            mark = signature(call.name, call.arguments)
             facts = {
                 "tool": call.name,
                 "call_id": call.id,
@@ -316,10 +316,10 @@ class RunState:
         to be executed again. Stops a run that goes on all the same."""
         if not calls:
             return frozenset()
-        limits, decode = self.limits, self._job.decode
+        limits = self.limits
         self.circles, finding = looked_at(
             self.circles,
-            [CallAsked(one.id, signature(one.name, one.arguments, decode)) for one in calls],
+            [CallAsked(one.id, signature(one.name, one.arguments)) for one in calls],
             window=limits.loop_window,
             threshold=limits.loop_threshold,
             repeats=limits.no_progress_repeats,

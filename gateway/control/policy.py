@@ -8,17 +8,16 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from gateway.domain.agents import BOUNDS, Limits
-from gateway.domain.ports import Decode
 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def signature(tool: str, arguments: str, decode: Decode) -> str:
+def signature(tool: str, arguments: str) -> str:
     """The same for the same tool with the same arguments, however they are written."""
     try:
-        value = decode(arguments.strip() or "{}")
+        value = json.loads(arguments.strip() or "{}")
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         canonical = arguments.strip()

@@ -95,7 +95,6 @@ class Paper:
             scope=ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c"),
             rules=RunRules(load_rules(())),
             publish=lambda event: None,
-            decode=from_json,
             decision=decision,
             context_id=NodeId("n"),
         )
