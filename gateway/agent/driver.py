@@ -273,7 +273,7 @@ class Driver:
             if isinstance(effect, Cancel):
                 self._cancel(effect.ticket)
             elif effect.ticket in turn.open:  # else it is cancelled already
-                is_lasting = bool(self.journal.is_played or turn.run.ground.timers)
+                is_lasting = bool(self.journal.is_played or turn.run.state.timers)
                 if isinstance(effect, AskModel) and len(turn.open) == 1 and not is_lasting:
                     alone = effect
                 elif group is None:
