@@ -4,16 +4,12 @@ Other distributions install a top-level package of the same name; whichever came
 overwritten the other's files. This module's name is unique, so it is always ours.
 """
 
-import gc
 import resource
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 MARK = "exogate:"
-# New objects before Python looks for garbage. What a start makes stays: with Python's own 700 it would
-# be looked at again and again, which takes a tenth of the start.
-YOUNG = 200_000
 
 
 def foreign_package() -> str | None:
@@ -36,7 +32,6 @@ def main() -> None:
         sys.exit(1)
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         sys.dont_write_bytecode = True  # Python 3.11 leaves a file cut off at a limit as it is
-    gc.set_threshold(YOUNG)
     from gateway.cli.main import main as run  # noqa: PLC0415  # only once it is known to be ours
 
     run()
