@@ -212,7 +212,7 @@ def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) ->
 def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
     """In a direct chat all facts of the person; in a room only those learned in it."""
     if is_shared or not is_room(key, sender):
-        return Whose(scope=scope_of(key, sender, is_shared=is_shared))
+        return Whose(scope=str(key.agent) if is_shared else of_person(key, sender))
     return Whose(room=key)
 
 

@@ -395,14 +395,14 @@ class RunWorker:
             missing=read.missing,
             earlier=[Message("user", one.new.content) for one in earlier] if earlier else (),
             question_id=new.message_id,
-            template=self.souls.template_of(agent.id),
+            template=self.souls.templates.get(agent.id),
         )
         return Assignment(
             agent,
             new.content,
             ToolScope(key, new.run_id, batch.person, asked=source),
             plan_of=agent.id,
-            soul=self.souls.of(agent.id),
+            soul=self.souls.by_agent.get(agent.id),
             earlier=episode.nodes,
             besides=besides,
             notices=read.notices,
