@@ -77,7 +77,7 @@ class Run:
             return self.outcome is not None
         finally:
             state.is_ticking = False
-        if self._stop is not None and not self.is_ending:
+        if self._stop is not None:
             self._abort("interrupted", self._stop)
         elif status is not RUNNING:
             self._ended(status, "done")
