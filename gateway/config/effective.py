@@ -134,7 +134,7 @@ def _origin(path: KeyPath, loaded: Loaded) -> str:
         return loaded.origins[path]
     positions = loaded.document.positions
     if path in positions.places:
-        line, _ = positions.line_column(positions.span(path, "key").start)
+        line, _ = loaded.document.line_column(positions.span(path, "key").start)
         return f"{loaded.document.name}:{line}"
     elsewhere: KeyPath = ()
     match path:
