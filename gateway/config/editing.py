@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.document import Document, masked, read_document
 from gateway.config.load import interpreted
+from gateway.config.sections import BadCapability, parse_capability
 from gateway.config.toml import CannotEdit, parsed, rewritten
 from gateway.config.values import GatewayConfig, Surroundings
 from gateway.domain.plugins import Capability, HttpGrant
@@ -153,16 +153,14 @@ def _lost_hosts(
     """Each with the plugin or channel that has it."""
     if not isinstance(capability, HttpGrant):
         return []
-    lost: list[tuple[LostHost, Table]] = []
-    for table in _tables(document, "plugins"):
-        if table.get("name") == plugin:
-            others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
-            is_last = not any(str(one).startswith("http:") for one in others)
-            lost += [(one, table) for one in _lost(table, capability, bare=is_last)]
-    channels = document.get("channels", {})
-    for table in channels.values() if isinstance(channels, dict) else ():
-        if isinstance(table, dict) and table.get("plugin") == plugin:
-            lost += [(one, table) for one in _lost(table, capability, bare=False)]
+    table = _plugin(document, plugin)
+    others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
+    is_last = not any(str(one).startswith("http:") for one in others)
+    lost = [(one, table) for one in _lost(table, capability, bare=is_last)]
+    channels = document.get("channels")
+    for channel in channels.values() if isinstance(channels, dict) else ():
+        if isinstance(channel, dict) and channel.get("plugin") == plugin:
+            lost += [(one, channel) for one in _lost(channel, capability, bare=False)]
     return lost
 
 

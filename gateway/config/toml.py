@@ -193,22 +193,25 @@ def _differences(path: KeyPath, old: Any, new: Any) -> Iterator[tuple[KeyPath, A
         for key in {**old, **new}:
             yield from _differences((*path, key), old.get(key), new.get(key))
     elif isinstance(old, list) and isinstance(new, list):
-        kept = _kept(old, new) if len(new) < len(old) else range(len(old))
-        for index in sorted(set(range(len(old))).difference(kept), reverse=True):
-            yield (*path, index), old[index], None
-        for index, (one, other) in enumerate(zip_longest([old[at] for at in kept], new)):
+        old = list(old)
+        for index in _gone(old, new):
+            yield (*path, index), old.pop(index), None
+        for index, (one, other) in enumerate(zip_longest(old, new)):
             yield from _differences((*path, index), one, other)
     elif old != new:
         yield path, old, new
 
 
-def _kept(old: list[Any], new: list[Any]) -> list[int]:
-    """The elements that a shorter list still has."""
-    kept: list[int] = []
+def _gone(old: list[Any], new: list[Any]) -> list[int]:
+    """The elements that a shorter list has no longer, the last first."""
+    gone: list[int] = []
+    left = list(new if len(new) < len(old) else old)
     for index, one in enumerate(old):
-        if len(kept) < len(new) and one == new[len(kept)]:
-            kept.append(index)
-    return kept
+        if left and one == left[0]:
+            del left[0]
+        else:
+            gone.insert(0, index)
+    return gone
 
 
 def _changed(text: str, path: KeyPath, old: Any, new: Any) -> str:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.capabilities import parse_capability
 from gateway.config.editing import (
     current,
     difference,
@@ -23,6 +22,7 @@ from gateway.config.editing import (
     without_capability,
 )
 from gateway.config.problems import ConfigInvalid
+from gateway.config.sections import parse_capability
 from gateway.config.toml import CannotEdit, rewritten
 from gateway.config.values import Surroundings
 from tests.config.arena import KNOWN, Arena
