@@ -8,7 +8,7 @@ import click
 
 from gateway.channels.adapters import Description, Verify, Webhook
 from gateway.channels.room import require_openable, secrets_of
-from gateway.config.environment import REFERENCE
+from gateway.config.secrets import REFERENCE
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelDef, TransportKind
 from gateway.domain.errors import GatewayError

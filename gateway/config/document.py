@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.config.environment import MASK, REFERENCE, fitted, is_sensitive, struck
 from gateway.config.problems import (
     SHOWN,
     Code,
@@ -23,6 +22,7 @@ from gateway.config.problems import (
     dotted,
 )
 from gateway.config.schema import patterns
+from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
 from gateway.config.toml import BOM, Positions, Span
 from gateway.domain.text import printable
 

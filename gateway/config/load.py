@@ -16,19 +16,13 @@ from gateway.config.agents import (
     with_result,
 )
 from gateway.config.document import Document, placed, read_document, written_data_dir
-from gateway.config.environment import (
-    CONFIG,
-    MASK,
-    is_sensitive,
-    struck_arguments,
-    struck_value,
-    value_of,
-)
+from gateway.config.environment import CONFIG, value_of
 from gateway.config.plugins import as_host, resolve_channels, resolve_plugins
 from gateway.config.problems import KeyPath, dotted, without_consequences
 from gateway.config.providers import check_budgets, check_prices, resolve_providers, resolve_servers
 from gateway.config.reading import Reading
 from gateway.config.rules import resolve_rules
+from gateway.config.secrets import MASK, is_sensitive, struck_arguments, struck_value
 from gateway.config.sections import (
     ROOT,
     Key,

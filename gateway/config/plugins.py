@@ -9,10 +9,10 @@ from datetime import date, time
 from pathlib import Path
 from typing import cast
 
-from gateway.config.environment import REFERENCE, looks_secret
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import BUNDLED as BUNDLED
 from gateway.config.reading import Reading
+from gateway.config.secrets import REFERENCE, looks_secret
 from gateway.config.sections import BadCapability, parse_capability, what_to_write
 from gateway.config.values import BundledPlugin, SecretKeys
 from gateway.domain.agents import OWN_CHANNELS, OWN_TOOLS

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.config.agents import note_disabled
-from gateway.config.environment import key_variables, looks_secret, value_of
+from gateway.config.environment import key_variables, value_of
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import DEMO, Reading
+from gateway.config.secrets import looks_secret
 from gateway.config.sections import blank
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef

@@ -14,11 +14,11 @@ from gateway.config.environment import (
     MCP_SERVER,
     MCP_URL,
     TOKEN,
-    SecretSource,
     key_variables,
     value_of,
 )
 from gateway.config.problems import Code, KeyPath, Report
+from gateway.config.secrets import SecretSource
 from gateway.config.values import Known, Surroundings
 from gateway.domain.agents import OPEN_PROJECT, OWN_TOOLS, RESULT
 from gateway.domain.mcp import FAMILY

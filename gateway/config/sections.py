@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
 
-from gateway.config.environment import MASK, is_sensitive
 from gateway.config.problems import At, Code, Finding, KeyPath, Report, dotted
+from gateway.config.secrets import MASK, is_sensitive
 from gateway.config.values import ActionKeys, GatewayConfig, Plain, SecretKeys
 from gateway.domain.budgets import Limit
 from gateway.domain.errors import GatewayError

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.config.environment import fitted, is_sensitive, looks_secret, struck
 from gateway.config.problems import KeyPath
+from gateway.config.secrets import fitted, is_sensitive, looks_secret, struck
 from tests.config.arena import Arena
 
 SECRET = "hunter2-hunter2"

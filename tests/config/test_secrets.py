@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.environment import SecretProblem, SecretSource
 from gateway.config.problems import Code, Report
+from gateway.config.secrets import SecretProblem, SecretSource
 from tests.config.arena import Arena
 
 

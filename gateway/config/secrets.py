@@ -1,0 +1,224 @@
+"""Secrets: followed by reference at the border, and kept out of all that is shown."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.config.environment import value_of
+from gateway.config.problems import Code, KeyPath, Report
+from gateway.domain.text import printable
+
+FOLDER = Path(".config/exogate/secrets")  # below the home directory
+LARGEST = 65_536
+
+REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class SecretProblem(Exception):
+    """Why a secret cannot be had; says nothing of the secret itself."""
+
+    def __init__(self, code: Code, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.code, self.message, self.fix = code, message, fix
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSource:
+    """Where references lead to, and whom their problems are told."""
+
+    environment: Mapping[str, str]
+    home: Path
+    report: Report
+
+    @property
+    def folder(self) -> Path:
+        return self.home / FOLDER
+
+    def follow(
+        self, path: KeyPath, text: str, *, is_needed: bool = True, is_open: bool = False
+    ) -> str | None:
+        """What the key's text leads to; None once its problem is reported.
+
+        What nothing needs may be missing; a text that is no secret (`is_open`) may be literal.
+        """
+        if "${" not in text and not is_open:
+            fix = 'write "${env:NAME}" or "${file:name}" instead'
+            self.report.note("literal-secret", path, "the configuration contains a secret", fix)
+        try:
+            return self.resolve(text)
+        except SecretProblem as problem:
+            if is_needed or problem.code == Code.MALFORMED:
+                self.report.wrong(problem.code, path, problem.message, problem.fix)
+            else:
+                self.report.note("unused-secret", path, problem.message, problem.fix)
+            return None
+
+    def variable(self, path: KeyPath, name: str) -> str | None:
+        """What a variable holds that stands for a key; None once its problem is reported."""
+        value = self.environment[name]
+        if is_sendable(value):
+            return value
+        message, fix = "a header cannot carry it", "use plain characters, on one line"
+        self.report.wrong(Code.MALFORMED, path, message, fix, variable=name)
+        return None
+
+    def resolve(self, text: str) -> str:
+        """The text with its references replaced; raises SecretProblem."""
+        if "${" in REFERENCE.sub("", text):
+            message = "this is not a valid reference"
+            raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME} or ${file:name}")
+        value = REFERENCE.sub(lambda found: self._referred(found[1], found[2]), text)
+        if not is_sendable(value):
+            message = "a header cannot carry it: it holds a control character, or one beyond ASCII"
+            fix = "store it as one line of plain characters"
+            raise SecretProblem(Code.MALFORMED, message, fix)
+        return value
+
+    def _referred(self, kind: str, name: str) -> str:
+        if kind == "file":
+            return read_secret(self._file(name))
+        if not _VARIABLE.fullmatch(name):
+            message = "this is not the name of a variable"
+            raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME}")
+        value = value_of(self.environment, name)
+        if value is None:
+            message, fix = f"the variable {name} is not set", f"export {name}=... before the start"
+            raise SecretProblem(Code.UNSET_VARIABLE, message, fix)
+        return value
+
+    def _file(self, name: str) -> Path:
+        if not name.startswith("/") and not _FILE_NAME.fullmatch(name):
+            fix = f"write a plain name (a file in {self.folder}) or an absolute path"
+            raise SecretProblem(Code.MALFORMED, "this is not the name of a secret file", fix)
+        return self.folder / name
+
+
+def is_sendable(text: str) -> bool:
+    """A secret travels in a header: a line break in it would be another header."""
+    return text.isprintable() and text.isascii()
+
+
+def read_secret(path: Path) -> str:
+    """A regular file of the owner's alone, read without following a link at its end."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no such path"
+        reason = "it is a link" if path.is_symlink() else reason
+        raise _bad(f"{path} cannot be read: {reason}", f"put the secret into {path}") from None
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise _bad(f"{path} is not a regular file", "put the secret in a file there")
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise _bad(
+                f"{path} is accessible to other users (mode {mode:04o})", f"chmod 600 {path}"
+            )
+        raw = os.read(opened, LARGEST + 1)
+    finally:
+        os.close(opened)
+    text = raw.strip(b"\r\n")
+    if not text.strip() or not text.isascii() or len(raw) > LARGEST:
+        message = f"{path} holds no secret: it is empty, too large or not plain text"
+        raise _bad(message, f"write the secret into {path}")
+    return text.decode()
+
+
+def _bad(message: str, fix: str) -> SecretProblem:
+    return SecretProblem(Code.BAD_SECRET_FILE, message, fix)
+
+
+MASK = "***"
+WIDTH = 120  # of a source line as it is shown
+
+_SECRET_NAME = re.compile(
+    r"(^|_)(token|api_?key|secrets?|pass(word|wd|phrase)?|credentials?|auth(orization)?|cookie"
+    r"|(private|access|secret|signing)_key)$|^(key|pat)$"
+)
+_NEW_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # of accessToken
+_SECRET_TEXT = re.compile(
+    r"\b(?:sk|pk|rk)[-_][\w-]{6,}|\bgh[pousr]_\w{8,}|\bxox[a-z]-[\w-]{6,}|\bAIza[\w-]{10,}"
+    r"|\bBearer +[^\s\"'$]{4,}",
+    re.IGNORECASE,
+)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a key of this name would hold a secret, in our schema or anyone's."""
+    words = _NEW_WORD.sub("_", name).lower().replace("-", "_")
+    return _SECRET_NAME.search(words) is not None
+
+
+def is_sensitive(path: KeyPath) -> bool:
+    match path:
+        case ("plugins", int(), "secrets", _, "hosts", *_) | (
+            "channels",
+            str(),
+            "secrets",
+            _,
+            "hosts",
+            *_,
+        ):
+            return False  # whom a secret is for
+    if path[:2] == ("mcp", "servers") and path[3:4] == ("env",):
+        return True
+    return "headers" in path or any(isinstance(p, str) and looks_secret(p) for p in path)
+
+
+_ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@\"']*@|(?<=[?&])[^\s\"']+")
+_USER_OF_ADDRESS = re.compile(r"(?<=://)[^\s/@\"']*@")
+_HEADER_FLAGS = frozenset({"-H", "--header", "--headers"})
+_PAIR = re.compile(r"""(?<![\w-])([\w-]++)(["']?\s*[:=]\s*["']?)([^"',}]+)""")
+_DRAWN_BY_LOT = re.compile(r"(?<![\w./@-])(?=[A-Za-z_]*\d)(?=[\d_]*[A-Za-z])\w{20,}(?![\w./@-])")
+
+
+def struck(text: str, secrets: Iterable[str] = ()) -> str:
+    """Without these secrets, what looks like a key of a well-known kind, and the user and query of an
+    address."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return _ADDRESS_SECRET.sub(MASK, _SECRET_TEXT.sub(MASK, text))
+
+
+def struck_value(text: str) -> str:
+    """What nobody knows the meaning of, as `config show` tells it."""
+    return _USER_OF_ADDRESS.sub(MASK, _SECRET_TEXT.sub(MASK, text))
+
+
+def struck_arguments(arguments: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
+    """Arguments of a program: what follows a name that a secret would have is none of a reader's
+    business, nor is a header, nor a long word that looks drawn by lot."""
+    known, shown, is_next = tuple(secrets), list[str](), False
+    for argument in arguments:
+        name, sign, _ = argument.partition("=")
+        is_named = name in _HEADER_FLAGS or looks_secret(name.lstrip("-"))
+        if is_next:
+            shown.append(MASK)
+        elif is_named:
+            shown.append(f"{name}={MASK}" if sign else name)
+        else:
+            pairs = _PAIR.sub(_struck_pair, struck(argument, known))
+            shown.append(_DRAWN_BY_LOT.sub(MASK, pairs))
+        is_next = is_named and not sign and not is_next
+    return shown
+
+
+def _struck_pair(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}{MASK}" if looks_secret(found[1]) else found[0]
+
+
+def fitted(before: str, after: str, secrets: Iterable[str] = ()) -> tuple[str, int]:
+    """A line, cut around its caret if it is long, and the caret's column."""
+    before = printable(struck(before.removeprefix("\ufeff"), secrets))
+    after = printable(struck(after.rstrip("\r"), secrets))
+    if len(before) > WIDTH - 20:
+        before = f"...{before[-(WIDTH // 2) :]}"
+    room = WIDTH - len(before)
+    after = after.rstrip() if len(after) <= room else f"{after[:room]}..."
+    return before + after, len(before)
