@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from gateway.channels.crossing import read_description
+from gateway.channels.adapter_json import read_description
 from gateway.domain.plugins import PluginDef
 from gateway.sandbox.describing import Described, described
 
