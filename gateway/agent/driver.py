@@ -54,7 +54,7 @@ from gateway.domain.messages import (
     unpriced,
 )
 from gateway.domain.model import Delta, ModelRequest, TextDelta
-from gateway.domain.ports import Allowance, Decode, Model, ToolScope
+from gateway.domain.ports import Allowance, Model, ToolScope
 from gateway.memory.context import ContextExtras, Packer, explained
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class Driver:
             if isinstance(effect, Cancel):
                 self._cancel(effect.ticket)
             elif effect.ticket in turn.open:  # else it is cancelled already
-                is_lasting = bool(self.journal.is_played or turn.run.ground.timers)
+                is_lasting = bool(self.journal.is_played or turn.run.state.timers)
                 if isinstance(effect, AskModel) and len(turn.open) == 1 and not is_lasting:
                     alone = effect
                 elif group is None:
@@ -490,7 +490,6 @@ class Runner:
     plans: Plans
     decisions: DecisionTrees
     rules: CurrentRules
-    decode: Decode
     publish: Callable[[Event], None] = field(default=lambda event: None)
     hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
     price: Price = unpriced
@@ -549,7 +548,6 @@ class Runner:
             rules=RunRules(rules, only=agent.rules, kept=assignment.kept),
             publish=self.publish,
             hears=self.hears,
-            decode=self.decode,
             decision=self.decisions.named(decision),
             context_id=assignment.context_id,
             known=journal.result,

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from gateway.domain.ports import Decode, Encode, SessionStore
+from gateway.codec import decode, encode
+from gateway.domain.ports import SessionStore
 from gateway.domain.sessions import RECORD_BYTES, SettingsRefused, UserSettings
 
 MOST_KNOWN = 4096  # users, of whom most have set nothing
@@ -16,8 +17,6 @@ class SettingsBook:
     """A user is a principal's name, or `channel:account:sender` with its parts encoded."""
 
     store: SessionStore
-    encode: Encode
-    decode: Decode
     known: dict[str, UserSettings] = field(default_factory=dict)
 
     async def of(self, user: str) -> UserSettings:
@@ -37,7 +36,7 @@ class SettingsBook:
         while True:
             before = await self.store.read_settings(user)
             after = self._opened(before).patched(patch)
-            record = self.encode(after.kept)
+            record = encode(after.kept)
             if len(record) > RECORD_BYTES:
                 raise SettingsRefused(RECORD_BYTES)
             with anyio.CancelScope(shield=True):  # it is written even if nobody waits for it
@@ -46,7 +45,7 @@ class SettingsBook:
                     return self._remember(user, after)
 
     def _opened(self, record: str | None) -> UserSettings:
-        kept = {} if record is None else self.decode(record)
+        kept = {} if record is None else decode(record)
         assert isinstance(kept, dict)
         return UserSettings(kept)
 

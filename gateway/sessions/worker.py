@@ -14,6 +14,7 @@ from gateway.agent.driver import Assignment, Driver, Runner
 from gateway.agent.effects import Fail, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line, plain_limits
+from gateway.codec import decode, encode
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
@@ -24,7 +25,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import JournalEntry, grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
-from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
+from gateway.domain.ports import Clock, Inbox, Journal, ToolScope
 from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
 from gateway.memory.context import ContextExtras
@@ -236,8 +237,6 @@ class RunWorker:
     settings: SettingsBook
     clock: Clock
     bus: Bus
-    encode: Encode
-    decode: Decode
     runs: LiveRuns = field(default_factory=dict)
     recall: TurnRecall = TurnRecall()
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
@@ -258,9 +257,9 @@ class RunWorker:
         granted: Sequence[JournalEntry] = ()
         if attempt > 1:
             parts = await retry_store(self.clock, self.journal.read, run.run_id)
-            granted = grants_of(parts, self.decode)
+            granted = grants_of(parts, decode)
         journal = RecordedJournal(
-            run.run_id, self.clock, self.journal, self.encode, granted=granted, parts=len(parts)
+            run.run_id, self.clock, self.journal, granted=granted, parts=len(parts)
         )
         asked = [one.run_id for one in batch.asked]
         run.start(attempt, journal.begin(attempt, asked, run.control), journal)
@@ -423,7 +422,7 @@ class RunWorker:
         state: object = None
         if rules.keeps_state:
             text = await retry_store(clock, journal.rule_state, key)
-            state = self.decode(text) if text else None
+            state = decode(text) if text else None
         kept = state if isinstance(state, dict) else {}
         return RunInputs(tuple(notices), kept, recalled, missing, tuple(lacking))
 
@@ -433,7 +432,7 @@ class RunWorker:
             return False
         before = episode.nodes[-1].run_id
         record = await retry_store(self.clock, self.inbox.find_run, before)
-        summary = self.decode(record.summary) if record and record.summary else {}
+        summary = decode(record.summary) if record and record.summary else {}
         return isinstance(summary, dict) and CONTEXT in summary.get("warned", ())
 
     async def _commit(
@@ -469,7 +468,7 @@ class RunWorker:
             person=batch.person,
             posts=result.posts if result else (),
             leaves_claimed=result is not None and not result.has_told,
-            rule_state=None if kept is None else self.encode(dict(kept)).decode(),
+            rule_state=None if kept is None else encode(dict(kept)).decode(),
             merged=self._merged(batch, end),
             most_nodes=batch.most_nodes,
         )
@@ -486,7 +485,7 @@ class RunWorker:
         """Ends the run; gives the summary that is kept of it."""
         run.seal(terminal)
         run.state = "ended"
-        return self.encode({**run.summary(self.clock), **ended}).decode()
+        return encode({**run.summary(self.clock), **ended}).decode()
 
     def _merged(self, batch: TurnBatch, end: RunEnd) -> tuple[Merged, ...]:
         """Ends the runs that this one answers along with its own."""

@@ -1,6 +1,5 @@
 """From an accepted message to the platform that asked: wired as the gateway wires it."""
 
-import json
 from collections import Counter
 
 import anyio
@@ -11,7 +10,7 @@ from gateway.channels.adapter_json import write_context
 from gateway.channels.adapters import Outbound, ReplyContext
 from gateway.channels.commands import ChatCommands
 from gateway.channels.room import ChannelRoom, Traffic, channel_room, delivering
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.control.notices import Bus
 from gateway.domain.agents import Address
 from gateway.domain.budgets import Budgets
@@ -45,7 +44,6 @@ def a_room(stage: Stage) -> ChannelRoom:
         settled=at_once,
         shared=frozenset(),
         access=a_book(stores, clock),
-        decode=json.loads,
     )
     traffic = Traffic(Counter(), Counter(), Counter())
     return channel_room(

@@ -456,9 +456,7 @@ async def test_what_a_session_cannot_begin_without_is_named() -> None:
             await say(world.sockets.opened[0], {})
 
 
-@pytest.mark.parametrize(
-    "text", ["", "hello", "[" * 100_000, "{", "NaN", "\0", "[[1,{}]"]
-)
+@pytest.mark.parametrize("text", ["", "hello", "[" * 100_000, "{", "NaN", "\0", "[[1,{}]"])
 async def test_a_frame_that_is_no_json_ends_the_connection(text: str) -> None:
     world = World(discord())
     async with talking(world) as ended:

@@ -8,7 +8,7 @@ import anyio
 from gateway.channels.adapters import Outbound, TextLimits
 from gateway.channels.delivery import ChannelSender, PlatformClient
 from gateway.channels.health import Health
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores
