@@ -133,7 +133,7 @@ class Gateway:
             spending=stores.ledger,
             budgets=made.config.budgets,
             facts=stores.facts,
-            find=memory.recall,
+            recall=memory.recall,
             settled=memory.settled,
             shared=made.sharing,
             access=self.access,

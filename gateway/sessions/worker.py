@@ -20,7 +20,7 @@ from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.events import Event
-from gateway.domain.facts import Recalled, Remember, SaidMessage, SaidSource
+from gateway.domain.facts import Recalled, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import JournalEntry, grants_of, pack_text
@@ -30,7 +30,7 @@ from gateway.domain.sessions import with_settings
 from gateway.domain.supervision import result_of
 from gateway.memory.context import ContextExtras
 from gateway.memory.extraction import FactExtractor
-from gateway.memory.recall import Vault
+from gateway.memory.recall import Recall, Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episode, Episodes, message_tokens
 from gateway.sessions.journal import RecordedJournal, RunInputs
@@ -189,7 +189,7 @@ Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
 class TurnRecall:
     """An answer goes on without its memory rather than not at all."""
 
-    remember: Remember | None = None
+    memory: Recall | None = None
     vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # of agents that read notes
 
     async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
@@ -198,10 +198,10 @@ class TurnRecall:
         if vault is not None:
             person = person_key(key, new.sender)
             listed, _ = await _found(partial(vault.named, person, key, new.accepted_at), new)
-        if self.remember is None or not agent.context.semantic:
-            return listed, SWITCHED_OFF if self.remember else ""
+        if self.memory is None or not agent.context.semantic:
+            return listed, SWITCHED_OFF if self.memory else ""
         look = partial(
-            self.remember.for_turn,
+            self.memory.for_turn,
             new.content,
             key,
             new.sender,
@@ -395,14 +395,14 @@ class RunWorker:
             missing=read.missing,
             earlier=[Message("user", one.new.content) for one in earlier] if earlier else (),
             question_id=new.message_id,
-            template=self.souls.template_of(agent.id),
+            template=self.souls.templates.get(agent.id),
         )
         return Assignment(
             agent,
             new.content,
             ToolScope(key, new.run_id, batch.person, asked=source),
             plan_of=agent.id,
-            soul=self.souls.of(agent.id),
+            soul=self.souls.by_agent.get(agent.id),
             earlier=episode.nodes,
             besides=besides,
             notices=read.notices,
