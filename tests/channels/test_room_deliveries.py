@@ -40,7 +40,7 @@ def a_room(stage: Stage) -> ChannelRoom:
         spending=stores.ledger,
         budgets=Budgets(),
         facts=stores.facts,
-        find=Recall(stores.facts),
+        recall=Recall(stores.facts),
         settled=at_once,
         shared=frozenset(),
         access=a_book(stores, clock),
