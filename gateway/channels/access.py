@@ -114,13 +114,19 @@ class AccessControl:
         """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
         if message.kind == "group":
             return self._judge_in_room(channel, message)
-        policy, is_listed = channel.dm_policy, message.sender.id in channel.allow_from
-        if policy == "disabled":
+        is_listed = message.sender.id in channel.allow_from
+        if channel.dm_policy == "disabled":
             return Ignored("direct_chats_disabled")
-        if policy == "allowlist" and not is_listed:
+        if channel.dm_policy == "allowlist" and not is_listed:
             return Ignored("not_listed")
+        return await self._judge_direct(channel, message, is_listed=is_listed)
+
+    async def _judge_direct(
+        self, channel: ChannelDef, message: Incoming, *, is_listed: bool
+    ) -> Verdict:
+        is_open = channel.dm_policy == "open"
         who = (channel.name, channel.account, message.sender.id)
-        command, is_welcome = command_in(message.text), is_listed or policy == "open"
+        command, is_welcome = command_in(message.text), is_listed or is_open
         if is_welcome and await self.is_blocked(*who):
             return Ignored("blocked")
         if is_welcome and command is None:
@@ -128,9 +134,12 @@ class AccessControl:
         known = await self.find(*who)
         if is_listed or (known is not None and known.state == "paired"):
             return _allowed(command, known)
-        if policy == "open":
-            return Turn()
-        # Whoever waits, or was denied, is answered nothing more.
+        return Turn() if is_open else await self._judge_stranger(channel, message, known)
+
+    async def _judge_stranger(
+        self, channel: ChannelDef, message: Incoming, known: Pairing | None
+    ) -> Verdict:
+        """Whoever waits, or was denied, is answered nothing more."""
         asked = None if known else await self.ask(channel.name, channel.account, message.sender)
         if asked is None:
             return Ignored("not_paired")

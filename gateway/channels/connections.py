@@ -217,6 +217,12 @@ async def _poll(live: ConnectedChannel, recipe: Poll) -> None:
 
 
 # ----------------------------------------------------------------------------------- WebSockets
+def _may_be_kept(value: object) -> bool:
+    """Single values only, and none of any length: they are written with every event."""
+    is_short = isinstance(value, str) and len(value) <= LONGEST_KEPT
+    return is_short or isinstance(value, bool | int | float)
+
+
 class SocketSession:
     """A session that lasts over its connections: they resume it with what is `kept`."""
 
@@ -332,14 +338,8 @@ class _Connection:
         rule = next((rule for rule in self._recipe.frames if fits(rule.when, frame)), None)
         if rule is None:
             return
-        # Single values only, and none of any length: they are written with every event.
         found = {name: at(frame, path) for name, path in rule.keep.items()}
-        kept = self._kept | {
-            name: value
-            for name, value in found.items()
-            if isinstance(value, bool | int | float)
-            or (isinstance(value, str) and len(value) <= LONGEST_KEPT)
-        }
+        kept = self._kept | {name: one for name, one in found.items() if _may_be_kept(one)}
         if "event" not in rule.do:  # what an event brings counts from its commit on
             self._kept.update(kept)
         self._start_heartbeat(kept)

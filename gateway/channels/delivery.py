@@ -8,7 +8,7 @@ import logging
 import math
 from base64 import b32encode
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -294,14 +294,8 @@ class _Part:
             return None
         if draft is not None and draft.text == text.rstrip():
             return draft.message_id  # platforms refuse an edit that changes nothing
+        requests, is_safe = await self._requests(draft)
         receipt = edits = None if draft is None else draft.message_id
-        what: tuple[Do, str] = (
-            (to.do, self._name) if edits is None else ("edit", self._name + ":edit")
-        )
-        key = key_of(what[1], self._piece)
-        requests = (await client.format(what[0], key, to, text, edits=edits)).requests
-        # Then repeating them all is idempotent.
-        is_safe = draft is not None or all(one.idempotency for one in requests)
         for request in requests:
             await client.rates.take(to.peer, is_group=to.is_group)
             await self._sending(self._piece.start, is_safe=is_safe, receipt=edits or self._first)
@@ -310,6 +304,17 @@ class _Part:
                 return await self._send_otherwise(answer, draft)
             receipt = receipt or answer.message_id
         return receipt
+
+    async def _requests(self, draft: Draft | None) -> tuple[Sequence[Request], bool]:
+        """True: repeating them all is idempotent."""
+        do: Do = self._to.do
+        name, edits = self._name, None
+        if draft is not None:
+            do, name, edits = "edit", f"{name}:edit", draft.message_id
+        key, text = key_of(name, self._piece), self._piece.text
+        formatted = await self._sender.client.format(do, key, self._to, text, edits=edits)
+        requests = formatted.requests
+        return requests, draft is not None or all(one.idempotency for one in requests)
 
     async def _send_otherwise(
         self, answer: TryAgain | Moved | Declined, draft: Draft | None
