@@ -10,13 +10,11 @@ from anyio import CancelScope
 from anyio.abc import TaskGroup
 
 from gateway.cluster.ownership import RENEWALS, Drain, Drop, Effect, Ownership, Release, Start, Take
-from gateway.domain.cluster import Hints, Lease, Leases, PartitionWork, Presence
+from gateway.domain.cluster import FREE, Hints, Lease, Leases, PartitionWork, Presence
 from gateway.domain.errors import StoreRefused, StoreUnavailable
 from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
-
-FREE = "free"  # the subject of hints that a partition was released
 
 
 @dataclass(frozen=True, slots=True)

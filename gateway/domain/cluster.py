@@ -1,13 +1,14 @@
 """Several gateways over one store: partitions of the work, leases on them, hints between the nodes."""
 
+from base64 import b32hexencode
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Protocol
 
-from gateway.domain.ids import SessionKey
+from gateway.domain.ids import RunId, SessionKey
 
 
 def partition_of(what: SessionKey | str, partitions: int) -> int:
@@ -104,6 +105,35 @@ class PartitionWork(Protocol):
 Hint = Mapping[str, object]
 Listen = Callable[[Hint], None]  # never waits
 
+# Subjects of hints. Names of others are digests in them: a name may hold anything.
+FREE = "free"  # a partition was released
+RELOAD = "reload"  # the configuration of a node has changed
+
+
+def work_subject(partition: int) -> str:
+    """There is work for a partition."""
+    return f"part.{partition}"
+
+
+def run_subject(run_id: RunId) -> str:
+    """Chunks of a run, on their way to clients at other nodes."""
+    return f"run.{_token(run_id)}"
+
+
+def node_subject(node: str) -> str:
+    """What a node is asked to do for a run of its own: abort, steer, approve."""
+    return f"ask.{_token(node)}"
+
+
+def outbox_subject(channel: str) -> str:
+    """There are deliveries for a channel."""
+    return f"outbox.{_token(channel)}"
+
+
+def _token(name: str) -> str:
+    digest = sha256(name.encode(errors="surrogatepass")).digest()
+    return b32hexencode(digest[:15]).decode().lower()
+
 
 class Hints(Protocol):
     """Messages between nodes that may be lost, repeated or invented: whoever gets one looks into the store."""
@@ -113,7 +143,19 @@ class Hints(Protocol):
         """What does not work at the moment, by name."""
 
     def publish(self, subject: str, hint: Hint) -> bool:
-        """Never waits. False: it is dropped, because nothing is connected or too much waits."""
+        """Never waits. False: it is dropped, because nothing is connected, it is too large, or too many wait."""
 
     def listen(self, subject: str, listen: Listen) -> AbstractContextManager[None]:
-        """Gets what the nodes publish there, this one included, until the context ends."""
+        """Gets what other nodes publish there, until the context ends."""
+
+
+class NoHints:
+    """For nodes without NATS, which look into the store now and then: nothing is degraded."""
+
+    degraded: Sequence[str] = ()
+
+    def publish(self, subject: str, hint: Hint) -> bool:
+        return False
+
+    def listen(self, subject: str, listen: Listen) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -36,12 +36,12 @@ _RENEW = """{
   LET $mine = (UPDATE lease SET expires_at = time::now() + $ttl
     WHERE node = $me AND expires_at > time::now() RETURN id, epoch);
   { mine: $mine,
-    free: (SELECT VALUE id FROM lease WHERE node = NONE OR expires_at < time::now()),
+    free: (SELECT VALUE id FROM lease WHERE node = NONE OR expires_at <= time::now()),
     members: (SELECT VALUE id FROM member WHERE !leaving AND seen_at > time::now() - $ttl) }
 }"""
 _TAKE = """
 UPDATE $leases SET node = $me, epoch += 1, expires_at = time::now() + $ttl
-  WHERE node = NONE OR expires_at < time::now() RETURN id, epoch
+  WHERE node = NONE OR expires_at <= time::now() RETURN id, epoch
 """
 _RELEASE = """{
   FOR $one IN $leases {

@@ -22,20 +22,11 @@ from gateway.cluster.ownership import (
     Take,
     fair_share,
 )
-from gateway.domain.cluster import Lease, Renewal, partition_of
+from gateway.domain.cluster import Lease, Presence, Renewal, partition_of
 from gateway.domain.ids import AgentId, SessionKey
+from tests.fakes.cluster import LeaseTable
 
 LEASE_S = 15.0
-
-
-@dataclass
-class Row:
-    node: str | None = None
-    epoch: int = 0
-    expires_at: float = 0.0
-
-    def is_free(self, now: float) -> bool:
-        return self.node is None or self.expires_at < now
 
 
 class World:
@@ -43,8 +34,9 @@ class World:
 
     def __init__(self, partitions: int, random: Random) -> None:
         self.now, self.random = 0.0, random
-        self.rows = [Row() for _ in range(partitions)]
-        self.seen: dict[str, float] = {}
+        self.table = LeaseTable(lambda: self.now)
+        self.table.prepare(partitions)
+        self.rows = self.table.rows
         self.nodes: list[Node] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -85,37 +77,10 @@ class World:
             if not node.is_dead
         }
 
-    # What the store does.
-
-    def renew(self, name: str, *, is_leaving: bool) -> Renewal:
-        now = self.now
-        self.seen[name] = now
-        if is_leaving:
-            del self.seen[name]
-        mine = []
-        for partition, row in enumerate(self.rows):
-            if row.node == name and row.expires_at > now:
-                row.expires_at = now + LEASE_S
-                mine.append(Lease(partition, row.epoch))
-        free = [number for number, row in enumerate(self.rows) if row.is_free(now)]
-        members = {one for one, seen_at in self.seen.items() if seen_at > now - LEASE_S}
-        return Renewal(mine, free, members)
-
     def take(self, name: str, partitions: Iterable[int]) -> list[Lease]:
-        taken = []
-        for partition in partitions:
-            row = self.rows[partition]
-            if row.is_free(self.now):
-                row.node, row.epoch, row.expires_at = name, row.epoch + 1, self.now + LEASE_S
-                self.epochs[partition, row.epoch] += 1
-                taken.append(Lease(partition, row.epoch))
+        taken = self.table.take(name, partitions, LEASE_S)
+        self.epochs.update((lease.partition, lease.epoch) for lease in taken)
         return taken
-
-    def release(self, name: str, leases: Iterable[Lease]) -> None:
-        for lease in leases:
-            row = self.rows[lease.partition]
-            if (row.node, row.epoch) == (name, lease.epoch):
-                row.node = None
 
 
 @dataclass
@@ -167,7 +132,7 @@ class Node:
         if self.is_asked_to_stop and not self.ownership.is_stopping:
             self.carry_out(self.ownership.stopped(now))
         if self.ownership.is_done:
-            self.world.seen.pop(self.name, None)
+            self.world.table.leave(self.name)
             return
         self.carry_out(self.ownership.expired(now))
         if self.wanted:
@@ -183,18 +148,18 @@ class Node:
         world, number = self.world, self.calls
         self.is_calling, sent_at = True, self.clock()
         there, back = self._delays()
-        is_leaving = self.ownership.is_stopping
+        presence = Presence(self.name, is_leaving=self.ownership.is_stopping)
 
         def execute() -> None:
             match effect:
                 case None:
-                    renewal = world.renew(self.name, is_leaving=is_leaving)
+                    renewal = world.table.renew(presence, LEASE_S)
                     answer(lambda: self.ownership.renewed(renewal, sent_at))
                 case Take(partitions):
                     taken = world.take(self.name, partitions)
                     answer(lambda: self.ownership.taken(taken, sent_at))
                 case Release(leases):
-                    world.release(self.name, leases)
+                    world.table.release(self.name, leases)
                     answer(lambda: self._released(leases))
 
         def answer(then: Callable[[], Iterable[Effect]]) -> None:

@@ -1,7 +1,9 @@
-"""Leases in a SurrealDB database, and what fences the commits of a node that lost one."""
+"""Leases, in a SurrealDB database and in the fake that tests of nodes have; and what fences the commits of a node that lost one."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import Random
 
@@ -10,7 +12,7 @@ import pytest
 
 pytest.importorskip("cbor2", reason="the extra `surrealdb` is not installed")
 
-from gateway.domain.cluster import Lease, Presence
+from gateway.domain.cluster import Lease, Leases, Presence
 from gateway.domain.ids import Secret
 from gateway.store.leases import SurrealLeases
 from gateway.store.surreal_connection import (
@@ -20,6 +22,7 @@ from gateway.store.surreal_connection import (
     SurrealConnection,
     TransactionConflict,
 )
+from tests.fakes.cluster import FakeLeases, LeaseTable
 from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
 
 
@@ -35,12 +38,27 @@ async def connected(place: SurrealDatabase) -> AsyncIterator[SurrealConnection]:
         group.cancel_scope.cancel()
 
 
-@contextlib.asynccontextmanager
-async def leases_of(place: SurrealDatabase, partitions: int = 4) -> AsyncIterator[SurrealLeases]:
-    async with connected(place) as connection:
-        leases = SurrealLeases(connection, deadline_s=5.0)
-        assert await leases.prepare(partitions) == partitions
-        yield leases
+Open = Callable[[int], AbstractAsyncContextManager[Leases]]
+
+
+@pytest.fixture(params=["fake", "surreal"])
+def leases_of(request: pytest.FixtureRequest) -> Open:
+    """Opens an empty store with so many partitions."""
+    place = None if request.param == "fake" else request.getfixturevalue("surreal_database")
+
+    @contextlib.asynccontextmanager
+    async def opened(partitions: int) -> AsyncIterator[Leases]:
+        if place is None:
+            leases: Leases = FakeLeases(LeaseTable(time.monotonic))
+            assert await leases.prepare(partitions) == partitions
+            yield leases
+            return
+        async with connected(place) as connection:
+            leases = SurrealLeases(connection, deadline_s=5.0)
+            assert await leases.prepare(partitions) == partitions
+            yield leases
+
+    return opened
 
 
 A, B = Presence("a"), Presence("b")
@@ -65,10 +83,8 @@ async def test_the_first_node_chooses_the_number_of_partitions(
     assert [row.lease for row in state.leases] == [Lease(number, 0) for number in range(found[0])]
 
 
-async def test_a_free_lease_is_taken_with_a_new_epoch_and_only_once(
-    surreal_database: SurrealDatabase,
-) -> None:
-    async with leases_of(surreal_database) as leases:
+async def test_a_free_lease_is_taken_with_a_new_epoch_and_only_once(leases_of: Open) -> None:
+    async with leases_of(4) as leases:
         assert await leases.take("a", [0, 1], 15.0) == [Lease(0, 1), Lease(1, 1)]
         assert await leases.take("b", [0, 1, 2], 15.0) == [Lease(2, 1)]
         renewal = await leases.renew(A, 15.0)
@@ -80,9 +96,9 @@ async def test_a_free_lease_is_taken_with_a_new_epoch_and_only_once(
 
 
 async def test_a_lease_that_was_not_renewed_may_be_taken_and_its_owner_finds_out(
-    surreal_database: SurrealDatabase,
+    leases_of: Open,
 ) -> None:
-    async with leases_of(surreal_database) as leases:
+    async with leases_of(4) as leases:
         await leases.take("a", [0], 0.1)
         await leases.take("a", [1], 15.0)
         await anyio.sleep(0.15)
@@ -97,10 +113,8 @@ async def test_a_lease_that_was_not_renewed_may_be_taken_and_its_owner_finds_out
     assert list(after.free) == [2, 3]
 
 
-async def test_a_release_frees_the_lease_of_its_epoch_alone(
-    surreal_database: SurrealDatabase,
-) -> None:
-    async with leases_of(surreal_database) as leases:
+async def test_a_release_frees_the_lease_of_its_epoch_alone(leases_of: Open) -> None:
+    async with leases_of(4) as leases:
         [first] = await leases.take("a", [0], 15.0)
         await leases.release("b", [first])
         await leases.release("a", [first])
@@ -114,10 +128,8 @@ async def test_a_release_frees_the_lease_of_its_epoch_alone(
     assert list(renewal.mine) == [second]
 
 
-async def test_the_members_are_those_who_were_seen_and_do_not_leave(
-    surreal_database: SurrealDatabase,
-) -> None:
-    async with leases_of(surreal_database) as leases:
+async def test_the_members_are_those_who_were_seen_and_do_not_leave(leases_of: Open) -> None:
+    async with leases_of(4) as leases:
         await leases.renew(Presence("old"), 15.0)
         await anyio.sleep(0.3)
         await leases.renew(Presence("leaving", is_leaving=True), 15.0)
@@ -136,16 +148,14 @@ async def test_the_members_are_those_who_were_seen_and_do_not_leave(
     }
 
 
-async def test_nodes_that_want_the_same_partitions_get_each_of_them_once(
-    surreal_database: SurrealDatabase,
-) -> None:
+async def test_nodes_that_want_the_same_partitions_get_each_of_them_once(leases_of: Open) -> None:
     taken: list[Lease] = []
 
-    async def take(leases: SurrealLeases, node: str, wanted: list[int]) -> None:
+    async def take(leases: Leases, node: str, wanted: list[int]) -> None:
         taken.extend(await leases.take(node, wanted, 15.0))
 
     random = Random(1)
-    async with leases_of(surreal_database, 64) as leases, anyio.create_task_group() as group:
+    async with leases_of(64) as leases, anyio.create_task_group() as group:
         for number in range(8):
             wanted = random.sample(range(64), 48)
             group.start_soon(take, leases, f"node{number}", wanted)
