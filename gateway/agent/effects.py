@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
@@ -87,6 +88,7 @@ class TimePassed:
 
 
 TurnEvent = ModelReplied | ModelBroke | ToolReturned | StopRequested | Steered | TimePassed
+NAME_OF = attrgetter("__class__.__name__")  # of an event, as a journal has it
 
 
 # -- effects
@@ -167,9 +169,9 @@ class RunResult:
 
     end: End
     said: tuple[Message, ...]
-    usage: Usage
-    model: str
-    provider: str
+    usage: Usage = Usage()
+    model: str = ""  # that replied last, if one was asked
+    provider: str = ""
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
     farewell: Event | None = None  # to be published once the end is durable

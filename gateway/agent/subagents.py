@@ -176,8 +176,8 @@ class Subagents:
         inner = replace(scope, depth=scope.depth + 1, agent=None, part="", allowance=None)
         outer = self.journals(scope.run_id) if scope.is_kept else None
         journal = RunJournal(self.clock) if outer is None else outer.inner(scope.part)
-        assignment = Assignment(child, question, inner, child.id, soul)
-        answer = await replace(self.runner, publish=publish).answer(assignment, journal, bill)
+        runner = replace(self.runner, publish=publish)
+        answer = await runner.answer(Assignment(child, question, inner, soul), journal, bill)
         # A reply that was cut has no chunk, but the child has counted it.
         used = answer.usage
         more = (used.input_tokens - billed.input_tokens, used.output_tokens - billed.output_tokens)

@@ -56,7 +56,7 @@ from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import ResultTool
 from gateway.web.asgi import WebApp, twins
@@ -192,7 +192,8 @@ class Gateway:
             runs=shared.live,
             extractor=memory.extractor,
             on_finished=memory.indexer.note,
-            recall=TurnRecall(memory.recall, vaults),
+            remember=memory.recall,
+            vaults=vaults,
             compact=compaction.consider,
         )
         return worker, forget

@@ -96,7 +96,7 @@ class LiveRun:
 
     def seal(self, chunk: Chunk) -> None:
         """Adds the terminal chunk; listeners get it when it is published."""
-        self.sealed = True
+        self.sealed, self.state = True, "ended"
         self.emit(chunk)
 
     def unseal(self) -> None:

@@ -12,7 +12,7 @@ from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, U
 from gateway.domain.model import FinishReason
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import SHOWN_TEXT, RunEnd, answered, merged, refused
+from gateway.sessions.worker import SHOWN_TEXT, RunEnd, end_with, merged, refused
 from tests.sessions.stage import encode
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,7 +31,7 @@ def asked(name: str) -> LiveRun:
 
 
 def end_of(result: RunResult, parent: NodeId | None = None) -> RunEnd:
-    return answered(TurnBatch([asked("hi")]), parent, result, NOW)
+    return end_with(TurnBatch([asked("hi")]), parent, result, NOW)
 
 
 def answer(end: Finish | Fail, *said: Message) -> RunResult:
@@ -101,7 +101,7 @@ def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
     batch = TurnBatch([asked("a"), asked("b")], took=[asked("c")])
     said = (*SAID[:2], Message("user", "c"), Message("assistant", "done"))
 
-    end = answered(batch, None, answer(Finish("answered", "done"), *said), NOW)
+    end = end_with(batch, None, answer(Finish("answered", "done"), *said), NOW)
 
     shown = [(node.id, node.run_id, node.message.role) for node in end.nodes]
     assert shown == [
