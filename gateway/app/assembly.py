@@ -322,7 +322,7 @@ class Gateway:
             log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
         for run in tuple(self.shared.live.values()):
-            run.abandon()
+            run.publish(is_over=False)
         self.stateless.abandon_all()
 
 

@@ -616,7 +616,7 @@ class Replayer:
         """What it answered, and what was said to it on its way."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
-        return TurnBatch([*asked, LiveRun(record.entry, self.worker.encode)], behind)
+        return TurnBatch(LiveRun(record.entry, self.worker.encode), asked, behind)
 
     async def _queued(self, ids: Sequence[str]) -> Sequence[LiveRun]:
         records = [await self.worker.inbox.find_run(RunId(run_id)) for run_id in ids]
@@ -624,7 +624,7 @@ class Replayer:
 
     async def _episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""
-        new = batch.asked[0].new
+        new = (*batch.earlier, batch.run)[0].new
         question = await self.sessions.node(new.session_key, NodeId(new.message_id))
         if question is None:
             raise NotFound(f"the question of run {new.run_id[:64]!r}")

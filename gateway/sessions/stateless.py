@@ -174,7 +174,7 @@ class StatelessRuns:
     def abandon_all(self) -> None:
         """The gateway stops before they have ended; their listeners hear it at once."""
         for run, scope in tuple(self._working.values()):
-            run.abandon()
+            run.publish(is_over=False)
             scope.cancel()
 
     async def _work(self, run: LiveRun, question: Question, scope: anyio.CancelScope) -> None:
@@ -186,7 +186,7 @@ class StatelessRuns:
             del self._working[run.run_id]
             run.release()
             if end is None:
-                run.abandon()
+                run.publish(is_over=False)
             else:
                 run.seal(end.terminal)
                 run.publish()
@@ -203,7 +203,7 @@ class StatelessRuns:
     async def _end_of(self, run: LiveRun, question: Question) -> RunEnd:
         journal, batch, facts = (
             RunJournal(self._worker.clock),
-            TurnBatch([run]),
+            TurnBatch(run),
             {"run": run.run_id},
         )
         result = await result_of("a run failed", facts, self._drive, run, question, journal)

@@ -98,8 +98,8 @@ def _nodes(
     """The questions and all that was said after them, each the parent of the next. A question keeps
     the id of its message and the run that it was accepted with. `status` is that of the last."""
     nodes, took, carrier = list[Node](), iter(batch.took), batch.run.new
-    said: Sequence[LiveRun | Message] = (*batch.asked, *result.said)
-    for place, one in enumerate(said, 1 - len(batch.asked)):
+    said: Sequence[LiveRun | Message] = (*batch.earlier, batch.run, *result.said)
+    for place, one in enumerate(said, -len(batch.earlier)):
         message = Message("user", one.new.content) if isinstance(one, LiveRun) else one
         asked = one if isinstance(one, LiveRun) else None
         if asked is None and message.role == "user":
@@ -273,7 +273,7 @@ class RunWorker:
         granted = grants_of(parts, self.decode) if parts else ()
         store = (self.clock, self.journal, self.encode)
         journal = RecordedJournal(run.run_id, *store, granted=granted, parts=len(parts))
-        asked = list(map(_RUN_ID, batch.asked))
+        asked = [*map(_RUN_ID, batch.earlier), run.run_id]
         run.start(attempt, journal.begin(attempt, asked, run.control), journal)
         try:
             end = await self._finish(batch, journal)
@@ -284,7 +284,7 @@ class RunWorker:
             raise
         finally:
             run.release()
-        for ended in (*batch.merged, run):
+        for ended in (*batch.earlier, *batch.took, run):
             self.runs.pop(ended.run_id, None)
             ended.publish()
         if self.extractor is not None:
@@ -308,9 +308,9 @@ class RunWorker:
         if not await result_of(unstored, facts, self._commit, batch, episode, end, journal):
             # Something in the answer cannot be kept; the question can, and an honest word.
             run.progress = dict
-            for sealed in (run, *batch.merged):
+            for sealed in (run, *batch.earlier, *batch.took):
                 sealed.unseal()
-            batch.take(())
+            batch.took = ()
             state, moment = end.state, journal.moment()
             end = refused(batch, episode.head, "internal_error", DEFECT, moment, state)
             await self._commit(batch, episode, end, journal)
@@ -351,7 +351,8 @@ class RunWorker:
         if result is None:
             return refused(batch, parent, "internal_error", DEFECT, journal.moment())
         if result.taken:
-            batch.take(result.taken)
+            behind = {one.run_id: one for one in batch.behind}
+            batch.took = [behind[taken] for taken in result.taken if taken in behind]
         return end_with(batch, parent, result, journal.moment())
 
     async def _drive(
@@ -363,9 +364,9 @@ class RunWorker:
         read: RunInputs | None,
     ) -> RunResult:
         run, runner, rules = batch.run, self.runner, self.runner.rules.now
-        settings = self.settings.known.get(batch.person)
+        settings = self.settings.known.get(run.person)
         if settings is None:
-            settings = await retry_store(self.clock, self.settings.of, batch.person)
+            settings = await retry_store(self.clock, self.settings.of, run.person)
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
         if settings.kept or run.new.limits:
@@ -398,7 +399,7 @@ class RunWorker:
     def _assignment(
         self, batch: TurnBatch, agent: AgentDef, episode: Episode, read: RunInputs
     ) -> Assignment:
-        new, key, earlier = batch.run.new, batch.run.session_key, batch.asked[:-1]
+        new, key, earlier = batch.run.new, batch.run.session_key, batch.earlier
         said_by = new.sender or key.peer
         source = SaidSource(new.message_id, key, new.accepted_at, new.content, said_by)
         extras = ContextExtras(
@@ -412,7 +413,7 @@ class RunWorker:
         return Assignment(
             agent,
             new.content,
-            ToolScope(key, new.run_id, batch.person, asked=source),
+            ToolScope(key, new.run_id, batch.run.person, asked=source),
             soul=self.souls.of(agent.id),
             earlier=episode.nodes,
             extras=extras,
@@ -427,7 +428,7 @@ class RunWorker:
     ) -> RunInputs:
         run, key, clock, journal = batch.run, batch.run.session_key, self.clock, self.journal
         notices = await retry_store(
-            clock, journal.claim_notices, batch.person, key, run.run_id, now=clock.now()
+            clock, journal.claim_notices, run.person, key, run.run_id, now=clock.now()
         )
         lacking = await self.runner.lacking(agent, run.control)
         vault = self.vaults.get(agent.id)
@@ -475,11 +476,11 @@ class RunWorker:
             summary=self.encode(summary).decode(),
             finished_at=self.clock.now(),
             deliveries=deliveries,
-            person=batch.person,
+            person=run.person,
             posts=result.posts,
             leaves_claimed=not result.has_told,
             rule_state=None if result.kept is None else self.encode(dict(result.kept)).decode(),
-            merged=self._merged(batch, end) if batch.merged else (),
+            merged=self._merged(batch, end) if batch.earlier or batch.took else (),
             most_nodes=batch.most_nodes,
         )
         moved = await retry_store(self.clock, self.inbox.finish, ending)
@@ -494,7 +495,7 @@ class RunWorker:
     def _merged(self, batch: TurnBatch, end: RunEnd) -> tuple[Merged, ...]:
         """Ends the runs that this one answers along with its own."""
         into, found = batch.run.run_id, list[Merged]()
-        for one in batch.merged:
+        for one in (*batch.earlier, *batch.took):
             moment = Moment(self.clock.now(), self.clock.monotonic())
             one.start(max(1, one.entry.attempts), moment)
             one.seal(merged(into, end.nodes[-1].id, moment.wall))
@@ -532,7 +533,7 @@ async def _found(look: Callable[[], Awaitable[tuple[Recalled, ...]]], new: NewEn
 def _said(batch: TurnBatch) -> Sequence[SaidMessage]:
     """What users said in this turn."""
     said: list[SaidMessage] = []
-    for one in (*batch.asked, *batch.took):
+    for one in (*batch.earlier, batch.run, *batch.took):
         new, node_id = one.new, NodeId(one.new.message_id)
         said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, new.accepted_at))
     return said

@@ -31,7 +31,7 @@ def asked(name: str) -> LiveRun:
 
 
 def end_of(result: RunResult, parent: NodeId | None = None) -> RunEnd:
-    return end_with(TurnBatch([asked("hi")]), parent, result, NOW)
+    return end_with(TurnBatch(asked("hi")), parent, result, NOW)
 
 
 def answer(end: Finish | Fail, *said: Message) -> RunResult:
@@ -69,7 +69,7 @@ def test_the_last_message_has_the_status_of_the_end(
 
 
 def test_a_refusal_keeps_the_question_and_says_why() -> None:
-    end = refused(TurnBatch([asked("hi")]), None, "config_error", "gone", NOW)
+    end = refused(TurnBatch(asked("hi")), None, "config_error", "gone", NOW)
 
     assert [node.message.text for node in end.nodes] == ["hi", "gone"]
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
@@ -98,7 +98,7 @@ def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:
 
 
 def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
-    batch = TurnBatch([asked("a"), asked("b")], took=[asked("c")])
+    batch = TurnBatch(asked("b"), [asked("a")], took=[asked("c")])
     said = (*SAID[:2], Message("user", "c"), Message("assistant", "done"))
 
     end = end_with(batch, None, answer(Finish("answered", "done"), *said), NOW)
