@@ -166,7 +166,6 @@ class Driver:
             await self._drive_side_by_side()
         control.close()
         del turn.run  # nothing in a turn refers to itself then, so it is freed at once
-        turn.output.release()
         assert turn.end is not None
         provider, model = self._last
         return RunResult(

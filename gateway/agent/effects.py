@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules import RunRules
@@ -148,6 +148,8 @@ class Fail:
     """The end of a turn that could not go on. `told` is the sentence for the user; `text` is what
     reached the user before, or else the same sentence."""
 
+    partial: ClassVar = True
+
     told: str
     text: str
     error_type: ErrorType = "provider_error"
@@ -156,6 +158,10 @@ class Fail:
     refusal: BudgetExceeded | None = None
     provider: str | None = None  # whose failure it is, and the status that it answered with
     status: int | None = None
+
+    @property
+    def reason(self) -> ErrorType:
+        return self.error_type
 
 
 End = Finish | Fail

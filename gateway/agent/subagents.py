@@ -121,7 +121,7 @@ class Subagents:
         child = replace(child, tools=(), limits=limits, max_tokens=reply)
         answer = await self._answer(child, f"{question}\n\n{text}", scope)
         end = answer.end
-        if isinstance(end, Fail) or end.partial:
+        if end.partial:
             why = end.told if isinstance(end, Fail) else end.reason
             raise ToolFailed(f"{name} could not sum it up: {why}")
         if end.text == EMPTY:

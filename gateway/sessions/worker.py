@@ -35,7 +35,7 @@ from gateway.memory.souls import Souls
 from gateway.memory.window import Episode, Episodes, message_tokens
 from gateway.sessions.journal import RecordedJournal, RunInputs
 from gateway.sessions.lanes import TurnBatch
-from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.runs import LiveRuns
 
 log = logging.getLogger(__name__)
 
@@ -97,23 +97,24 @@ def _nodes(
 ) -> tuple[Node, ...]:
     """The questions and all that was said after them, each the parent of the next. A question keeps
     the id of its message and the run that it was accepted with. `status` is that of the last."""
-    nodes, took, carrier = list[Node](), iter(batch.took), batch.run.new
-    said: Sequence[LiveRun | Message] = (*batch.earlier, batch.run, *result.said)
-    for place, one in enumerate(said, -len(batch.earlier)):
-        message = Message("user", one.new.content) if isinstance(one, LiveRun) else one
-        asked = one if isinstance(one, LiveRun) else None
-        if asked is None and message.role == "user":
-            asked = next(took, None)
+    nodes, carrier, took = list[Node](), batch.run.new, iter(batch.took)
+    for one in (*batch.earlier, batch.run):
+        new, message = one.new, Message("user", one.new.content)
+        node_id, tokens = NodeId(new.message_id), message_tokens(message)
+        nodes.append(Node(node_id, parent, new.run_id, message, new.accepted_at, tokens))
+        parent = node_id
+    for place, message in enumerate(result.said, 1):
+        asked = next(took, None) if message.role == "user" else None
         new = asked.new if asked else carrier
         node = Node(
-            id=NodeId(new.message_id if asked else f"{carrier.message_id}.{place}"),
+            id=NodeId(new.message_id if asked else f"{new.message_id}.{place}"),
             parent_id=parent,
             run_id=new.run_id,
             message=message,
             created_at=new.accepted_at if asked else at,
             token_count=message_tokens(message),
             status=status if place == len(result.said) else "complete",
-            model=result.model or None if message.role == "assistant" else None,
+            model=(result.model or None) if message.role == "assistant" else None,
         )
         nodes.append(node)
         parent = node.id
@@ -121,21 +122,14 @@ def _nodes(
 
 
 def refused(
-    batch: TurnBatch,
-    parent: NodeId | None,
-    error_type: ErrorType,
-    told: str,
-    moment: Moment,
-    state: EndState = "done",
+    batch: TurnBatch, parent: NodeId | None, error_type: ErrorType, told: str, moment: Moment
 ) -> RunEnd:
     """The end of a run that no model was asked for, or that a defect of ours broke off."""
     at, run = moment.wall, batch.run
     facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     event = Event("session.end", "info", "sessions", at, run.session_key, run.run_id, facts)
     said, end = (Message("assistant", told),), Fail(told, told, error_type)
-    return replace(
-        end_with(batch, parent, RunResult(end, said, farewell=event), moment), state=state
-    )
+    return end_with(batch, parent, RunResult(end, said, farewell=event), moment)
 
 
 def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
@@ -311,8 +305,9 @@ class RunWorker:
             for sealed in (run, *batch.earlier, *batch.took):
                 sealed.unseal()
             batch.took = ()
-            state, moment = end.state, journal.moment()
-            end = refused(batch, episode.head, "internal_error", DEFECT, moment, state)
+            state = end.state
+            end = refused(batch, episode.head, "internal_error", DEFECT, journal.moment())
+            end = replace(end, state=state)
             await self._commit(batch, episode, end, journal)
         return end
 
@@ -342,10 +337,13 @@ class RunWorker:
         run, parent = batch.run, episode.head
         if run.attempt - run.entry.forgiven > MOST_ATTEMPTS:
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            return refused(batch, parent, "internal_error", told, journal.moment(), "dead")
+            end = refused(batch, parent, "internal_error", told, journal.moment())
+            return replace(end, state="dead")
         if agent is None:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
             return refused(batch, parent, "config_error", told, journal.moment())
+        if run.attempt > 1:
+            run.emit(_made_anew(journal.moment().wall))
         facts, drive = {"run": run.run_id}, self._drive
         result = await result_of("a run failed", facts, drive, batch, agent, episode, journal, read)
         if result is None:
@@ -371,8 +369,6 @@ class RunWorker:
             settings = settings.patched({"oracle_model": batch.model})
         if settings.kept or run.new.limits:
             agent = with_settings(agent, settings, run.new.limits)
-        if run.attempt > 1:
-            run.emit(_made_anew(journal.moment().wall))
         found = read or await self._read(batch, agent, episode, rules)
         job = runner.job(self._assignment(batch, agent, episode, found), journal, rules)
         if job.context.tokens >= context_line(agent) and await self._was_near(episode):
