@@ -55,7 +55,7 @@ from gateway.domain.messages import (
     unpriced,
 )
 from gateway.domain.model import Delta, ModelRequest, TextDelta
-from gateway.domain.ports import Allowance, Decode, Model, ToolScope
+from gateway.domain.ports import Allowance, Model, ToolScope
 from gateway.domain.sessions import chain_of
 from gateway.memory.context import NO_EXTRAS, ContextExtras, Packer, explained
 
@@ -274,7 +274,7 @@ class Driver:
             if isinstance(effect, Cancel):
                 self._cancel(effect.ticket)
             elif effect.ticket in turn.open:  # else it is cancelled already
-                is_lasting = bool(self.journal.is_played or turn.run.ground.timers)
+                is_lasting = bool(self.journal.is_played or turn.run.state.timers)
                 if isinstance(effect, AskModel) and len(turn.open) == 1 and not is_lasting:
                     alone = effect
                 elif group is None:
@@ -488,7 +488,6 @@ class Runner:
     plans: Plans
     decisions: DecisionTrees
     rules: CurrentRules
-    decode: Decode
     publish: Callable[[Event], None] = field(default=lambda event: None)
     hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
     price: Price = unpriced
@@ -541,7 +540,6 @@ class Runner:
             rules=RunRules(rules or self.rules.now, only=agent.rules, kept=its.kept),
             publish=self.publish,
             hears=self.hears,
-            decode=self.decode,
             decision=self.decisions.named(decision),
             context_id=its.context_id,
             known=journal.result,

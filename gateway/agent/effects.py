@@ -27,7 +27,7 @@ from gateway.domain.messages import (
     unpriced,
 )
 from gateway.domain.model import FinishReason, ModelReply, ToolSpec
-from gateway.domain.ports import Decode, ToolScope
+from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
 from gateway.tools.results import Listed, ToolSource
 
@@ -216,7 +216,6 @@ class Job:
     scope: ToolScope
     rules: RunRules
     publish: Callable[[Event], None]
-    decode: Decode
     decision: MakeDecisionTree = DefaultDecisionTree
     plan_digest: str = ""  # another one for every other text of the tree
     context_id: NodeId | None = None  # the node that the message wants to grow from

@@ -11,6 +11,7 @@ from gateway.agent.effects import Fail, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import add_usage
 from gateway.agent.output import EMPTY
+from gateway.codec import encode
 from gateway.domain.agents import (
     DELEGATE,
     MEMORY,
@@ -35,7 +36,7 @@ from gateway.domain.messages import (
     within_boundary,
 )
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Clock, Encode, Tool, ToolScope, ToolStore
+from gateway.domain.ports import Clock, Tool, ToolScope, ToolStore
 from gateway.domain.sessions import UserSettings, chain_of
 from gateway.memory.souls import Souls
 from gateway.tools.gate import ToolGate
@@ -265,7 +266,6 @@ class SummarizingGate:
     subagents: Subagents
     delegation: Delegation
     originals: ToolStore
-    encode: Encode
     _shown: OrderedDict[tuple[RunId, str, int], str] = field(default_factory=OrderedDict)
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
@@ -357,4 +357,4 @@ class SummarizingGate:
             **({"sources": sources} if sources else {}),
             "note": _NOTE,
         }
-        return replace(result, content=self.encode(shown).decode(), spent=tuple(spent))
+        return replace(result, content=encode(shown).decode(), spent=tuple(spent))

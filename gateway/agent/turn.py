@@ -170,7 +170,7 @@ class Ticket(PendingLeaf):
     def __init__(self, turn: "Turn", leaf: LeafCall, wanted: ToolCall | None = None) -> None:
         turn.last_ticket = self.number = turn.last_ticket + 1
         turn.open[self.number] = self
-        self._ground, self.turn, self.leaf, self.wanted = leaf.ground, turn, leaf, wanted
+        self._state, self.turn, self.leaf, self.wanted = leaf.state, turn, leaf, wanted
 
     def halt(self) -> None:
         if not self.is_over:
@@ -229,7 +229,7 @@ class Turn:
             now=lambda: self.moment.at,
             roots=variables,
             emit=partial(self.output.event, source=f"tree:{job.plan.name}"),
-            given=(self,),
+            arguments=(self,),
         )
         self.run = Run(job.plan, host)
         for key in job.plan.inputs or job.plan.schema:
@@ -256,7 +256,7 @@ class Turn:
             case Steered():
                 self.queued.append(event)
             case TimePassed():
-                self.run.ground.wake()
+                self.run.state.wake()
             case _:
                 assert_never(event)
         self.advance()
@@ -268,7 +268,7 @@ class Turn:
             if self.run.step():
                 assert self.run.outcome is not None
                 self._ended(self.run.outcome)
-            elif not self.run.ground.is_awake:
+            elif not self.run.state.is_awake:
                 if self.state.reason is None or self.run.is_ending:
                     return
                 self.run.interrupt(self.state.reason)
@@ -285,7 +285,7 @@ class Turn:
         """Ends the run at the next tick."""
         if self.end is None:
             self.state.terminate(reason, why)
-            self.run.ground.wake()
+            self.run.state.wake()
 
     def _stopped(self, event: StopRequested) -> None:
         if event.at_once:
@@ -587,7 +587,7 @@ class Turn:
         the tree counts itself."""
         state = self.state
         if state.reason is None and self.failure is None and not self.is_answered:
-            failed = self.run.ground.failure
+            failed = self.run.state.failure
             if state.may_continue() and failed is not None and failed["type"] == "limit":
                 state.terminate("max_iterations")
 
@@ -667,7 +667,7 @@ def _failed(failure: ModelFailed | BudgetExceeded, heard: str) -> Fail:
 def _given(leaf: LeafCall, result: ToolResult) -> bool:
     """Gives the result to the loop around the leaf; whether the leaf succeeds."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
-    offered = leaf.plan.offered
+    offered = leaf.plan.function
     return not result.is_error or (offered is not None and offered.name == EXECUTE)
 
 

@@ -17,6 +17,7 @@ from anyio import to_thread
 from gateway.agent.driver import RunControl, Withdrawn
 from gateway.agent.effects import Job, Moment, Steered, StopRequested
 from gateway.agent.journal import PART, RunJournal, retry_store
+from gateway.codec import decode, encode
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import BadSessionKey, ModelFailed
 from gateway.domain.events import Batching, Notice
@@ -34,7 +35,7 @@ from gateway.domain.journal import (
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
-from gateway.domain.ports import Clock, Decode, Encode, Journal
+from gateway.domain.ports import Clock, Journal
 from gateway.domain.scrubbing import STARS, scanner
 
 log = logging.getLogger(__name__)
@@ -265,9 +266,7 @@ def _provider_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
     return data.decode("latin-1")
 
 
-def packed(
-    lines: Sequence[Line], encode: Encode, secrets: Sequence[str] = (), *, is_cut: bool = False
-) -> bytes:
+def packed(lines: Sequence[Line], secrets: Sequence[str] = (), *, is_cut: bool = False) -> bytes:
     """A part of a journal, with every secret blotted out. What has no form is left out, and the run
     cannot be replayed: it ends all the same."""
     text, at, is_broken = _provider_text(lines, secrets), 0, False
@@ -291,7 +290,7 @@ def packed(
     return pack_text(packed_lines)
 
 
-async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
+async def last_attempt(parts: Sequence[bytes]) -> Attempt:
     """Raises JournalUnreadable. A long journal is read in a thread."""
     if sum(map(len, parts)) < _LONG_PACKED:
         return attempt_of(parts, decode)
@@ -313,13 +312,12 @@ class RecordedJournal(RunJournal):
         run_id: RunId,
         clock: Clock,
         store: Journal,
-        encode: Encode,
         *,
         granted: Sequence[JournalEntry] = (),
         parts: int = 0,
     ) -> None:
         super().__init__(clock, granted)
-        self._run_id, self._store, self._encode, self._parts = run_id, store, encode, parts
+        self._run_id, self._store, self._parts = run_id, store, parts
         self.lines: list[Line] = []  # not written yet; bytes are chunks
         self._asked = NO_REQUEST
         self._writing = anyio.Lock()
@@ -393,7 +391,7 @@ class RecordedJournal(RunJournal):
         part, lines = self._parts, tuple(self.lines)
         size, self._packed = self._size - self._packed + sum(map(len, lines)), self._size
         secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES
-        pack = partial(packed, lines, self._encode, secrets, is_cut=is_cut)
+        pack = partial(packed, lines, secrets, is_cut=is_cut)
         if size < _LONG:
             return part, pack
         done = await to_thread.run_sync(pack)

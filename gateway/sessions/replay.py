@@ -26,6 +26,7 @@ from anyio.lowlevel import checkpoint
 from gateway.agent.driver import RunControl, Runner
 from gateway.agent.effects import NAME_OF, Gate, Job, Steered
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
+from gateway.codec import decode
 from gateway.control.notices import Bus
 from gateway.control.rules import CurrentRules, RuleSet
 from gateway.domain.agents import AgentDef, ContextRules
@@ -565,7 +566,7 @@ class Replayer:
         run.release()
         if asked.refusal is not None:
             raise asked.refusal
-        steps = [_steps(map(worker.decode, log)) for log in (record.log.split(b"\n"), run.events)]
+        steps = [_steps(map(decode, log)) for log in (record.log.split(b"\n"), run.events)]
         text, tokens = end.result.end.text, end.result.usage.total
         return Replayed(_first_difference(*steps), len(run.events), asked.calls, text, tokens)
 
@@ -606,7 +607,7 @@ class Replayer:
             raise JournalUnreadable(why)
         if not parts:
             raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
-        attempt = await last_attempt(parts, self.worker.decode)
+        attempt = await last_attempt(parts)
         if attempt.is_cut:
             most = MOST_BYTES // 1024 // 1024
             raise JournalUnreadable(f"the run was told more than the {most} MiB that are recorded")
@@ -616,11 +617,11 @@ class Replayer:
         """What it answered, and what was said to it on its way."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
-        return TurnBatch(LiveRun(record.entry, self.worker.encode), asked, behind)
+        return TurnBatch(LiveRun(record.entry), asked, behind)
 
     async def _queued(self, ids: Sequence[str]) -> Sequence[LiveRun]:
         records = [await self.worker.inbox.find_run(RunId(run_id)) for run_id in ids]
-        return [LiveRun(one.entry, self.worker.encode) for one in records if one is not None]
+        return [LiveRun(one.entry) for one in records if one is not None]
 
     async def _episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""

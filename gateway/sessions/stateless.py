@@ -147,7 +147,7 @@ class StatelessRuns:
         moment = RunJournal(clock).moment()
         # The run may be remembered for a while, and its question is not.
         new = NewEntry(message_id, run_id, session, "", moment.wall)
-        run = LiveRun(Entry(new, 1, "running", 1), self._worker.encode)
+        run = LiveRun(Entry(new, 1, "running", 1))
         run.start(1, moment)
         self._answers.begin(question, run)
         scope = anyio.CancelScope()

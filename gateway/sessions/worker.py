@@ -15,6 +15,7 @@ from gateway.agent.driver import Assignment, Driver, Runner
 from gateway.agent.effects import Fail, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line, plain_limits
+from gateway.codec import decode, encode
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
@@ -25,7 +26,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
-from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, SessionStore, ToolScope
+from gateway.domain.ports import Clock, Inbox, Journal, SessionStore, ToolScope
 from gateway.domain.sessions import RECORD_BYTES, SettingsRefused, UserSettings, with_settings
 from gateway.domain.supervision import result_of
 from gateway.memory.context import ContextExtras
@@ -178,8 +179,6 @@ class SettingsBook:
     """A user is a principal's name, or `channel:account:sender` with its parts encoded."""
 
     store: SessionStore
-    encode: Encode
-    decode: Decode
     known: dict[str, UserSettings] = field(default_factory=dict)
 
     async def of(self, user: str) -> UserSettings:
@@ -199,7 +198,7 @@ class SettingsBook:
         while True:
             before = await self.store.read_settings(user)
             after = self._opened(before).patched(patch)
-            record = self.encode(after.kept)
+            record = encode(after.kept)
             if len(record) > RECORD_BYTES:
                 raise SettingsRefused(RECORD_BYTES)
             with anyio.CancelScope(shield=True):  # it is written even if nobody waits for it
@@ -208,7 +207,7 @@ class SettingsBook:
                     return self._remember(user, after)
 
     def _opened(self, record: str | None) -> UserSettings:
-        kept = {} if record is None else self.decode(record)
+        kept = {} if record is None else decode(record)
         assert isinstance(kept, dict)
         return UserSettings(kept)
 
@@ -242,8 +241,6 @@ class RunWorker:
     settings: SettingsBook
     clock: Clock
     bus: Bus
-    encode: Encode
-    decode: Decode
     runs: LiveRuns = field(default_factory=dict)
     remember: Remember | None = None
     vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # of agents that read notes
@@ -264,8 +261,8 @@ class RunWorker:
         parts: Sequence[bytes] = ()
         if attempt > 1:
             parts = await retry_store(self.clock, self.journal.read, run.run_id)
-        granted = grants_of(parts, self.decode) if parts else ()
-        store = (self.clock, self.journal, self.encode)
+        granted = grants_of(parts, decode) if parts else ()
+        store = (self.clock, self.journal)
         journal = RecordedJournal(run.run_id, *store, granted=granted, parts=len(parts))
         asked = [*map(_RUN_ID, batch.earlier), run.run_id]
         run.start(attempt, journal.begin(attempt, asked, run.control), journal)
@@ -432,7 +429,7 @@ class RunWorker:
         state: object = None
         if rules.keeps_state:
             text = await retry_store(clock, journal.rule_state, key)
-            state = self.decode(text) if text else None
+            state = decode(text) if text else None
         kept = state if isinstance(state, dict) else {}
         return RunInputs(tuple(notices), kept, recalled, missing, tuple(lacking))
 
@@ -442,7 +439,7 @@ class RunWorker:
             return False
         before = episode.nodes[-1].run_id
         record = await retry_store(self.clock, self.inbox.find_run, before)
-        summary = self.decode(record.summary) if record and record.summary else {}
+        summary = decode(record.summary) if record and record.summary else {}
         return isinstance(summary, dict) and CONTEXT in summary.get("warned", ())
 
     async def _commit(
@@ -469,13 +466,13 @@ class RunWorker:
             take_head=new.context_id is not None and episode.head is not None,
             journal=pack,
             part=part,
-            summary=self.encode(summary).decode(),
+            summary=encode(summary).decode(),
             finished_at=self.clock.now(),
             deliveries=deliveries,
             person=run.person,
             posts=result.posts,
             leaves_claimed=not result.has_told,
-            rule_state=None if result.kept is None else self.encode(dict(result.kept)).decode(),
+            rule_state=None if result.kept is None else encode(dict(result.kept)).decode(),
             merged=self._merged(batch, end) if batch.earlier or batch.took else (),
             most_nodes=batch.most_nodes,
         )
@@ -496,7 +493,7 @@ class RunWorker:
             one.start(max(1, one.entry.attempts), moment)
             one.seal(merged(into, end.nodes[-1].id, moment.wall))
             told = {"termination_reason": "merged", "merged_into": into}
-            summary = self.encode({**one.summary(self.clock), **told}).decode()
+            summary = encode({**one.summary(self.clock), **told}).decode()
             found.append(Merged(one.run_id, pack_text(one.events), summary))
         return tuple(found)
 

@@ -1,6 +1,5 @@
 """A runner answers an assignment, and keeps what it grants apart from the run that it works for."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,10 +35,10 @@ CLOCK = FakeClock()
 
 
 async def runner(model: Model, *tools: FakeTool, gate: Gate | None = None) -> Runner:
-    gate = gate or ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=CLOCK)
+    gate = gate or ToolGate(tools, schemas=NoSchemas(), clock=CLOCK)
     plans = await shipped_plans([HELPER])
     rules = load_rules(())
-    return Runner(model, gate, plans, DecisionTrees(), CurrentRules(rules), json.loads)
+    return Runner(model, gate, plans, DecisionTrees(), CurrentRules(rules))
 
 
 def assignment(*earlier: Node) -> Assignment:

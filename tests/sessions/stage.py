@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 import anyio
@@ -43,15 +42,6 @@ OURS = DecisionTrees()
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY, USUAL = QueueBounds(), QueuePolicy()
 Events = list[dict[str, Any]]
-
-
-def encode(value: object) -> bytes:
-    return json.dumps(value, default=_iso, separators=(",", ":")).encode()
-
-
-def _iso(value: object) -> str:
-    assert isinstance(value, datetime)
-    return value.isoformat()
 
 
 @dataclass
@@ -139,12 +129,12 @@ async def staged(
     used = inbox or stores.inbox
     souls = Souls(FakeTexts(), {}, clock=clock)
     episodes, runs = Episodes(stores.sessions), dict[str, LiveRun]()
-    settings = SettingsBook(stores.sessions, encode, json.loads)
-    gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
+    settings = SettingsBook(stores.sessions)
+    gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), clock=clock)
     ids = CountingIds(1_000_000 + ids_from)
     meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
     bus = bus or Bus()
-    how = (decisions, CurrentRules(rules), json.loads, bus.publish)
+    how = (decisions, CurrentRules(rules), bus.publish)
     worker = RunWorker(
         agents={agent.id: agent for agent in agents},
         runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),
@@ -155,8 +145,6 @@ async def staged(
         settings=settings,
         clock=clock,
         bus=bus,
-        encode=encode,
-        decode=json.loads,
         channels=channels,
         runs=runs,
         on_finished=said,

@@ -19,14 +19,14 @@ from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.fakes.ports import PartOfInbox
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
-from tests.sessions.stage import AGENT, Stage, encode, staged
+from tests.sessions.stage import AGENT, Stage, staged
 
 ANN, BEN = Client("ann"), Client("ben", agents=frozenset({"b"}))
 SECOND = replace(AGENT, id=AgentId("b"))
 
 
 def desk_of(stage: Stage) -> ServedDesk:
-    return ServedDesk(stage.front, stage.gate, AGENT, encode, json.loads, CountingIds(900))
+    return ServedDesk(stage.front, stage.gate, AGENT, CountingIds(900))
 
 
 async def ask(desk: ServedDesk, message: str, **more: str) -> Served:

@@ -13,7 +13,6 @@ from gateway.domain.model import FinishReason
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.worker import SHOWN_TEXT, RunEnd, end_with, merged, refused
-from tests.sessions.stage import encode
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
@@ -27,7 +26,7 @@ SAID = (
 
 def asked(name: str) -> LiveRun:
     new = NewEntry(MessageId(f"m-{name}"), RunId(f"r-{name}"), KEY, name, AT)
-    return LiveRun(Entry(new, 1, "running", 1), encode)
+    return LiveRun(Entry(new, 1, "running", 1))
 
 
 def end_of(result: RunResult, parent: NodeId | None = None) -> RunEnd:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from gateway.agent.driver import RunControl
 from gateway.agent.effects import Steered
@@ -37,7 +37,7 @@ PAID = ToolResult("1", "pay", "PAID")
 
 
 def journal(store: Journal | None = None, clock: FakeClock | None = None) -> RecordedJournal:
-    one = RecordedJournal(RUN, clock or FakeClock(), store or FakeJournal(), to_json)
+    one = RecordedJournal(RUN, clock or FakeClock(), store or FakeJournal())
     one.begin(1, [RunId("q"), RUN], RunControl())
     return one
 
@@ -134,7 +134,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
     await first.keep_result(0, CALL, PAID)
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
-    second = RecordedJournal(RUN, FakeClock(), store, to_json, granted=granted, parts=len(earlier))
+    second = RecordedJournal(RUN, FakeClock(), store, granted=granted, parts=len(earlier))
     second.begin(2, [RUN], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(1, CALL, PAID)
@@ -148,7 +148,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
 
 
 async def test_what_others_did_before_and_while_it_runs_is_taken_down() -> None:
-    control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal(), to_json)
+    control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal())
     control.steer(Steered(RunId("r_2"), "more"))
 
     one.begin(1, [RUN], control)
@@ -191,7 +191,7 @@ async def test_a_run_that_is_told_too_much_keeps_what_it_was_granted_and_what_it
 async def test_as_much_as_is_kept_of_a_run_can_be_read_again() -> None:
     one = recorded(*[b"\0\xff" * (MOST_BYTES // 16 - 100)] * 8)
 
-    attempt = await last_attempt([await last_of(one)], from_json)
+    attempt = await last_attempt([await last_of(one)])
 
     assert not attempt.is_cut
     assert len("".join(pieces_of(attempt))) == MOST_BYTES - 1600
@@ -284,7 +284,7 @@ async def test_a_part_that_was_never_written_is_in_the_way_of_no_later_one() -> 
     await one.keep_result(1, CALL, PAID)
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
-    second = RecordedJournal(RUN, clock, store, to_json, granted=granted, parts=len(earlier))
+    second = RecordedJournal(RUN, clock, store, granted=granted, parts=len(earlier))
     second.begin(2, [RUN], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(2, CALL, PAID)
