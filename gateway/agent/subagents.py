@@ -152,7 +152,7 @@ class Subagents:
 
     async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> RunResult:
         """Runs it. Its parent pays for its models as it goes."""
-        limits, soul = child.limits, self.souls.of(child.id)
+        limits, soul = child.limits, self.souls.by_agent.get(child.id)
         needed = estimate_tokens(question) + (soul.token_count if soul else 0)
         if limits.timeout_seconds < 1 or needed >= limits.token_budget:
             what = "time" if limits.timeout_seconds < 1 else "of its token budget"

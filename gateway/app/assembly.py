@@ -24,7 +24,7 @@ from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
 from gateway.channels.room import channel_room, delivering, keep_lines
-from gateway.config.authority import note_start
+from gateway.config.access import note_start
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
@@ -133,7 +133,7 @@ class Gateway:
             spending=stores.ledger,
             budgets=made.config.budgets,
             facts=stores.facts,
-            find=memory.recall,
+            recall=memory.recall,
             settled=memory.settled,
             shared=made.sharing,
             book=self.pairing,
@@ -183,7 +183,7 @@ class Gateway:
             runs=shared.live,
             extractor=memory.extractor,
             on_finished=memory.indexer.note,
-            remember=memory.recall,
+            memory=memory.recall,
             vaults=vaults,
             compact=compaction.consider,
         )

@@ -527,7 +527,7 @@ class Replayer:
         attempt = await self.attempt(record)
         batch = await self._batch(record, attempt)
         runner, run, agent_id = self.worker.runner, batch.run, batch.run.session_key.agent
-        agent, soul = self.worker.agents.get(agent_id), self.worker.souls.of(agent_id)
+        agent, soul = self.worker.agents.get(agent_id), self.worker.souls.by_agent.get(agent_id)
         scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
         comparison = _Comparison(record, scope)
         player = Player(attempt, run.control, comparison, soul.loaded_from if soul else "none")

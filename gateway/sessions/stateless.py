@@ -215,7 +215,7 @@ class StatelessRuns:
         worker, person = self._worker, speaker(CHANNEL, question.account, "")
         settings = await retry_store(worker.clock, worker.settings.of, person)
         agent = question.shaped(with_settings(question.agent, settings, {}))
-        own, template = agent.system_prompt, worker.souls.template_of(agent.id)
+        own, template = agent.system_prompt, worker.souls.templates.get(agent.id)
         if template is not None and "system_prompt" not in template.places:
             own, template = "", Template((*template.parts, ("\n\n", "system_prompt")))
         agent = replace(
@@ -227,7 +227,7 @@ class StatelessRuns:
             agent,
             question.text,
             ToolScope(run.session_key, run.run_id, person, is_kept=False),
-            soul=worker.souls.of(agent.id),
+            soul=worker.souls.by_agent.get(agent.id),
             earlier=self._nodes(question.earlier, run),
             extras=ContextExtras(template=template),
         )

@@ -21,7 +21,7 @@ from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.events import Event
-from gateway.domain.facts import Recalled, Remember, SaidMessage, SaidSource
+from gateway.domain.facts import Recalled, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import grants_of, pack_text
@@ -31,7 +31,7 @@ from gateway.domain.sessions import RECORD_BYTES, SettingsRefused, UserSettings,
 from gateway.domain.supervision import result_of
 from gateway.memory.context import ContextExtras
 from gateway.memory.extraction import FactExtractor
-from gateway.memory.recall import Vault
+from gateway.memory.recall import Recall, Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episode, Episodes, message_tokens
 from gateway.sessions.journal import RecordedJournal, RunInputs
@@ -242,7 +242,7 @@ class RunWorker:
     clock: Clock
     bus: Bus
     runs: LiveRuns = field(default_factory=dict)
-    remember: Remember | None = None
+    memory: Recall | None = None
     vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # of agents that read notes
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
@@ -401,13 +401,13 @@ class RunWorker:
             missing=read.missing,
             earlier=[Message("user", one.new.content) for one in earlier] if earlier else (),
             question_id=new.message_id,
-            template=self.souls.template_of(agent.id),
+            template=self.souls.templates.get(agent.id),
         )
         return Assignment(
             agent,
             new.content,
             ToolScope(key, new.run_id, batch.run.person, asked=source),
-            soul=self.souls.of(agent.id),
+            soul=self.souls.by_agent.get(agent.id),
             earlier=episode.nodes,
             extras=extras,
             notices=read.notices,
@@ -425,7 +425,7 @@ class RunWorker:
         )
         lacking = await self.runner.lacking(agent, run.control)
         vault = self.vaults.get(agent.id)
-        recalled, missing = await recall(run.new, agent, episode, self.remember, vault)
+        recalled, missing = await recall(run.new, agent, episode, self.memory, vault)
         state: object = None
         if rules.keeps_state:
             text = await retry_store(clock, journal.rule_state, key)
@@ -499,18 +499,18 @@ class RunWorker:
 
 
 async def recall(
-    new: NewEntry, agent: AgentDef, episode: Episode, remember: Remember | None, vault: Vault | None
+    new: NewEntry, agent: AgentDef, episode: Episode, memory: Recall | None, vault: Vault | None
 ) -> Found:
     """What the run is shown of the past. An answer goes on without it rather than not at all."""
     key, listed = new.session_key, list[Recalled]()
     if vault is not None:
         names = partial(vault.named, person_key(key, new.sender), key, new.accepted_at)
         listed += (await _found(names, new))[0]
-    if remember is None or not agent.context.semantic:
-        return tuple(listed), SWITCHED_OFF if remember else ""
+    if memory is None or not agent.context.semantic:
+        return tuple(listed), SWITCHED_OFF if memory else ""
     asked, window = (new.content, key, new.sender, agent), episode.nodes
     found, missing = await _found(
-        partial(remember.for_turn, *asked, window, is_all=episode.is_all), new
+        partial(memory.for_turn, *asked, window, is_all=episode.is_all), new
     )
     return (*listed, *found), missing
 

@@ -15,10 +15,10 @@ from gateway.control.policy import DecisionTrees
 from gateway.control.rules import CurrentRules, RuleSet, load_rules
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
-from gateway.domain.facts import Remember
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
+from gateway.memory.recall import Recall
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episodes
 from gateway.routing import Closed, Router
@@ -120,7 +120,7 @@ async def staged(
     decisions: DecisionTrees = OURS,
     bus: Bus | None = None,
     said: Callable[[SessionKey], None] = lambda key: None,
-    remember: Remember | None = None,
+    remember: Recall | None = None,
     compacts: bool = False,
     closed: Closed = EVERYBODYS,
 ) -> AsyncIterator[Stage]:
@@ -148,7 +148,7 @@ async def staged(
         channels=channels,
         runs=runs,
         on_finished=said,
-        remember=remember,
+        memory=remember,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):

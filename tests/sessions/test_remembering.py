@@ -22,7 +22,7 @@ from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
-from gateway.memory.recall import Vault
+from gateway.memory.recall import Recall, Vault
 from gateway.memory.window import Episode
 from gateway.sessions.journal import RunInputs, packed, read_in
 from gateway.sessions.replay import Replayed
@@ -39,7 +39,7 @@ from tests.memory.test_context import KEY, NOW, a_fact, a_turn
 from tests.sessions.stage import AGENT, Stage, staged
 
 
-class Memory:
+class Memory(Recall):
     """Knows one thing, whatever it is asked."""
 
     def __init__(self, *known: Recalled) -> None:
