@@ -241,7 +241,7 @@ def ticks(tree: str) -> int:
     while turn.end is None:
         while turn.effects:
             turn.on(_granted(turn.effects.pop(0)), moment)
-    return turn.run.ground.ticks
+    return turn.run.state.ticks
 
 
 def _granted(wish: Effect) -> TurnEvent:

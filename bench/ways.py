@@ -11,7 +11,7 @@ from wasmtime.component import Component, Linker
 
 from bench import guests
 from gateway.channels.crossing import read_description
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult

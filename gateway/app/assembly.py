@@ -24,7 +24,7 @@ from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
 from gateway.channels.room import channel_room, delivering, keep_lines
-from gateway.config.authority import note_start
+from gateway.config.access import note_start
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
@@ -54,7 +54,7 @@ from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import ResultTool
 from gateway.web.asgi import WebApp, twins
@@ -133,7 +133,7 @@ class Gateway:
             spending=stores.ledger,
             budgets=made.config.budgets,
             facts=stores.facts,
-            find=memory.recall,
+            recall=memory.recall,
             settled=memory.settled,
             shared=made.sharing,
             book=self.pairing,
@@ -183,7 +183,8 @@ class Gateway:
             runs=shared.live,
             extractor=memory.extractor,
             on_finished=memory.indexer.note,
-            recall=TurnRecall(memory.recall, vaults),
+            memory=memory.recall,
+            vaults=vaults,
             compact=compaction.consider,
         )
         return worker, forget
@@ -311,7 +312,7 @@ class Gateway:
             log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
         for run in tuple(self.shared.live.values()):
-            run.abandon()
+            run.publish(is_over=False)
         self.stateless.abandon_all()
 
 

@@ -19,7 +19,7 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import QueueMode
 from gateway.domain.ports import FactStore, Ledger
 from gateway.memory.context import told_in_full
-from gateway.memory.tool import Find
+from gateway.memory.recall import Recall
 from gateway.sessions.intake import Front
 from gateway.sessions.lanes import NOTHING, SessionQueues
 from gateway.sessions.runs import LiveRun
@@ -68,7 +68,7 @@ class ChatCommands:
     spending: Ledger
     budgets: Budgets
     facts: FactStore
-    find: Find
+    recall: Recall
     settled: Callable[[SessionKey], Awaitable[None]]
     shared: Set[AgentId]
     book: PairingBook
@@ -197,7 +197,7 @@ class ChatCommands:
             facts = await self.facts.select_facts(FactQuery(seen, limit=MOST_READ))
             told = [_fact(one) for one in facts[-MOST_FACTS:]]
             return _listed(told) if told else "Nothing is known yet."
-        found = await self.find.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
+        found = await self.recall.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
         return _listed([_found(one) for one in found]) if found else "Nothing was found."
 
     async def _queue(self, asked: _Asked) -> str:

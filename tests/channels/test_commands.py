@@ -79,7 +79,7 @@ async def chatting(model: Model | None = None, *, agent: AgentDef = AGENT) -> As
             spending=stores.ledger,
             budgets=BUDGETS,
             facts=stores.facts,
-            find=Recall(stores.facts),
+            recall=Recall(stores.facts),
             settled=at_once,
             shared=frozenset(),
             book=a_book(stores, stage.clock),
