@@ -54,7 +54,7 @@ from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import ResultTool
 from gateway.web.asgi import WebApp, twins
@@ -183,7 +183,8 @@ class Gateway:
             runs=shared.live,
             extractor=memory.extractor,
             on_finished=memory.indexer.note,
-            recall=TurnRecall(memory.recall, vaults),
+            memory=memory.recall,
+            vaults=vaults,
             compact=compaction.consider,
         )
         return worker, forget
@@ -313,7 +314,7 @@ class Gateway:
             log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
         for run in tuple(self.shared.live.values()):
-            run.abandon()
+            run.publish(is_over=False)
         self.stateless.abandon_all()
 
 

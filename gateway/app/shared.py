@@ -30,7 +30,7 @@ from gateway.providers.demo import DemoModel
 from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import open_store
 from gateway.web.status import ProviderTrial
 
