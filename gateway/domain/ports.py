@@ -659,6 +659,42 @@ class Fetch(Protocol):
         """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class SocketRequest:
+    """A WebSocket that a recipe leads to: `wss://HOST` needs the grant of `https://HOST`."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = 15.0  # to the open connection
+    max_frame_bytes: int = 1024 * 1024
+
+
+class ClientSocket(Protocol):
+    """An open WebSocket of ours to a platform."""
+
+    async def send(self, text: str) -> None:
+        """`${secret:NAME}` is filled in here. Raises Denied, HttpFailed."""
+
+    async def receive(self) -> str | None:
+        """A text without anything secret in it; None once the platform has closed it. Raises
+        HttpFailed for a connection that broke."""
+
+    @property
+    def close_code(self) -> int | None: ...
+
+    async def close(self, code: int) -> None: ...
+
+
+class SocketClient(Protocol):
+    """The guarded way out, for connections that stay open."""
+
+    def connect(
+        self, request: SocketRequest, grant: FetchGrant
+    ) -> AbstractAsyncContextManager[ClientSocket]:
+        """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
+        ...
+
+
 class HostFunction(Protocol):
     """What an operator lets plugins call by name: text in, text out."""
 
