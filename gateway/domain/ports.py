@@ -4,6 +4,7 @@ Each one has a fake in tests/fakes and a conformance suite that fake and real bo
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
