@@ -1,7 +1,6 @@
 """`exogate rule`: which rules there are, and what they would do."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from gateway.cli.link import linked
 from gateway.config.problems import ConfigInvalid
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
-from gateway.control.rules import CORE, ROOTS, Act, Rule, load_rules, problems_of, view
+from gateway.control.rules import CORE, ROOTS, Rule, load_rules, problems_of, view
 from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
@@ -127,12 +126,8 @@ def _tried(rule: Rule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]
         told["when"] = rule.when(seen) if rule.when else True
         if not told["when"]:
             return told | {"verdict": f"does not fire: when gives {told['when']!r}"}
-        told["acts"] = [_act(act) for act in rule.acts(event, seen)]
+        acts = rule.acts(event, seen)
+        told["acts"] = [{"act": act.kind, **asdict(act)["values"]} for act in acts]
     except ExpressionFailed as error:
         return told | {"verdict": f"fails: {error}"}
     return told | {"fires": True, "verdict": f"fires; when gives {told['when']!r}"}
-
-
-def _act(act: Act) -> dict[str, Any]:
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(act).__name__).lower()
-    return {"act": name, **asdict(act)}

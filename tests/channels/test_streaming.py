@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import anyio
 
 from gateway.agent.effects import Moment
-from gateway.channels.adapters import Outbound, TextLimits, Whence
-from gateway.channels.crossing import write_whence
-from gateway.channels.delivery import Draft, Post
-from gateway.channels.streaming import QUIET_S, Streaming
+from gateway.channels.adapter_json import write_context
+from gateway.channels.adapters import Outbound, ReplyContext, TextLimits
+from gateway.channels.delivery import QUIET_S, Draft, Drafts, PlatformClient
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
@@ -21,7 +20,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
 from tests.fakes.writer import Reply, WritingAdapter, keyed, posts
-from tests.sessions.stage import encode
 
 RUN = RunId("r1")
 NEW = NewEntry(MessageId("m1"), RUN, SessionKey(AgentId("a"), "chat", "bot"), "hi", NOON)
@@ -50,7 +48,7 @@ class Stage:
     clock: FakeClock
     fetch: FakeFetch
     run: LiveRun
-    streaming: Streaming
+    streaming: Drafts
 
     async def say(self, text: str) -> None:
         self.run.emit(Chunk("content", {"content": text}))
@@ -86,15 +84,15 @@ async def staged(
     state: str = "running",
 ) -> AsyncIterator[Stage]:
     clock, fetch = FakeClock(), FakeFetch(answer, gate)
-    run = LiveRun(Entry(NEW, 1, "running", 1), encode)
+    run = LiveRun(Entry(NEW, 1, "running", 1))
     run.start(1, Moment(NOON, 0.0))
     run.state = state
     adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})
-    post = Post(ChannelDef("chat", "fake"), adapter, fetch, clock)
+    post = PlatformClient(ChannelDef("chat", "fake"), adapter, fetch, clock)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            streaming = Streaming(post, {RUN: run}.get, group)
-            streaming.follow(RUN, write_whence(Whence("p", is_group=is_group)))
+            streaming = Drafts(post, {RUN: run}.get, group)
+            streaming.follow(RUN, write_context(ReplyContext("p", is_group=is_group)))
             await anyio.wait_all_tasks_blocked()
             yield Stage(clock, fetch, run, streaming)
             group.cancel_scope.cancel()
