@@ -22,9 +22,10 @@ from gateway.config.problems import (
     dotted,
 )
 from gateway.config.schema import patterns
+from gateway.config.sections import element_of
 from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
 from gateway.config.toml import BOM, Positions, Span
-from gateway.domain.text import printable
+from gateway.domain.text import nearest, printable
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
 LONGEST_PATH = 8_192
@@ -266,14 +267,22 @@ def _hiding(
     secrets: set[str] = set()
     for path, span in positions.leaves():
         value = positions.text[span.start : span.end]
+        above = next((path[:n] for n in range(1, len(path) + 1) if path[:n] in unknown), None)
         if is_sensitive(path):
             hidden.append(span)
             secrets.add(_bare(value))
-        elif value[0] in "'\"[{" and any(
-            path[:depth] in unknown for depth in range(1, len(path) + 1)
-        ):
+        elif above is not None and value[0] in "'\"[{" and not _is_known_list(path, above):
             hidden.append(span)
     return sorted(hidden), sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
+
+
+def _is_known_list(path: KeyPath, unknown: KeyPath) -> bool:
+    """Whether a value stands in the list of an unknown key that only misspells a known list."""
+    if len(path) != len(unknown) + 1 or not isinstance(path[-1], int):
+        return False
+    lists = {known[-1]: element_of(key.kind) is not None for known, key in patterns().items()}
+    near = nearest(str(unknown[-1]), lists)
+    return near is not None and lists[near] and not is_sensitive((near,))
 
 
 def _in_words(message: str, lines: Sequence[str]) -> tuple[str, str]:
