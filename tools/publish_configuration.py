@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from gateway.config.schema import ANY, Pattern, default_of, patterns
-from gateway.config.sections import Key, element_of, is_section
+from gateway.config.sections import SectionKey, element_of, is_section
 from gateway.domain.ids import Secret
 from gateway.domain.settings import Setting
 
@@ -31,7 +31,7 @@ _TYPES = {
 _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def keys() -> Mapping[str, Key]:
+def keys() -> Mapping[str, SectionKey]:
     """Every key that holds a value, as the documentation writes it."""
     known = patterns()
     sections = {path[:length] for path in known for length in range(1, len(path))}
@@ -39,7 +39,7 @@ def keys() -> Mapping[str, Key]:
     return {_written(path): _described(path, key) for path, key in found.items()}
 
 
-def _described(path: Pattern, key: Key) -> Key:
+def _described(path: Pattern, key: SectionKey) -> SectionKey:
     """What a limit limits is said by the key that the limit is the value of."""
     above = path[:-2] if path[-2:-1] == (ANY,) else path[:-1]
     if path[0] != "budgets":
@@ -91,7 +91,7 @@ def _is_list(path: Pattern) -> bool:
     return get_origin(key.kind) is not Mapping and not key.setting.by_name
 
 
-def _row(name: str, key: Key) -> str:
+def _row(name: str, key: SectionKey) -> str:
     default = default_of(key)
     default = [*default] if isinstance(default, tuple | frozenset) else default
     default = str(default) if isinstance(default, Path) else default
@@ -100,7 +100,7 @@ def _row(name: str, key: Key) -> str:
     return f"| `{name}` | {given} | {_value(key.kind, key)} | {key.setting.help} |\n"
 
 
-def _value(kind: Any, key: Key) -> str:
+def _value(kind: Any, key: SectionKey) -> str:
     """What the file may say, in words."""
     about, element = key.setting, element_of(kind)
     if element is not None and not is_section(element):

@@ -15,15 +15,15 @@ from typing import Any, Literal
 from gateway.config.problems import (
     SHOWN,
     Code,
+    ConfigFinding,
     ConfigInvalid,
-    Finding,
+    ConfigProblem,
     KeyPath,
-    Problem,
     dotted,
 )
 from gateway.config.schema import patterns
-from gateway.config.sections import element_of
 from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
+from gateway.config.sections import element_of
 from gateway.config.toml import BOM, Positions, Span
 from gateway.domain.text import nearest, printable
 
@@ -70,7 +70,7 @@ class Document:
         shown = _shown(lines[line - 1], "\n".join(lines[: line - 1]))
         excerpt, caret = fitted(shown[: column - 1], shown[column - 1 :])
         message, fix = _in_words(message[:1].lower() + message[1:], lines[:line])
-        problem = Problem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
+        problem = ConfigProblem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
         raise ConfigInvalid((problem,)) from None
 
     @cached_property
@@ -162,7 +162,7 @@ def _data_dir(content: dict[str, Any]) -> str | None:
 
 def _read(path: Path, name: str) -> tuple[bytes, os.stat_result]:
     def unreadable(message: str, fix: str) -> ConfigInvalid:
-        problem = Problem(Code.MISSING_FILE, name, 1, 1, "", f"the file {message}", fix)
+        problem = ConfigProblem(Code.MISSING_FILE, name, 1, 1, "", f"the file {message}", fix)
         return ConfigInvalid((problem,))
 
     try:
@@ -200,11 +200,11 @@ def _shown(line: str, above: str) -> str:
 
 
 def placed(
-    findings: Sequence[Finding],
+    findings: Sequence[ConfigFinding],
     document: Document,
     *,
     left_out: int = 0,
-    notices: Sequence[Finding] = (),
+    notices: Sequence[ConfigFinding] = (),
 ) -> ConfigInvalid:
     """In the order of the file, behind what did not come from it."""
     unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
@@ -213,28 +213,28 @@ def placed(
     return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
 
 
-def warned(notices: Sequence[Finding], document: Document) -> tuple[Problem, ...]:
+def warned(notices: Sequence[ConfigFinding], document: Document) -> tuple[ConfigProblem, ...]:
     """Notices with their places, in the order of the file."""
     return _problems(notices, document, "warning")
 
 
 def _problems(
-    findings: Sequence[Finding],
+    findings: Sequence[ConfigFinding],
     document: Document,
     severity: Literal["error", "warning"],
     unknown: frozenset[KeyPath] | set[KeyPath] = frozenset(),
-) -> tuple[Problem, ...]:
+) -> tuple[ConfigProblem, ...]:
     """With their places; `unknown` keys may hold a secret, whatever they are called."""
     positions = document.positions
     hidden, secrets = _hiding(positions, unknown)
 
-    def start(finding: Finding) -> int:
+    def start(finding: ConfigFinding) -> int:
         if finding.variable:
             return -1
         span = positions.span(finding.path, finding.at)
         return span.start + _into(document.text[span.start : span.end], finding.column)
 
-    found: list[Problem] = []
+    found: list[ConfigProblem] = []
     for one in sorted(findings, key=start)[:SHOWN]:
         line, column, text, caret = 0, 0, "", 0
         if not one.variable and document.path:
@@ -245,7 +245,7 @@ def _problems(
             struck(said, secrets) for said in (dotted(one.path), one.message, one.fix)
         )
         found.append(
-            Problem(one.code, source, line, column, key, message, fix, text, caret, severity)
+            ConfigProblem(one.code, source, line, column, key, message, fix, text, caret, severity)
         )
     return tuple(found)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from gateway.config.problems import Finding
+from gateway.config.problems import ConfigFinding
 from gateway.domain.agents import (
     AgentDef,
     Binding,
@@ -314,4 +314,4 @@ class GatewayConfig:
     )  # provider -> where its key is from
     origin: Path | None = None  # None: a start without a file
     rule_folder: RuleFolder | None = None
-    notices: tuple[Finding, ...] = ()  # what an operator should know that is no error
+    notices: tuple[ConfigFinding, ...] = ()  # what an operator should know that is no error
