@@ -169,7 +169,7 @@ class Driver:
             provider,
             tuple(map(_RUN_ID, turn.taken)),
             tuple(turn.output.posts),
-            turn.farewell,
+            turn.end_event,
             self.job.rules.kept,
             turn.replies > 0 or bool("".join(turn.pieces)) or turn.failure is not None,
             turn.last.finish if turn.last else None,

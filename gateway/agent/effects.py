@@ -185,9 +185,9 @@ class RunResult:
     provider: str = ""
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
-    farewell: Event | None = None  # to be published once the end is durable
+    end_event: Event | None = None  # to be published once the end is durable
     kept: Mapping[str, object] | None = None  # by the rules
-    has_told: bool = True  # a model has read the notices that waited for the run
+    has_read_notices: bool = True  # a model has read the notices that waited for the run
     finish: FinishReason | None = None
 
 

@@ -137,7 +137,11 @@ def parts_after(before: RequestParts, changes: Mapping[str, object]) -> RequestP
 
 @lru_cache(maxsize=256)
 def _tools(tools: tuple[ToolSpec, ...]) -> Mapping[str, str]:
-    return {tool.name: _hashed(f"{tool.description}\0{tool.parameters}") for tool in tools}
+    digests: dict[str, str] = {}
+    for tool in tools:
+        text = f"{tool.description}\0{tool.parameters}".encode("utf-8", "surrogatepass")
+        digests[tool.name] = blake2b(text, digest_size=8).hexdigest()
+    return digests
 
 
 def _digest(message: Message) -> str:
@@ -148,12 +152,10 @@ def _digest(message: Message) -> str:
         parts += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
     if result is not None:
         parts += [result.call_id, result.name, result.told, str(result.is_error)]
-    digest = message.kept["digest"] = f"{message.role} {_hashed(_BETWEEN.join(parts))}"
+    text = _BETWEEN.join(parts).encode("utf-8", "surrogatepass")
+    digest = f"{message.role} {blake2b(text, digest_size=8).hexdigest()}"
+    message.kept["digest"] = digest
     return digest
-
-
-def _hashed(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> Difference | None:

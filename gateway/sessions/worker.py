@@ -130,7 +130,7 @@ def refused(
     facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     event = Event("session.end", "info", "sessions", at, run.session_key, run.run_id, facts)
     said, end = (Message("assistant", told),), Fail(told, told, error_type)
-    return end_with(batch, parent, RunResult(end, said, farewell=event), moment)
+    return end_with(batch, parent, RunResult(end, said, end_event=event), moment)
 
 
 def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
@@ -280,8 +280,8 @@ class RunWorker:
             ended.publish()
         if self.extractor is not None:
             self.extractor.extract(key, _said(batch), end.nodes[-1].id)
-        if end.result.farewell is not None:
-            self.bus.publish(end.result.farewell)
+        if end.result.end_event is not None:
+            self.bus.publish(end.result.end_event)
         if batch.crowded is not None:
             self.compact(key, batch.crowded, run.run_id)
 
@@ -471,7 +471,7 @@ class RunWorker:
             deliveries=deliveries,
             person=run.person,
             posts=result.posts,
-            leaves_claimed=not result.has_told,
+            leaves_claimed=not result.has_read_notices,
             rule_state=None if result.kept is None else encode(dict(result.kept)).decode(),
             merged=self._merged(batch, end) if batch.earlier or batch.took else (),
             most_nodes=batch.most_nodes,

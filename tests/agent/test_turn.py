@@ -369,8 +369,8 @@ def test_the_end_of_the_session_is_told_to_rules_first_and_kept_for_later(
 
     paper = SCENES[name].play(Paper(plan, rules=rule).begin())
 
-    assert paper.turn.farewell is not None
-    payload = paper.turn.farewell.payload
+    assert paper.turn.end_event is not None
+    payload = paper.turn.end_event.payload
     assert (payload["reason"], payload["cancelled"], payload["partial"]) == told
     assert payload["exchange_saved"] is True
     assert len(paper.told_of("house.end")) == 1
