@@ -27,6 +27,7 @@ from gateway.config.editing import (
 from gateway.config.problems import ConfigInvalid
 from gateway.config.values import Surroundings
 from tests.config.arena import KNOWN, Arena
+from tests.forms import examples
 
 STORE = parse_capability("store:x")
 SHA = "ab" * 32
@@ -262,7 +263,7 @@ GRANTS = st.lists(
 GAPS = st.sampled_from(["", " ", "\n", "\n  ", " # c\n", "\n# 'c', ]\n  "])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_grants_come_and_go_in_any_list(data: st.DataObject) -> None:
     granted = data.draw(GRANTS)
