@@ -16,8 +16,7 @@ from gateway.cli.context import (
 )
 from gateway.cli.ending import BAD_CONFIG
 from gateway.config.document import placed, warned
-from gateway.config.effective import Row, effective
-from gateway.config.load import Loaded, read
+from gateway.config.load import Loaded, Row, effective, read
 from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
 from gateway.config.schema import json_schema
 from gateway.domain.text import nearest

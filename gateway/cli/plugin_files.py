@@ -10,9 +10,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.cli.known import known
-from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.plugins import BUNDLED
-from gateway.config.sections import PLUGIN_NAME
+from gateway.config.sections import PLUGIN_NAME, BadCapability, parse_capability
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, PluginDef, PluginKind
 from gateway.domain.text import choose, quoted

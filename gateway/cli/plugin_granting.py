@@ -19,9 +19,9 @@ from gateway.cli.plugin_files import BadPlugin, Given, given, replace_file
 from gateway.cli.plugin_place import Place, config_place
 from gateway.cli.plugin_words import asked_lines, block, shown, tool_line
 from gateway.config import editing
-from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.plugins import BUNDLED
 from gateway.config.problems import ConfigInvalid
+from gateway.config.sections import BadCapability, parse_capability
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability
 from gateway.store.opening import read_owner

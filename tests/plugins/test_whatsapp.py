@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.channels.crossing import read_formatted, read_parsed
+from gateway.channels.adapter_json import read_formatted, read_parsed
 from tests.forms import examples
 from tests.plugins.running import Guest, Json
 
