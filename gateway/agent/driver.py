@@ -33,7 +33,7 @@ from gateway.agent.limits import plain_limits
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
 from gateway.control.notices import notice_of
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import DecisionTrees, decision_of
 from gateway.control.rules import CurrentRules, RuleSet, RunRules
 from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
@@ -533,7 +533,7 @@ class Runner:
     ) -> Job:
         agent, tools = assignment.agent, self.gate.offered(assignment.agent)
         plan, digest = self.plans.of(assignment.plan_of)
-        decision = self.decisions.chosen(agent.decision, plan.decision)
+        decision = decision_of(agent.decision, plan.decision)
         if decision != agent.decision:
             agent = replace(agent, decision=decision)
         question = Message("user", assignment.question)
@@ -548,7 +548,7 @@ class Runner:
             rules=RunRules(rules, only=agent.rules, kept=assignment.kept),
             publish=self.publish,
             hears=self.hears,
-            decision=self.decisions.named(decision),
+            decision=self.decisions[decision],
             context_id=assignment.context_id,
             known=journal.result,
             waiting=(*assignment.notices, *map(notice_of, lacking)),

@@ -116,7 +116,7 @@ class Packer:
         that change with every question stand at the end, so that the next request has the same
         beginning, unless a template places them elsewhere."""
         fixed = self._fixed(agent, soul, tools, extras)
-        window = window if isinstance(window, Window) else Window(window)
+        window = Window(window)
         first = max(0, len(window.begins) - agent.context.recent_turns)
         asked = sum(map(message_tokens, (question, *extras.earlier)))
         allowed = allowance(agent)
@@ -134,9 +134,10 @@ class Packer:
         begins, seen = shown.begins[first:], shown.size(first)
         ends = [*map(_BEFORE, begins[1:]), shown.tokens]
         items = [*zip(map(_ID, begins), map(sub, ends, map(_BEFORE, begins)), repeat(RECENT))]
+        shown_items = _capped(items) if len(items) > MOST_ITEMS else items
         question_items = [(extras.question_id, asked, ASKED)]
         parts: tuple[Part, ...] = (
-            *(*fixed.parts, of_summary, ("window", seen, _capped(items)), *memory.parts),
+            *(*fixed.parts, of_summary, ("window", seen, shown_items), *memory.parts),
             *(fixed.tools, ("question", asked, question_items)),
         )
         history = tuple(map(_MESSAGE, shown.since(first)))
@@ -331,12 +332,11 @@ _EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
 
 
 def _part(kind: PartKind, items: Sequence[Item]) -> Part:
-    return kind, sum(map(_TOKENS, items)), _capped(items)
+    items = _capped(items) if len(items) > MOST_ITEMS else items
+    return kind, sum(map(_TOKENS, items)), items
 
 
 def _capped(items: Sequence[Item]) -> Sequence[Item]:
-    if len(items) <= MOST_ITEMS:
-        return items
     rest = items[MOST_ITEMS:]
     others = ("others", sum(map(_TOKENS, rest)), f"{len(rest)} more")
     return (*items[:MOST_ITEMS], others)
