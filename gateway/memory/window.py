@@ -71,8 +71,6 @@ class Window(tuple[Node, ...]):
     has_tools: bool
 
     def __new__(cls, nodes: Iterable[Node] = (), *, after: "Window | None" = None) -> "Window":
-        if after is None and isinstance(nodes, Window):
-            return nodes
         more, earlier = tuple(nodes), after or ()
         window = super().__new__(cls, (*earlier, *more))
         begins, tokens, weight, has_tools = list[Begin](), 0, 0, False
