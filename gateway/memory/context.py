@@ -131,11 +131,9 @@ class Packer:
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
         (shown, first, is_crowded), of_window = _shown(window, first, room, crowded_from, follows)
-        question_items = [(extras.question_id, asked, ASKED)]
-        parts: tuple[Part, ...] = (
-            *(*fixed.parts, of_summary, of_window, *memory.parts),
-            *(fixed.tools, ("question", asked, question_items)),
-        )
+        of_question: Part = ("question", asked, [(extras.question_id, asked, ASKED)])
+        middle = (of_summary, of_window, *memory.parts)
+        parts = (*fixed.parts, *middle, fixed.tools, of_question)
         seen, history = of_window[1], tuple(map(_MESSAGE, shown.since(first)))
         history = (*(paired(history) if shown.has_tools else history), *extras.earlier)
         system, of_system = fixed.system, fixed.tokens
