@@ -20,10 +20,10 @@ from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent
 from gateway.app.shared import Shared, opened, provider_trial, scrubbing
 from gateway.budgets import Meter
+from gateway.channels.access import AccessControl
+from gateway.channels.adapter_json import read_description
 from gateway.channels.commands import ChatCommands
-from gateway.channels.crossing import read_description
-from gateway.channels.pairing import PairingBook
-from gateway.channels.room import channel_room, delivering, keep_lines
+from gateway.channels.room import channel_room, delivering, keep_channels_connected
 from gateway.config.access import note_start
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
@@ -54,7 +54,7 @@ from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import ResultTool
 from gateway.web.asgi import WebApp, twins
@@ -127,7 +127,7 @@ class Gateway:
         self.stateless = StatelessRuns(worker, ids, opened.group, width=width, forget=forget)
         providers = frozenset({*made.config.providers, "demo"})
         self.replays = Replayer(worker, stores.sessions, self._replayed_models, providers)
-        self.pairing = PairingBook(stores.channels, stores.audit, clock, ids, shared.tell)
+        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.tell)
         commands = ChatCommands(
             front=self.front,
             spending=stores.ledger,
@@ -136,10 +136,10 @@ class Gateway:
             recall=memory.recall,
             settled=memory.settled,
             shared=made.sharing,
-            book=self.pairing,
+            access=self.access,
         )
         self.channels = channel_room(
-            stores, commands, tell=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
+            stores, commands, publish=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
         )
         self.watch = StoreWatch(stores.care.probe, clock)
 
@@ -183,7 +183,8 @@ class Gateway:
             runs=shared.live,
             extractor=memory.extractor,
             on_finished=memory.indexer.note,
-            recall=TurnRecall(memory.recall, vaults),
+            memory=memory.recall,
+            vaults=vaults,
             compact=compaction.consider,
         )
         return worker, forget
@@ -241,7 +242,7 @@ class Gateway:
             clock=clock,
             identities=Identities(settings, clock, stores.audit),
         )
-        app.open_webhooks(self.channels.door)
+        app.open_webhooks(self.channels.webhooks)
         return app
 
     def _handlers(self, spending: BudgetMethods) -> Mapping[str, Handler]:
@@ -273,12 +274,14 @@ class Gateway:
             subagents=config.subagents,
         )
         room, letters, facts = self.channels, stores.outbox, (stores.facts, memory.recall)
-        nudge, ids = (lambda: room.intake.nudge()), shared.ids
+        ids = shared.ids
         families = (
             spending,
             AuditMethods(stores.audit),
-            PairMethods(self.pairing),
-            ChannelMethods(room.statuses, letters, stores.channels, nudge, clock, room.take_again),
+            PairMethods(self.access),
+            ChannelMethods(
+                room.statuses, letters, stores.channels, room.nudge, clock, room.take_again
+            ),
             MemoryMethods(*facts, clock, ids, memory.settled, self.made.sharing, front),
             ChatMethods(front, self.replays),
             SessionMethods(front),
@@ -288,18 +291,18 @@ class Gateway:
         )
         return {name: one for family in families for name, one in family.handlers().items()}
 
-    async def keep_lines(self) -> None:
-        """Keeps the connections to platforms, until they are hung up."""
-        if self.channels.open:
-            sockets = self.shared.sockets
-            fetch, dialler = await sockets.guarded("lines"), await sockets.dialler()
-            await keep_lines(self.channels, fetch, dialler)
+    async def keep_connections(self) -> None:
+        """Keeps the connections to platforms, until the drain."""
+        if self.channels.names:
+            http = self.shared.sockets
+            fetch, sockets = await http.guarded("channels"), await http.socket_client()
+            await keep_channels_connected(self.channels, fetch, sockets)
 
     async def drain(self) -> None:
         """Refuses new work, and waits for the runs that are at work."""
         lanes = self.shared.lanes
         self.health.draining = True
-        self.channels.hang_up()
+        self.channels.disconnect()
         self.front.intake.close()
         self.stateless.close()
         lanes.pause()
@@ -311,7 +314,7 @@ class Gateway:
             log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
         for run in tuple(self.shared.live.values()):
-            run.abandon()
+            run.publish(is_over=False)
         self.stateless.abandon_all()
 
 
@@ -346,7 +349,7 @@ async def start(
         await note_start(stores.audit, config, found.plugins.infos, version, clock.now())
         gateway = Gateway(made, version, shared, found)
         room = gateway.channels
-        await room.load(config.channels, found.plugins.adapters, found.plugins.infos)
+        await room.load(config.channels, found.plugins)
         room.refuse_alike()
         if config.channels:
             accounts = frozenset((one.name, one.account) for one in config.channels)

@@ -13,15 +13,14 @@ from anyio.abc import TaskGroup
 
 from gateway.agent.journal import RunJournal
 from gateway.budgets import BudgetQueue, Estimates, Meter
+from gateway.channels.intake import Scrub
 from gateway.channels.room import Traffic
-from gateway.channels.translating import Scrub
 from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
-from gateway.domain.dialling import Dialler
 from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import RunId
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
+from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, SocketClient, Stores
 from gateway.host.clock import SystemClock, TimeIds
 from gateway.memory.window import Episodes
 from gateway.outbound.connection import open_outbound
@@ -31,7 +30,7 @@ from gateway.providers.demo import DemoModel
 from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import open_store
 from gateway.web.status import ProviderTrial
 
@@ -40,7 +39,7 @@ Opened = TypeVar("Opened")
 
 class HttpClients:
     """The ways out, each opened when it is first needed and closed with the stack. Only here the client
-    behind the guard and the dialler is imported: it takes as long as all the rest."""
+    behind the guard and the sockets is imported: it takes as long as all the rest."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack, self._lock = stack, anyio.Lock()
@@ -54,10 +53,10 @@ class HttpClients:
 
         return await self._once(f"guarded:{use}", open_guarded)
 
-    async def dialler(self) -> Dialler:
-        from gateway.outbound.client import open_dialler  # noqa: PLC0415  # see above
+    async def socket_client(self) -> SocketClient:
+        from gateway.outbound.client import open_socket_client  # noqa: PLC0415  # see above
 
-        return await self._once("dialler", open_dialler)
+        return await self._once("sockets", open_socket_client)
 
     async def _once(
         self, use: str, open_one: Callable[[], AbstractAsyncContextManager[Opened]]

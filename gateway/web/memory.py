@@ -32,7 +32,7 @@ from gateway.memory.recall import Recall, neighbours
 from gateway.memory.tool import select
 from gateway.memory.wording import as_asked, is_functional, kept_under
 from gateway.sessions.intake import Front
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.worker import SettingsBook
 from gateway.web.identity import (
     Principal,
     may,

@@ -109,7 +109,7 @@ class World:
 
     async def run(self) -> RunResult:
         await self.subagents()
-        assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)
+        assignment = Assignment(self.parent, "what is there?", SCOPE)
         with anyio.fail_after(5):
             return await self.runner.answer(assignment, self.journal, self.heard.append)
 

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.channels.adapters import Parsed
-from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import StoreUnavailable
@@ -147,8 +146,8 @@ class History:
 
         book = a_book(stores, self.clock)
         book.ids = reception.ids
-        kept = (frail, frail, self.clock, lambda: None)
-        return Intake(accept, *kept, Doorman(book), FakeCommands())
+        kept = (frail, self.clock, lambda: None)
+        return Intake(accept, *kept, book, FakeCommands().run)
 
     async def _until_crash(self, todo: list[Step], intake: Intake, faults: Faults) -> bool:
         while todo:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.channels.adapter_json import read_formatted, read_parsed
 from gateway.channels.adapters import Parsed
-from gateway.channels.crossing import read_formatted, read_parsed
 from tests.plugins.running import Guest, Json
 
 ADAPTER = Path(__file__).parent.parent.parent / "plugins" / "matrix" / "tool.wasm"

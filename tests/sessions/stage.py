@@ -27,9 +27,8 @@ from gateway.sessions.intake import Front, MessageIntake, QueueBounds
 from gateway.sessions.lanes import Lanes, QueuePolicy
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker, SettingsBook
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices
@@ -148,7 +147,7 @@ async def staged(
         channels=channels,
         runs=runs,
         on_finished=said,
-        recall=TurnRecall(remember),
+        memory=remember,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):

@@ -16,7 +16,7 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.events import Notice
 from gateway.domain.facts import Recalled
-from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
+from gateway.domain.ids import MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.domain.mcp import Lacking
@@ -30,7 +30,7 @@ from gateway.sessions.worker import (
     FAILED,
     SWITCHED_OFF,
     TOO_SLOW,
-    TurnRecall,
+    recall,
 )
 from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, says
@@ -173,11 +173,10 @@ async def test_names_of_notes_depend_on_no_other_memory(*, fails: bool, has_memo
     store: Any = Notes(fails=fails)
     vault = Vault(store, "notes", is_shared=False, tools=frozenset({"vault_read"}))
     agent = replace(AGENT, context=ContextRules(semantic=has_memory))
-    recollected = TurnRecall(Memory(a_fact(1)), {AGENT.id: vault})
-    new = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW)
+    new, memory = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW), Memory(a_fact(1))
 
-    found, missing = await recollected.of(new, agent, Episode(None))
-    other = await recollected.of(new, replace(agent, id=AgentId("other")), Episode(None))
+    found, missing = await recall(new, agent, Episode(None), memory, vault)
+    other = await recall(new, agent, Episode(None), memory, None)
 
     listed = [] if fails else ["notes"]
     facts = ["fact"] if has_memory else []
