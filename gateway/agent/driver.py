@@ -34,7 +34,7 @@ from gateway.agent.limits import plain_limits
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
 from gateway.control.notices import notice_of
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import DecisionTrees, decision_of
 from gateway.control.rules import CurrentRules, RuleSet, RunRules
 from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
@@ -519,7 +519,7 @@ class Runner:
         """The rules are those of now, if no others are given."""
         its, agent = assignment, assignment.agent
         tools, (plan, digest) = self.gate.offered(agent), self.plans.of(agent.id)
-        decision = self.decisions.chosen(agent.decision, plan.decision)
+        decision = decision_of(agent.decision, plan.decision)
         if decision != agent.decision:
             agent = replace(agent, decision=decision)
         asked = Message("user", its.question)
@@ -533,7 +533,7 @@ class Runner:
             rules=RunRules(rules or self.rules.now, only=agent.rules, kept=its.kept),
             publish=self.publish,
             hears=self.hears,
-            decision=self.decisions.named(decision),
+            decision=self.decisions[decision],
             context_id=its.context_id,
             known=journal.result,
             waiting=(*its.notices, *map(notice_of, its.lacking)),
