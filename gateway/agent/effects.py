@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from operator import attrgetter
+from sys import maxsize
+from typing import ClassVar, NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules import RunRules
@@ -69,6 +71,8 @@ class ToolReturned:
 class StopRequested:
     """Somebody stopped the run: now, or at the end of the turn that is at work."""
 
+    kind: ClassVar = "stop"  # of its entry in a journal
+
     reason: DoneReason
     at_once: bool = True
 
@@ -76,6 +80,8 @@ class StopRequested:
 @dataclass(frozen=True, slots=True)
 class Steered:
     """One more message of a person, under the run that it was accepted with."""
+
+    kind: ClassVar = "said"
 
     run_id: RunId
     text: str
@@ -87,6 +93,7 @@ class TimePassed:
 
 
 TurnEvent = ModelReplied | ModelBroke | ToolReturned | StopRequested | Steered | TimePassed
+NAME_OF = attrgetter("__class__.__name__")  # of an event, as a journal has it
 
 
 # -- effects
@@ -146,6 +153,8 @@ class Fail:
     """The end of a turn that could not go on. `told` is the sentence for the user; `text` is what
     reached the user before, or else the same sentence."""
 
+    partial: ClassVar = True
+
     told: str
     text: str
     error_type: ErrorType = "provider_error"
@@ -154,6 +163,10 @@ class Fail:
     refusal: BudgetExceeded | None = None
     provider: str | None = None  # whose failure it is, and the status that it answered with
     status: int | None = None
+
+    @property
+    def reason(self) -> ErrorType:
+        return self.error_type
 
 
 End = Finish | Fail
@@ -167,14 +180,14 @@ class RunResult:
 
     end: End
     said: tuple[Message, ...]
-    usage: Usage
-    model: str
-    provider: str
+    usage: Usage = Usage()
+    model: str = ""  # that replied last, if one was asked
+    provider: str = ""
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
-    farewell: Event | None = None  # to be published once the end is durable
+    end_event: Event | None = None  # to be published once the end is durable
     kept: Mapping[str, object] | None = None  # by the rules
-    has_told: bool = True  # a model has read the notices that waited for the run
+    has_read_notices: bool = True  # a model has read the notices that waited for the run
     finish: FinishReason | None = None
 
 
@@ -214,5 +227,6 @@ class Job:
     known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions
     price: Price = unpriced
-    was_near: bool = False  # the run before ended near the window's end
+    near_at: int = maxsize  # tokens from which on the window counts as nearly full
+    was_near: bool = False  # the run before ended that near
     hears: Callable[[str], bool] = lambda type_: True  # does anybody listen to events of this type?

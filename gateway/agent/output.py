@@ -215,19 +215,17 @@ class Output:
             bus.subscribe(job.publish)
         (job.publish if bus is None else bus.publish)(event)
 
-    def farewell(self, payload: Mapping[str, object]) -> Event:
-        """The event of the end: rules hear it now, listeners once the end is durable."""
+    def finish(self, payload: Mapping[str, object]) -> Event:
+        """The event of the end: rules hear it now, listeners once the end is durable. Nothing is published
+        after it, and nothing keeps the turn, so that it is freed at once."""
         scope, at = self._job.scope, self.moment.wall
         run = (scope.session_key, scope.run_id)
         event = Event("session.end", "info", "agent", at, *run, payload)
         if self._job.rules.by_event[event.type]:
             self._ask_rules(event)
-        return event
-
-    def release(self) -> None:
-        """Drops its references to the turn, so that the turn is freed at once."""
-        self._is_over = True
         self._bus, self._variables, self._interrupt = None, {}, lambda why: None
+        self._is_over = True
+        return event
 
     def _ask_rules(self, event: Event) -> None:
         for act in self._job.rules.on(event, self._variables):

@@ -122,7 +122,7 @@ class Subagents:
         child = replace(child, tools=(), limits=limits, max_tokens=reply)
         answer = await self._answer(child, f"{question}\n\n{text}", scope)
         end = answer.end
-        if isinstance(end, Fail) or end.partial:
+        if end.partial:
             why = end.told if isinstance(end, Fail) else end.reason
             raise ToolFailed(f"{name} could not sum it up: {why}")
         if end.text == EMPTY:
@@ -152,7 +152,7 @@ class Subagents:
 
     async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> RunResult:
         """Runs it. Its parent pays for its models as it goes."""
-        limits, soul = child.limits, self.souls.of(child.id)
+        limits, soul = child.limits, self.souls.by_agent.get(child.id)
         needed = estimate_tokens(question) + (soul.token_count if soul else 0)
         if limits.timeout_seconds < 1 or needed >= limits.token_budget:
             what = "time" if limits.timeout_seconds < 1 else "of its token budget"
@@ -177,8 +177,8 @@ class Subagents:
         inner = replace(scope, depth=scope.depth + 1, agent=None, part="", allowance=None)
         outer = self.journals(scope.run_id) if scope.is_kept else None
         journal = RunJournal(self.clock) if outer is None else outer.inner(scope.part)
-        assignment = Assignment(child, question, inner, child.id, soul)
-        answer = await replace(self.runner, publish=publish).answer(assignment, journal, bill)
+        runner = replace(self.runner, publish=publish)
+        answer = await runner.answer(Assignment(child, question, inner, soul), journal, bill)
         # A reply that was cut has no chunk, but the child has counted it.
         used = answer.usage
         more = (used.input_tokens - billed.input_tokens, used.output_tokens - billed.output_tokens)

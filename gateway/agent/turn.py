@@ -77,7 +77,7 @@ MOST_CITED = 500  # of a run
 UNMETERED_S = 5.0  # after which the ledger may be written again
 
 EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
-_name_of = attrgetter("name")
+_name_of, _RESULT = attrgetter("name"), attrgetter("result")
 # Options of `llm-call`.
 _NUMBERS = ("budget", "timeout", "idle-timeout")
 _OPTIONS = ("model", "tools", *_NUMBERS)
@@ -192,7 +192,7 @@ class Turn:
     calls: Sequence[ToolCall] = ()  # of the last reply, until their results are among the messages
     last_ticket = 0
     end: End | None = None
-    farewell: Event | None = None  # to be published once the end is durable
+    end_event: Event | None = None  # to be published once the end is durable
     failure: ModelBroke | None = None  # of the last question to a model
 
     def __init__(self, job: Job, emit: Emit, moment: Moment) -> None:
@@ -367,16 +367,11 @@ class Turn:
         tools, without = self.job.tools, self.output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
-        if self._has_excerpt():
-            tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
+        for result in filter(None, map(_RESULT, self.messages)):
+            if result.excerpt and result.excerpt.reference:
+                tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
+                break
         return tuple([tool for tool in tools if tool.name not in without]) if without else tools
-
-    def _has_excerpt(self) -> bool:
-        for message in self.messages:
-            result = message.result
-            if result is not None and result.excerpt is not None and result.excerpt.reference:
-                return True
-        return False
 
     def _replied(self, event: ModelReplied) -> None:
         """Takes a complete reply and opens its calls."""
@@ -384,7 +379,9 @@ class Turn:
         if ticket is None:
             return
         output, state = self.output, self.state
-        self.last = reply = with_distinct_ids(reply, self.said)
+        if reply.tool_calls:
+            reply = with_distinct_ids(reply, self.said)
+        self.last = reply
         if not event.was_heard:
             self._show_reply(reply)
         self.replies += 1
@@ -610,15 +607,16 @@ class Turn:
             state.tell_stop()
         if self.uncited:
             self.tell_sources()
-        self.said[:] = with_last_word(self.said, end.text, tuple(self.output.shown))
-        reason = end.reason if isinstance(end, Finish) else end.error_type
+        shown = tuple(self.output.shown)
+        if shown or not self.is_answered or self.said[-1].text != end.text:
+            self.said[:] = with_last_word(self.said, end.text, shown)
         told = {
-            "reason": reason,
+            "reason": end.reason,
             "exchange_saved": True,
-            "cancelled": reason == "cancelled",
-            "partial": end.partial if isinstance(end, Finish) else True,
+            "cancelled": end.reason == "cancelled",
+            "partial": end.partial,
         }
-        self.farewell = self.output.farewell(told)
+        self.end_event = self.output.finish(told)
 
     def _end(self, outcome: TreeOutcome) -> End:
         """A reason to stop comes before the answer, and that before a failure."""
@@ -693,8 +691,6 @@ def number(value: object) -> float | None:
 
 def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
     """Some models reuse an id within a reply or a run; each result has to find its own call."""
-    if not reply.tool_calls:
-        return reply
     taken = {call.id for message in said for call in message.tool_calls}
     calls: list[ToolCall] = []
     for call in reply.tool_calls:

@@ -223,7 +223,8 @@ class _Compiler:
             left = first(scope)
             for compare, right_of in zip(compares, rest, strict=True):
                 right = right_of(scope)
-                if not compare(left, right):
+                is_lacking = compare in _ORDERED and (left is None or right is None)
+                if is_lacking or not compare(left, right):
                     return False
                 left = right
             return True
@@ -278,10 +279,6 @@ def _item(base: object, key: object) -> object:
 _Compare = Callable[[Any, Any], bool]
 
 
-def _ordered(compare: _Compare) -> _Compare:
-    return lambda left, right: left is not None and right is not None and compare(left, right)
-
-
 def _is_in(left: object, right: object) -> bool:
     if right is not None and not isinstance(right, str | Sequence | Mapping | Set):
         raise TypeError(f"{type(right).__name__} has no members")
@@ -291,15 +288,16 @@ def _is_in(left: object, right: object) -> bool:
 _COMPARISONS: Mapping[type[ast.cmpop], _Compare] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-    ast.Lt: _ordered(operator.lt),
-    ast.LtE: _ordered(operator.le),
-    ast.Gt: _ordered(operator.gt),
-    ast.GtE: _ordered(operator.ge),
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
     ast.In: _is_in,
     ast.NotIn: lambda left, right: not _is_in(left, right),
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
+_ORDERED = frozenset({operator.lt, operator.le, operator.gt, operator.ge})  # None has no place
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -35,14 +35,14 @@ Part = tuple[PartKind, int, Sequence[Item]]
 @dataclass(frozen=True, slots=True)
 class Context:
     """The context of a model call, with estimated tokens. Questions that are answered together end
-    `history`; `question_tokens` counts them too."""
+    `history`; `tokens` is the sum of all parts."""
 
     system: str
     history: tuple[Message, ...]
     question: Message
     system_tokens: int
     history_tokens: int
-    question_tokens: int
+    tokens: int
     tools_tokens: int
     memory: Message | None = None  # facts and recalled turns: for this question, and never kept
     parts: tuple[Part, ...] = ()  # the last are tools and question; notices come later
@@ -52,12 +52,6 @@ class Context:
     def messages(self) -> tuple[Message, ...]:
         memory = () if self.memory is None else (self.memory,)
         return (*self.history, *memory, self.question)
-
-    @property
-    def tokens(self) -> int:
-        """The sum of all parts."""
-        said = self.system_tokens + self.history_tokens + self.question_tokens
-        return said + self.tools_tokens + (message_tokens(self.memory) if self.memory else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +130,11 @@ class Packer:
             memory = _memory(agent, extras, window.since(first), room)
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-        shown, first, is_crowded = _shown(window, first, room, crowded_from, follows)
-        nodes, seen = shown.since(first), shown.size(first)
-        parts: tuple[Part, ...] = (
-            *fixed.parts,
-            of_summary,
-            ("window", seen, _items_of(shown, first)),
-            *memory.parts,
-            fixed.tools,
-            ("question", asked, [(extras.question_id, asked, ASKED)]),
-        )
-        history = tuple(map(_MESSAGE, nodes))
+        (shown, first, is_crowded), of_window = _shown(window, first, room, crowded_from, follows)
+        of_question: Part = ("question", asked, [(extras.question_id, asked, ASKED)])
+        middle = (of_summary, of_window, *memory.parts)
+        parts = (*fixed.parts, *middle, fixed.tools, of_question)
+        seen, history = of_window[1], tuple(map(_MESSAGE, shown.since(first)))
         history = (*(paired(history) if shown.has_tools else history), *extras.earlier)
         system, of_system = fixed.system, fixed.tokens
         placed: Mapping[str, Message] = {}
@@ -157,7 +145,7 @@ class Packer:
             of_system += sum(map(message_tokens, placed.values()))
         if summary is not None and "summary" not in placed:
             history, seen = (summary, *history), seen + of_summary[1]
-        counted = (of_system, seen, asked, fixed.tools[1])
+        counted = (of_system, seen, sum(map(_TOKENS, parts)), fixed.tools[1])
         return Context(system, history, question, *counted, memory.message, parts, is_crowded)
 
     def _fixed(
@@ -264,23 +252,22 @@ _NO_SUMMARY: Part = ("summary", 0, ())
 
 def _shown(
     window: Window, first: int, room: int, crowded_from: int, follows: NodeId | None
-) -> tuple[Window, int, bool]:
+) -> tuple[tuple[Window, int, bool], Part]:
     """Selects the newest exchanges that fit, none before `first`. Returns their window, the index
-    of the first one, and whether there are more than the rules allow."""
+    of the first one, and whether there are more than the rules allow; and the part that they make."""
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
         window = whole.shortened(first)
         if whole.size(newest) > room:  # else what was said last is lost to its results
             window = whole.shortened(first, whole=0)
         first = 0
-    return window, window.fitting(first, room, follows), window.size(first) > crowded_from
-
-
-def _items_of(window: Window, first: int) -> Sequence[Item]:
-    shown = window.begins[first:]
-    before = [*map(_BEFORE, shown), window.tokens]
-    items = [*zip(map(_ID, shown), map(sub, before[1:], before), repeat(RECENT))]
-    return _capped(items) if len(items) > MOST_ITEMS else items
+    is_crowded = window.size(first) > crowded_from
+    first = window.fitting(first, room, follows)
+    begins = window.begins[first:]
+    ends = [*map(_BEFORE, begins[1:]), window.tokens]
+    items = [*zip(map(_ID, begins), map(sub, ends, map(_BEFORE, begins)), repeat(RECENT))]
+    shown_items = _capped(items) if len(items) > MOST_ITEMS else items
+    return (window, first, is_crowded), ("window", window.size(first), shown_items)
 
 
 _Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that

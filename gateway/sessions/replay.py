@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict, deque
 from collections.abc import (
-    AsyncIterator,
     Callable,
     Container,
     Iterable,
@@ -11,7 +10,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -24,7 +22,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from gateway.agent.driver import RunControl, Runner
-from gateway.agent.effects import Gate, Job, Steered, TurnEvent
+from gateway.agent.effects import NAME_OF, Gate, Job, Steered
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
 from gateway.codec import decode
 from gateway.control.notices import Bus
@@ -55,12 +53,14 @@ from gateway.domain.model import (
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, SessionStore, ToolScope
 from gateway.memory.window import Episode
 from gateway.sessions.journal import (
+    NO_REQUEST,
     Difference,
     RequestParts,
     RunInputs,
     apart,
     last_attempt,
     parted,
+    parts_after,
     parts_at,
     parts_of,
     read_in,
@@ -144,7 +144,7 @@ class Player(RunJournal):
         super().__init__(self.played, attempt.earlier)
         self._entries = [one for one in attempt.entries if one.kind not in _SKIPPED]
         self._control, self._on_difference, self._soul = control, on_difference, soul
-        self._parts = RequestParts()
+        self._parts = NO_REQUEST
         self._moved = anyio.Event()
         self._queue = EventQueue()  # on which the run waits
         self._ends_unread = 0
@@ -244,9 +244,7 @@ class Player(RunJournal):
 
     # -- what the driver asks of it
 
-    async def begins(
-        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
-    ) -> None:
+    async def compare(self, job: Job, scene: Mapping[str, object]) -> None:
         """Compares what decides over the run, and what the first request will begin with."""
         recorded = (await self.reach("begin")).values[0]
         if (difference := unequal(recorded, scene)) is not None:
@@ -254,21 +252,23 @@ class Player(RunJournal):
         ask = next((one for one in self.coming() if one.kind == "ask"), None)
         if ask is None:
             return
-        first = await self.read(partial(self._parts.then, ask.values[0]))
+        first = await self.read(partial(parts_after, NO_REQUEST, ask.values[0]))
         now = parts_at(job)
         # Notices may stand before the question; a request that was made shorter has other messages.
-        known = len(now.messages) - 1
-        known = known if len(first.messages) > known else 0
-        first = replace(first, settings={}, messages=first.messages[:known])
-        await self._compare("call 1", first, replace(now, messages=now.messages[:known]))
+        known = len(now["messages"]) - 1
+        known = known if len(first["messages"]) > known else 0
+        begins = [
+            {**one, "settings": None, "messages": one["messages"][:known]} for one in (first, now)
+        ]
+        await self._compare("call 1", *begins)
 
-    async def keep(self, what: str) -> None:
-        await self.reach("kept", key=(what,))
+    async def grant(self, name: str, kind: str, *values: object) -> None:
+        await self.reach("kept", key=(name,))
 
     async def asked(self, call: str, request: ModelRequest) -> None:
         """Compares what is asked with what was."""
         entry = await self.reach("ask")
-        self._parts = await self.read(partial(self._parts.then, entry.values[0]))
+        self._parts = await self.read(partial(parts_after, self._parts, entry.values[0]))
         await self._compare(call, self._parts, parts_of(request))
 
     async def _compare(self, call: str, recorded: RequestParts, now: RequestParts) -> None:
@@ -280,21 +280,24 @@ class Player(RunJournal):
         while True:
             queue.came = anyio.Event()
             entry = self._next()
-            if entry.kind == "told" and entry.values[0] == _names(queue.items):
+            if entry == JournalEntry("told", (list(map(NAME_OF, queue.items)),)):
                 return True
             if entry.kind == "late":
                 self.advance()
                 return False
             await self._stall("something to tell", queue.came)
 
-    def tells(self, events: Sequence[TurnEvent]) -> None:
-        entry = self.peek()
-        if entry.kind == "told" and entry.values[0] == _names(events):
-            self.advance()
-        else:
-            self._on_difference(Difference("what the turn is told", entry.kind, _names(events)))
+    def __call__(self, kind: str, *values: object) -> None:
+        if kind == "told":
+            entry = self.peek()
+            if entry == JournalEntry(kind, values):
+                self.advance()
+            else:
+                self._on_difference(Difference("what the turn is told", entry.kind, values[0]))
+        elif kind == "over":
+            self._end()
 
-    def ends(self) -> None:
+    def _end(self) -> None:
         """All that was told has been told again, but for what nobody heard any more."""
         for entry in self.coming():
             if entry.kind not in _UNHEARD:
@@ -304,10 +307,6 @@ class Player(RunJournal):
             self.advance()
             if entry.kind == "over":
                 break
-
-
-def _names(events: Iterable[TurnEvent]) -> list[str]:
-    return [type(event).__name__ for event in events]
 
 
 class Reel:
@@ -348,21 +347,17 @@ class Reel:
         """Whether more was sent within this call, or would have been if nobody had stopped it."""
         return not self._player.has_end()
 
-    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
-        return self._send()
-
-    @asynccontextmanager
-    async def _send(self) -> AsyncIterator[HttpAnswer]:
+    async def send(self, call: HttpCall) -> HttpAnswer:
         self._has_ended = False
         await self._player.reach("sent")
         entry = await self._player.reach("head", "end")
-        try:
-            if entry.kind == "end":
-                await self.ended(*entry.values)
-            yield _Answer(self, self._player, *entry.values)
-        finally:
-            if not self._has_ended:
-                self._player.forget_end()
+        if entry.kind == "end":
+            await self.ended(*entry.values)
+        return _Answer(self, self._player, *entry.values)
+
+    def close(self) -> None:
+        if not self._has_ended:
+            self._player.forget_end()
 
     async def ended(self, how: str, detail: str) -> bytes:
         """What a read gives at the end of an answer."""
@@ -380,6 +375,7 @@ class _Answer:
     def __init__(self, reel: Reel, player: Player, status: int, headers: Mapping[str, str]) -> None:
         self._reel, self._player = reel, player
         self.status, self.headers = status, headers
+        self.close = reel.close
 
     @property
     def is_over(self) -> bool:
@@ -526,7 +522,7 @@ class Replayer:
         attempt = await self.attempt(record)
         batch = await self._batch(record, attempt)
         runner, run, agent_id = self.worker.runner, batch.run, batch.run.session_key.agent
-        agent, soul = self.worker.agents.get(agent_id), self.worker.souls.of(agent_id)
+        agent, soul = self.worker.agents.get(agent_id), self.worker.souls.by_agent.get(agent_id)
         scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
         comparison = _Comparison(record, scope)
         player = Player(attempt, run.control, comparison, soul.loaded_from if soul else "none")
@@ -566,8 +562,8 @@ class Replayer:
         if asked.refusal is not None:
             raise asked.refusal
         steps = [_steps(map(decode, log)) for log in (record.log.split(b"\n"), run.events)]
-        tokens = end.result.usage.total if end.result else 0
-        return Replayed(_first_difference(*steps), len(run.events), asked.calls, end.text, tokens)
+        text, tokens = end.result.end.text, end.result.usage.total
+        return Replayed(_first_difference(*steps), len(run.events), asked.calls, text, tokens)
 
     async def _end_of(
         self,
@@ -616,7 +612,7 @@ class Replayer:
         """What it answered, and what was said to it on its way."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
-        return TurnBatch([*asked, LiveRun(record.entry)], behind)
+        return TurnBatch(LiveRun(record.entry), asked, behind)
 
     async def _queued(self, ids: Sequence[str]) -> Sequence[LiveRun]:
         records = [await self.worker.inbox.find_run(RunId(run_id)) for run_id in ids]
@@ -624,7 +620,7 @@ class Replayer:
 
     async def _episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""
-        new = batch.asked[0].new
+        new = (*batch.earlier, batch.run)[0].new
         question = await self.sessions.node(new.session_key, NodeId(new.message_id))
         if question is None:
             raise NotFound(f"the question of run {new.run_id[:64]!r}")

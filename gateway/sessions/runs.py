@@ -1,7 +1,7 @@
 """Live runs: their chunks and journal, who listens to them, and how they are stopped."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import anyio
 from gateway.agent.driver import RunControl
 from gateway.agent.effects import Moment
 from gateway.codec import decode, encode
-from gateway.domain.agents import Share
+from gateway.domain.agents import Share, speaker_in
 from gateway.domain.errors import Busy
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Entry, NewEntry, RunRecord
@@ -63,24 +63,30 @@ class LiveRun:
     new: NewEntry = field(init=False)
     run_id: RunId = field(init=False)
     session_key: SessionKey = field(init=False)
+    person: str = field(init=False)  # whose settings apply, and for whom tools act
     _listeners: dict[int, tuple[Listener, Callable[[], None] | None]] = field(default_factory=dict)
     _prefix: bytes = b""
 
     def __post_init__(self) -> None:
         self.new = self.entry.new
         self.run_id, self.session_key = self.new.run_id, self.new.session_key
+        self.person = speaker_in(self.session_key, self.new.sender)
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
         self.is_stopped = True
         self.control.stop(reason, at_once=at_once)
 
     def start(self, attempt: int, moment: Moment, journal: RecordedJournal | None = None) -> None:
-        """Begins an attempt."""
+        """Begins an attempt. From now on its journal has the requests of others, also those that came before."""
         self.attempt, self.state, self.journal = attempt, "running", journal
         self.started_at, self.began = moment.wall, moment.at
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
         ids = encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
+        if journal is not None:
+            for one in self.control.requests:
+                journal(one.kind, *astuple(one))
+            self.control.record = journal
 
     def emit(self, chunk: Chunk) -> None:
         """Numbers a chunk, records it and sends it to every listener, without waiting for any."""
@@ -96,7 +102,7 @@ class LiveRun:
 
     def seal(self, chunk: Chunk) -> None:
         """Adds the terminal chunk; listeners get it when it is published."""
-        self.sealed = True
+        self.sealed, self.state = True, "ended"
         self.emit(chunk)
 
     def unseal(self) -> None:
@@ -114,13 +120,11 @@ class LiveRun:
         self.progress, self.journal = dict, None
         self.control.close()
 
-    def publish(self) -> None:
-        """The end is durable: sends it to the listeners."""
-        self.ended = True
-        self.abandon(self.events[-1])
-
-    def abandon(self, last: bytes = b"") -> None:
-        """Sends a last event: an empty one ends the waiting when the gateway stops before the run."""
+    def publish(self, *, is_over: bool = True) -> None:
+        """Sends the end, which is durable now, to the listeners; or if the gateway stops before the run, an
+        empty event, which ends the waiting."""
+        self.ended = is_over
+        last = self.events[-1] if is_over else b""
         for listener, _ in tuple(self._listeners.values()):
             listener(last, True)  # noqa: FBT003  # the shape of a Listener
         self._listeners.clear()

@@ -561,22 +561,16 @@ def decode(message: bytes) -> dict[str, Any] | None:
 
 
 def _untagged(tag: Any, immutable: bool) -> object:  # noqa: FBT001  # so the library calls it
-    match tag.tag:
-        case 6:
-            return None
-        case 8:
-            table, identity = tag.value
-            return RecordID(table, tuple(identity) if isinstance(identity, list) else identity)
-        case 12:
-            return EPOCH + _span(tag.value)
-        case 14:
-            return _span(tag.value)
-        case 10:
-            return Decimal(tag.value)
-    return tag
-
-
-def _span(value: Any) -> timedelta:
-    """A zero of a duration is left out by the server."""
-    seconds, nanoseconds = (*value, 0, 0)[:2]
-    return timedelta(seconds=seconds, microseconds=nanoseconds // 1_000)
+    number, value = tag.tag, tag.value
+    if number == _NONE:
+        return None
+    if number == _RECORD:
+        table, identity = value  # an array in it is a tuple already
+        return RecordID(table, identity)
+    if number == _DATETIME:
+        seconds, nanoseconds = value
+        return EPOCH + timedelta(0, seconds, nanoseconds // 1_000)
+    if number == _DURATION:
+        seconds, nanoseconds = (*value, 0, 0)[:2]  # the server leaves zeros out
+        return timedelta(0, seconds, nanoseconds // 1_000)
+    return Decimal(value) if number == _DECIMAL else tag

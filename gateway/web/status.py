@@ -155,7 +155,7 @@ class StatusMethods:
         return build(api.Agent, agent, fallbacks=fallbacks, offered=offered, soul=soul)
 
     def _soul(self, agent: str) -> api.AgentSoul | None:
-        soul = self.front.souls.of(AgentId(agent))
+        soul = self.front.souls.by_agent.get(AgentId(agent))
         return None if soul is None else build(api.AgentSoul, soul, path=soul.loaded_from)
 
     def explain(self, call: Call, params: api.RouteExplain) -> api.RouteExplained:

@@ -53,7 +53,7 @@ class Study(World):
     async def run(self) -> RunResult:
         gate = await self.gate()
         self.runner = replace(self.runner, gate=gate)
-        assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)
+        assignment = Assignment(self.parent, "what is there?", SCOPE)
         with anyio.fail_after(5):
             return await self.runner.answer(assignment, self.journal, self.heard.append)
 

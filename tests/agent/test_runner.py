@@ -10,7 +10,7 @@ import pytest
 from gateway.agent.driver import Assignment, RunControl, Runner
 from gateway.agent.effects import Finish, Gate
 from gateway.agent.journal import RunJournal, part_of
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import OURS
 from gateway.control.rules import CurrentRules, load_rules
 from gateway.domain.agents import AgentDef, compile_prompt
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
@@ -36,13 +36,13 @@ CLOCK = FakeClock()
 
 async def runner(model: Model, *tools: FakeTool, gate: Gate | None = None) -> Runner:
     gate = gate or ToolGate(tools, schemas=NoSchemas(), clock=CLOCK)
-    plans = await shipped_plans([PARENT])
+    plans = await shipped_plans([HELPER])
     rules = load_rules(())
-    return Runner(model, gate, plans, DecisionTrees(), CurrentRules(rules))
+    return Runner(model, gate, plans, OURS, CurrentRules(rules))
 
 
 def assignment(*earlier: Node) -> Assignment:
-    return Assignment(HELPER, "sum it up", SCOPE, PARENT.id, earlier=earlier)
+    return Assignment(HELPER, "sum it up", SCOPE, earlier=earlier)
 
 
 def said(role: str, text: str, place: int) -> Node:
@@ -91,7 +91,7 @@ async def test_what_it_has_done_is_not_done_again_and_is_none_of_what_its_run_ha
 async def test_a_template_frames_what_it_is_told() -> None:
     model = ScriptedModel(says("short"))
     template = compile_prompt("Frame: {system_prompt}.")
-    framed = replace(assignment(), besides=ContextExtras(template=template))
+    framed = replace(assignment(), extras=ContextExtras(template=template))
     framed = replace(framed, agent=replace(HELPER, system_prompt="inside"))
 
     with anyio.fail_after(5):

@@ -106,7 +106,7 @@ async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
     config = await to_thread.run_sync(read, tmp_path)
     for _ in range(2):
         async with assembled(config, version="1") as rooms:
-            soul = rooms.front.souls.of(config.agents[1].id)
+            soul = rooms.front.souls.by_agent.get(config.agents[1].id)
             assert soul is not None
             assert soul.content == "I am another."
             assert rooms.health.reasons() == ["the gateway is starting"]

@@ -11,14 +11,14 @@ import anyio
 from gateway.agent.driver import Runner
 from gateway.budgets import Meter
 from gateway.control.notices import Bus
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import OURS, DecisionTrees
 from gateway.control.rules import CurrentRules, RuleSet, load_rules
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
-from gateway.domain.facts import Remember
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
+from gateway.memory.recall import Recall
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episodes
 from gateway.routing import Closed, Router
@@ -27,9 +27,8 @@ from gateway.sessions.intake import Front, MessageIntake, QueueBounds
 from gateway.sessions.lanes import Lanes, QueuePolicy
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker, SettingsBook
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices
@@ -39,7 +38,6 @@ from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
 
 NO_RULES = load_rules(())
-OURS = DecisionTrees()
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY, USUAL = QueueBounds(), QueuePolicy()
 Events = list[dict[str, Any]]
@@ -121,7 +119,7 @@ async def staged(
     decisions: DecisionTrees = OURS,
     bus: Bus | None = None,
     said: Callable[[SessionKey], None] = lambda key: None,
-    remember: Remember | None = None,
+    remember: Recall | None = None,
     compacts: bool = False,
     closed: Closed = EVERYBODYS,
 ) -> AsyncIterator[Stage]:
@@ -149,7 +147,7 @@ async def staged(
         channels=channels,
         runs=runs,
         on_finished=said,
-        recall=TurnRecall(remember),
+        memory=remember,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):

@@ -169,7 +169,7 @@ async def test_who_asks_while_the_gateway_ends_is_told_to_ask_again() -> None:
         group.start_soon(put)
         await model.until_asked(1)
         for run in tuple(stage.front.live.values()):
-            run.abandon()
+            run.publish(is_over=False)
         model.let()
 
     assert answers[0].is_error

@@ -6,7 +6,7 @@ import pytest
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import SessionStore
 from gateway.domain.sessions import RECORD_BYTES, SettingsRefused
-from gateway.sessions.settings import MOST_KNOWN, SettingsBook
+from gateway.sessions.worker import MOST_KNOWN, SettingsBook
 from tests.fakes.ports import PartOfSessionStore
 from tests.fakes.store import open_memory
 

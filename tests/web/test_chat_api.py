@@ -144,7 +144,7 @@ async def test_who_waits_when_the_gateway_stops_is_told_to_ask_again() -> None:
             group.start_soon(ask, f"http://{site.address}")
             await stalling.reached.wait()
             for run in tuple(stage.front.live.values()):
-                run.abandon()
+                run.publish(is_over=False)
         stage.lanes._group.cancel_scope.cancel()
 
     assert answers[0].status == 503

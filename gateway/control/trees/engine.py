@@ -66,8 +66,6 @@ class Run:
             return True
         state, has_heard = self.state, self.state.has_heard
         state.has_heard = state.is_awake = False
-        if has_heard:
-            state.work = 0
         state.ticks += 1
         state.is_ticking = True
         try:
@@ -79,12 +77,12 @@ class Run:
             return self.outcome is not None
         finally:
             state.is_ticking = False
-        if self._stop is not None and not self.is_ending:
+        if self._stop is not None:
             self._abort("interrupted", self._stop)
-        elif status is RUNNING:
-            self._go_on(has_heard=has_heard)
-        else:
+        elif status is not RUNNING:
             self._ended(status, "done")
+        elif state.is_awake or self._yields or self.plan.max_ticks is not None:
+            self._go_on(has_heard=has_heard)
         return self.outcome is not None
 
     def _go_on(self, *, has_heard: bool) -> None:
@@ -98,7 +96,7 @@ class Run:
     def interrupt(self, reason: str) -> None:
         """Halts what runs; `:finally` is what is left to do."""
         if self.state.is_ticking:
-            self._stop = self._stop or reason
+            self._stop = None if self.is_ending else self._stop or reason
         elif self._body_ended is None and self.outcome is None:
             self._abort("interrupted", reason)
 
@@ -112,6 +110,7 @@ class Run:
             log.warning("tree.finally_cut", extra={"tree": self.plan.name})
 
     def _abort(self, reason: Reason, detail: str) -> None:
+        self._stop = None
         self._halt()
         self._ended(FAILURE, reason, detail)
 

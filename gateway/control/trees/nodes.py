@@ -8,6 +8,7 @@ anew; so it does if the generator has ended. `close` halts it.
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Final, cast
 
 from gateway.control.expressions import CANNOT
@@ -84,7 +85,9 @@ class LeafCall:
     def option(self, name: str) -> object:
         """As it is now; None if it is not there."""
         value = self.plan.options.get(name)
-        return value and value.of(self.frame)
+        if value is None or value.run is None:
+            return value and value.constant
+        return value.run(self.frame)
 
     @property
     def values(self) -> list[object]:
@@ -176,7 +179,9 @@ def check(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 
 def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     """Sets keys. All values are those from before it."""
-    found = {key: value.of(frame) for key, value in plan.options.items()}
+    found: dict[str, object] = {}
+    for key, value in plan.options.items():
+        found[key] = value.constant if value.run is None else value.run(frame)
     try:
         for key, new in found.items():
             frame.set(key, new)
@@ -258,10 +263,6 @@ class Child:
         self.status = None
 
 
-def children_of(plan: NodePlan, frame: TreeFrame) -> Sequence[Child]:
-    return [Child(child, frame) for child in plan.children]
-
-
 def halt(children: Iterable[Child], but: Child | None = None) -> None:
     for child in children:
         if child is not but and child.status is not None:
@@ -286,7 +287,7 @@ def choosing(choose: Choose) -> Kind:
     """The kind of a node that chooses at each tick which children it ticks."""
 
     def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
-        children, is_over = children_of(plan, frame), False
+        children, is_over = list(map(Child, plan.children, repeat(frame))), False
         try:
             while True:
                 is_over = False
@@ -357,7 +358,8 @@ def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
 
 def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
-    children, place = frame.kept.get(plan) or (children_of(plan, frame), 0)
+    fresh = list(map(Child, plan.children, repeat(frame)))
+    children, place = frame.kept.get(plan) or (fresh, 0)
     count, skipped, status = len(children), 0, SKIPPED
     try:
         while place < count:
@@ -440,7 +442,7 @@ def _decided(
 
 def ensure(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
-    body, clean_up = children_of(plan, frame)
+    body, clean_up = map(Child, plan.children, repeat(frame))
     status: TickStatus | None = None
     try:
         status = yield from to_its_end(body)

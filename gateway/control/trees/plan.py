@@ -310,7 +310,7 @@ class TreeState:
         """Asks for another tick; during a tick it is the tree itself that asks."""
         self.is_awake = True
         if not self.is_ticking:
-            self.has_heard = True
+            self.has_heard, self.work = True, 0
 
     @property
     def failure(self) -> Mapping[str, object] | None:

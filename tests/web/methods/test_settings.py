@@ -11,7 +11,7 @@ from gateway.api.errors import InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import USER_LIMITS, Choosable
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.worker import SettingsBook
 from gateway.web.identity import Principal
 from gateway.web.memory import SettingsMethods
 from gateway.web.rpc import Handler
