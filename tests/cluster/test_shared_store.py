@@ -147,7 +147,7 @@ class Cluster:
             SystemClock(),
         )
         turns.may = node.epoch
-        await node.prepare()
+        await node.join()
         self.nodes[name] = (node, turns, CancelScope())
         self.group.start_soon(self._run, name)
 
