@@ -17,7 +17,7 @@ from anyio import to_thread
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.running import Running, open_doors
 from gateway.channels.adapters import Description, Verify
-from gateway.channels.signing import signed
+from gateway.channels.webhooks import signed
 from gateway.cli.known import known
 from gateway.cli.platform_script import Call, Out, Script, Step, contains, decoded, fits
 from gateway.cli.plugin_files import BadPlugin, Given
@@ -200,9 +200,9 @@ class ScriptPlayer:
     async def _approve(self, heard: Sequence[Heard]) -> None:
         """As the operator would: whoever was told a code may talk from now on."""
         codes = {code for one in heard for code in _CODE.findall(json.dumps(one.body))}
-        waiting = await self.rooms.pairing.listed(channel=self.channel, limit=1)
+        waiting = await self.rooms.access.listed(channel=self.channel, limit=1)
         for code in codes if any(one.state == "asked" for one in waiting) else ():
-            await self.rooms.pairing.approve(code, by="simulator")
+            await self.rooms.access.approve(code, by="simulator")
 
 
 def _of_answer(step: Step, status: int, body: object) -> Iterator[str]:

@@ -12,10 +12,10 @@ import anyio
 from anyio import to_thread
 
 from gateway.api.declarations import plain
+from gateway.channels.adapter_json import read_description
 from gateway.channels.adapters import Description
-from gateway.channels.crossing import read_description
 from gateway.channels.room import require_openable
-from gateway.channels.verification import ChannelRefused
+from gateway.channels.webhooks import ChannelRefused
 from gateway.cli.plugin_files import BadPlugin, Given
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelDef

@@ -26,6 +26,7 @@ from gateway.config.sections import parse_capability
 from gateway.config.toml import CannotEdit, rewritten
 from gateway.config.values import Surroundings
 from tests.config.arena import KNOWN, Arena
+from tests.forms import examples
 
 STORE = parse_capability("store:x")
 SHA = "ab" * 32
@@ -261,7 +262,7 @@ GRANTS = st.lists(
 GAPS = st.sampled_from(["", " ", "\n", "\n  ", " # c\n", "\n# 'c', ]\n  "])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_grants_come_and_go_in_any_list(data: st.DataObject) -> None:
     granted = data.draw(GRANTS)
