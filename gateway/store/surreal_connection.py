@@ -323,7 +323,7 @@ class SurrealConnection:
         """A fault of the server may pass; for everything else an operator is needed."""
         error = _fields(answer["error"])
         sentence = f"{self.where} {what} ({self._reason(error)})"
-        needs_operator = error.get("kind") in {"NotAllowed", "NotFound", "Validation"}
+        needs_operator = _kind(error) in {"NotAllowed", "NotFound", "Validation"}
         return StoreRefused(sentence) if needs_operator else StoreUnavailable(sentence)
 
     def _require_version(self, told: object) -> None:
@@ -432,7 +432,7 @@ class SurrealConnection:
 
     def _failure(self, error: dict[str, Any]) -> GatewayError:
         """What the server says of a request or of a statement, as an error."""
-        kind, reason = error.get("kind"), self._reason(error)
+        kind, reason = _kind(error), self._reason(error)
         detail = _kind(error.get("details"))
         if detail == "TransactionConflict":
             return TransactionConflict(
@@ -442,18 +442,21 @@ class SurrealConnection:
             return StatementRefused(reason.rpartition("exogate:")[2])
         if kind == "AlreadyExists" and detail == "Record":
             return RecordExists(reason)
-        if _kind(_fields(error.get("details")).get("details")) == "SessionExpired":
-            if self._socket is not None:  # the next connection signs in anew
-                self._socket.transport.abort()
-            return StoreUnavailable(f"{self.where}: the session has expired")
         if kind == "NotAllowed":
-            return StoreRefused(
-                f"{self.where} does not let user {self._credentials.username!r} do what the gateway "
-                f"does: give it the role EDITOR ({reason})"
-            )
+            return self._not_allowed(error)
         if detail in _CONSEQUENCES or "commit outcome is unknown" in reason:  # or its disk is full
             return OutcomeUnknown(f"{self.where}: {reason}")
         return StatementFailed(f"{self.where}: {reason}")
+
+    def _not_allowed(self, error: dict[str, Any]) -> GatewayError:
+        if _kind(_fields(error.get("details")).get("details")) != "SessionExpired":
+            return StoreRefused(
+                f"{self.where} does not let user {self._credentials.username!r} do what the gateway "
+                f"does: give it the role EDITOR ({self._reason(error)})"
+            )
+        if self._socket is not None:  # the next connection signs in anew
+            self._socket.transport.abort()
+        return StoreUnavailable(f"{self.where}: the session has expired")
 
     def _reason(self, error: dict[str, Any]) -> str:
         """What the server says, without the value that it refused."""
@@ -470,8 +473,8 @@ def _fields(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _kind(value: object) -> object:
-    return _fields(value).get("kind")
+def _kind(value: object) -> str:
+    return str(_fields(value).get("kind"))
 
 
 def _address(url: str) -> tuple[str, str]:

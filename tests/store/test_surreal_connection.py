@@ -553,6 +553,12 @@ SHAPES: dict[str, Answer] = {
     "no result": lambda call: {"id": call["id"]},
     "statements that are none": lambda call: {"id": call["id"], "result": [1, None]},
     "a statement without a status": lambda call: {"id": call["id"], "result": [{}]},
+    "kinds of another shape": lambda call: {
+        "id": call["id"],
+        "result": [
+            {"status": "ERR", "kind": {}, "details": {"kind": [1], "details": {"kind": {}}}}
+        ],
+    },
     "details of another shape": lambda call: {
         "id": call["id"],
         "result": [{"status": "ERR", "kind": [], "details": [1], "result": None}],
