@@ -40,8 +40,8 @@ from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
+from gateway.host.files import FileTexts
 from gateway.host.folder import Folder
-from gateway.host.texts import FileTexts
 from gateway.memory.extraction import FactExtractor, Memory
 from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.memory.souls import Souls
