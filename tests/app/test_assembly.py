@@ -8,7 +8,7 @@ from anyio import to_thread
 
 from gateway.app.assembly import assembled, strict_json
 from gateway.app.generation import soul_paths, web_settings
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.host.shipped import shipped_folder
