@@ -140,9 +140,8 @@ def _plain_fields(value: Any, kind: Any) -> Json:
     shown: Json = {}
     for name, may_lack in _members(kind):
         inside = getattr(value, name)
-        if inside is _ABSENT or (inside is None and may_lack):
-            continue
-        shown[name] = inside if type(inside) in _ATOMS else plain(inside)
+        if not (inside is _ABSENT or (inside is None and may_lack)):
+            shown[name] = inside if type(inside) in _ATOMS else plain(inside)
     return shown
 
 

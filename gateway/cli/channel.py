@@ -127,21 +127,24 @@ class Wanted:
                 raise ChannelIncomplete(
                     f"channel {name} needs {named}; nothing was written. Add {' '.join(add)}"
                 )
-            # One after the other: what a key of config says may decide what else is needed.
-            if config:
-                values = {
-                    one.when[config[0]] for one in description.recipes if config[0] in one.when
-                }
-                hint = f" ({', '.join(sorted(values))})" if values else ""
-                value = click.prompt(f"config.{config[0]}{hint}", err=True).strip()
-                wanted = replace(wanted, config={**wanted.config, config[0]: value})
-                continue
-            value = click.prompt(f"secret {secrets[0]} (${{env:NAME}} or ${{file:NAME}})", err=True)
-            if REFERENCE.fullmatch(value.strip()):
-                wanted = replace(wanted, secrets={**wanted.secrets, secrets[0]: value.strip()})
-            else:
-                click.echo("write a reference, not the secret itself", err=True)
+            wanted = wanted.asked(secrets, config, description)
         return wanted
+
+    def asked(
+        self, secrets: Sequence[str], config: Sequence[str], description: Description
+    ) -> "Wanted":
+        """With one value more: what a key of config says may decide what else is needed."""
+        if config:
+            key = config[0]
+            values = {one.when[key] for one in description.recipes if key in one.when}
+            hint = f" ({', '.join(sorted(values))})" if values else ""
+            value = click.prompt(f"config.{key}{hint}", err=True).strip()
+            return replace(self, config={**self.config, key: value})
+        value = click.prompt(f"secret {secrets[0]} (${{env:NAME}} or ${{file:NAME}})", err=True)
+        if REFERENCE.fullmatch(value.strip()):
+            return replace(self, secrets={**self.secrets, secrets[0]: value.strip()})
+        click.echo("write a reference, not the secret itself", err=True)
+        return self
 
 
 def _require_working(edit: Edit, after: str, name: str, description: Description) -> None:

@@ -146,13 +146,7 @@ def ending_well(*, debug: bool, as_json: bool = False) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except click.ClickException as error:
-        if as_json:
-            code = "usage" if error.exit_code == USAGE else "failed"
-            _show(failure(code, error.format_message()))
-        else:
-            with click.Context(click.Command("exogate"), color=True):  # click takes nothing out
-                error.show()
-        sys.exit(error.exit_code)
+        _end_of_click(error, as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
         _end(Interrupted("interrupted"), as_json=as_json)
     except (Exception, BaseExceptionGroup) as error:
@@ -186,6 +180,15 @@ def _end(error: GatewayError, *, as_json: bool) -> None:
     else:
         click.echo(f"exogate: {error}", err=True, color=True)
     sys.exit(exit_code(error))
+
+
+def _end_of_click(error: click.ClickException, *, as_json: bool) -> None:
+    if as_json:
+        _show(failure("usage" if error.exit_code == USAGE else "failed", error.format_message()))
+    else:
+        with click.Context(click.Command("exogate"), color=True):  # takes nothing out of the text
+            error.show()
+    sys.exit(error.exit_code)
 
 
 def _show(failed: Mapping[str, object]) -> None:

@@ -90,7 +90,7 @@ def show(context: CliContext) -> None:
         file = str(loaded.config.origin) if loaded.config.origin else None
         context.tell({"file": file, "values": [_as_json(row) for row in rows]})
     else:
-        _echo_rows(rows)
+        _show_rows(context, rows)
 
 
 @config.command()
@@ -99,18 +99,22 @@ def show(context: CliContext) -> None:
 def get(context: CliContext, key: str) -> None:
     rows = effective(_load(context))
     exact = next((row for row in rows if row.key == key), None)
-    below = [row for row in rows if row.key.startswith(f"{key}.")]
-    if exact is None and not below:
-        near = nearest(key, (row.key for row in rows))
-        meant = f"did you mean {near}?" if near else "`exogate config show` lists all"
-        raise click.ClickException(f"there is no key {key}; {meant}")
-    if context.json:
-        context.tell(_as_json(exact) if exact else [_as_json(row) for row in below])
-    elif exact is None:
-        _echo_rows(below)
+    if exact is None:
+        below = [row for row in rows if row.key.startswith(f"{key}.")]
+        if not below:
+            raise click.ClickException(f"there is no key {key}; {_meant(key, rows)}")
+        _show_rows(context, below)
+    elif context.json:
+        context.tell(_as_json(exact))
+    elif exact.value is None or isinstance(exact.value, str):
+        click.echo(exact.value or "")
     else:
-        value = "" if exact.value is None else exact.value
-        click.echo(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        click.echo(json.dumps(exact.value, ensure_ascii=False))
+
+
+def _meant(key: str, rows: Iterable[Row]) -> str:
+    near = nearest(key, (row.key for row in rows))
+    return f"did you mean {near}?" if near else "`exogate config show` lists all"
 
 
 @config.command()
@@ -137,7 +141,10 @@ def _load(context: CliContext) -> Loaded:
     return read(config_path(context), surroundings(context))
 
 
-def _echo_rows(rows: Iterable[Row]) -> None:
+def _show_rows(context: CliContext, rows: Iterable[Row]) -> None:
+    if context.json:
+        context.tell([_as_json(row) for row in rows])
+        return
     for row in rows:
         if row.value is not None:
             value = json.dumps(row.value, ensure_ascii=False)

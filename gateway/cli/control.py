@@ -11,12 +11,12 @@ import click
 
 import gateway
 from gateway.agent.leaves import REGISTRY
-from gateway.api.declarations import Verb, plain
+from gateway.api.declarations import plain
 from gateway.app.generation import rule_set
 from gateway.cli.command import FAILED, CliContext, Unreachable, failure
 from gateway.cli.configuration import configured
 from gateway.cli.link import ask
-from gateway.cli.verbs import show as show_result
+from gateway.cli.verbs import table
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
 from gateway.control.rules import CORE, ROOTS, Rule, load_rules, problems_of, view
@@ -30,9 +30,7 @@ from gateway.host.clock import SystemClock
 from gateway.web.status import rules as told_rules
 
 GIVEN_ROOTS = ROOTS[2:]  # without event and payload, which have options of their own
-RULES = Verb(
-    "rule list", columns=("id on core enabled quarantined errors last_error source", "file why")
-)
+RULE_COLUMNS = ("id", "on", "core", "enabled", "quarantined", "errors", "last_error", "source")
 SHIPPED = Path(gateway.__file__).parent / "agent" / "trees"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -49,7 +47,12 @@ def list_rules(context: CliContext) -> None:
     except Unreachable:
         config = configured(context)
         told = plain(told_rules(rule_set(config, config.rule_folder)))
-    show_result(context, told, RULES)
+    if context.json:
+        context.tell(told)
+        return
+    click.echo("\n".join(table(told["rules"], RULE_COLUMNS)))
+    for one in told["refused"]:
+        click.echo(f"refused: {one['file']}\n{one['why']}")
 
 
 @rule.command("test")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +52,13 @@ class Finding:
     message: str
     fix: str
     place: KeyPath = ()  # of the configuration, if that is where it has to be mended
+
+    def as_json(self) -> dict[str, object]:
+        return {name: value for name, value in asdict(self).items() if name != "place"}
+
+    def render(self) -> str:
+        mark = "✗" if self.severity == "error" else "⚠"
+        return f"{mark} {self.path}: {self.message}  [{self.id}]\n  → {self.fix}"
 
 
 Check = Callable[[GatewayConfig], Iterable[Finding]]
@@ -274,18 +282,12 @@ CHECKS: Sequence[Check] = (
 def doctor(context: CliContext, *, strict: bool) -> None:
     config = configured(context)
     results = [list(check(config)) for check in CHECKS]
-    findings = sorted((one for found in results for one in found), key=lambda one: one.severity)
+    findings = sorted(chain.from_iterable(results), key=lambda one: one.severity)
     if context.json:
-        told = [asdict(one) for one in findings]
-        for shown in told:
-            del shown["place"]
-        context.tell(told)
+        context.tell([one.as_json() for one in findings])
     else:
-        for one in findings:
-            mark = "✗" if one.severity == "error" else "⚠"
-            click.echo(f"{mark} {one.path}: {one.message}  [{one.id}]\n  → {one.fix}")
         fine = sum(not found for found in results)
-        passed = str(fine) if fine == len(CHECKS) else f"{fine} of {len(CHECKS)}"
-        click.echo(f"{passed} checks passed")
-    if any(strict or one.severity == "error" for one in findings):
+        click.echo("\n".join([*(one.render() for one in findings), f"{fine} checks passed"]))
+    severities = {one.severity for one in findings}
+    if "error" in severities or (strict and findings):
         sys.exit(FAILED)

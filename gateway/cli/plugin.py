@@ -106,16 +106,20 @@ def make(name: str, kind: str, language: str, folder: Path) -> None:
         raise click.UsageError(f"there is no example of a {kind} in {language}; there are: {pairs}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadPlugin(f"{folder} is there already and not empty; choose another --dir")
-    example = read_about(source)
     try:
-        shutil.copytree(source, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
-        for path in filter(Path.is_file, folder.rglob("*")):
-            text = path.read_text(encoding="utf-8").replace(example.name, name)
-            path.write_text(noted(text, "") if path.name == ABOUT else text, encoding="utf-8")
-        if example.build and example.build.core and not any(folder.rglob(WIT.name)):
-            shutil.copy(WIT, folder)  # only to be read: such languages know nothing of it
+        _copy_example(source, name, folder)
     except OSError as error:
         raise BadPlugin(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+def _copy_example(source: Path, name: str, folder: Path) -> None:
+    example = read_about(source)
+    shutil.copytree(source, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
+    for path in filter(Path.is_file, folder.rglob("*")):
+        text = path.read_text(encoding="utf-8").replace(example.name, name)
+        path.write_text(noted(text, "") if path.name == ABOUT else text, encoding="utf-8")
+    if example.build and example.build.core and not any(folder.rglob(WIT.name)):
+        shutil.copy(WIT, folder)  # only to be read: such languages know nothing of it
 
 
 @plugin.command()
@@ -253,6 +257,15 @@ def inspect(context: CliContext, target: str) -> None:
         told = {**found.as_json(), "requested": requested, "granted": capabilities, "live": live}
         context.tell(told)
         return
+    click.echo("\n".join(_inspected(found, requested, granted, live)))
+
+
+def _inspected(
+    found: Examined,
+    requested: Sequence[str] | None,
+    granted: PluginDef | None,
+    live: Mapping[str, Any] | None,
+) -> Sequence[str]:
     lines = list(_about(found))
     if requested is not None:
         lines += block("requests", list(map(shown, requested)))
@@ -262,7 +275,7 @@ def inspect(context: CliContext, target: str) -> None:
         lines += block("state", [shown(f"{live['state']} {live.get('reason', '')}".strip())])
         lines += block("used", _counts(live["used"]))
         lines += block("denied", _counts(live["denied"]))
-    click.echo("\n".join([*lines, *(f"✗ {shown(one)}" for one in found.problems)]))
+    return [*lines, *(f"✗ {shown(one)}" for one in found.problems)]
 
 
 def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:

@@ -2,6 +2,7 @@
 shows every result."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
@@ -20,6 +21,7 @@ ROWS: Mapping[str, tuple[Method, Verb]] = {
 }
 OPTIONS = {"session_key": "session", "limit": "limit", "kinds": "kind"}
 LONGEST_CELL = 160  # of what is no text, as the detail of an audit entry
+_FRACTION = re.compile(r"(?<=T\d\d:\d\d:\d\d)\.\d+(?=Z$)")  # of a second
 
 
 def command_of(name: str) -> click.Command:
@@ -61,6 +63,9 @@ def command_of(name: str) -> click.Command:
     )
 
 
+_TYPES: Mapping[Any, Any] = {float: float, bool: bool}  # all others are texts
+
+
 def _type_of(hint: Any) -> tuple[Any, bool, str | None]:
     """What click reads a parameter as, whether it may be repeated, and its help."""
     told: list[Any] = []
@@ -75,12 +80,10 @@ def _type_of(hint: Any) -> tuple[Any, bool, str | None]:
         return _type_of(get_args(hint)[0])[0], True, text
     if origin is Literal:
         return click.Choice(get_args(hint)), False, text
-    limits: dict[str, Any] = {}
-    for check in (one for one in told if isinstance(one, Check)):
-        limits |= check.limits
     if hint is int:
-        return click.IntRange(limits.get("ge"), limits.get("le")), False, text
-    return hint if hint in {float, bool} else str, False, text
+        limits = next((one.limits for one in told if isinstance(one, Check)), {})
+        return click.IntRange(limits.get("ge"), limits.get("le")), False, text  # type: ignore[arg-type]  # whole numbers, there
+    return _TYPES.get(hint, str), False, text
 
 
 def show(context: CliContext, told: Any, verb: Verb) -> None:
@@ -147,7 +150,7 @@ def cell(value: Any) -> str:
         case bool():
             return "yes" if value else "no"
         case str():
-            return one_line(value)
+            return one_line(_FRACTION.sub("", value))
         case list():
             return ", ".join(map(_brief, value))
         case dict():

@@ -72,10 +72,25 @@ class ChatMethods:
                 f"you may only speak as {principal.name!r} on websocket; other channels and "
                 "accounts need the scope 'impersonate'"
             )
-        inbound = self._inbound(params, account)
+        if not params.content.strip():
+            raise InvalidParams("content: is empty", [("content", "is empty")])
+        fingerprint = ""
+        if params.idempotency_key is not None:
+            same = differing(params)
+            del same["idempotency_key"]
+            fingerprint = self.encode({**same, "account": account}).decode()
+        address = address_in(params.channel, account, params.peer, is_raw=False)
+        inbound = Inbound(
+            replace(address, guild=params.guild, team=params.team, thread=params.thread),
+            params.content,
+            key=params.idempotency_key,
+            fingerprint=fingerprint,
+            requested_agent=params.agent,
+            limits=differing(params.limits) if params.limits else {},
+        )
         route = reachable_route(self.front, principal, inbound)
-        if inbound.context_id is not None:
-            node = await self.front.node(route.session_key, inbound.context_id)
+        if params.context_id is not None:
+            node = await self.front.node(route.session_key, NodeId(params.context_id))
             inbound = replace(inbound, context_id=node.id)
         accepted = await self.front.intake.accept(inbound)
         if not accepted.duplicate:
@@ -89,29 +104,6 @@ class ChatMethods:
             agent_id=accepted.session_key.agent,
             matched_by=accepted.matched_by,
             duplicate=accepted.duplicate,
-        )
-
-    def _inbound(self, params: api.ChatSend, account: str) -> Inbound:
-        if not params.content.strip():
-            raise InvalidParams("content: is empty", [("content", "is empty")])
-        fingerprint = ""
-        if params.idempotency_key is not None:
-            same = differing(params)
-            del same["idempotency_key"]
-            fingerprint = self.encode({**same, "account": account}).decode()
-        return Inbound(
-            address=replace(
-                address_in(params.channel, account, params.peer, is_raw=False),
-                guild=params.guild,
-                team=params.team,
-                thread=params.thread,
-            ),
-            content=params.content,
-            key=params.idempotency_key,
-            fingerprint=fingerprint,
-            requested_agent=params.agent,
-            context_id=None if params.context_id is None else NodeId(params.context_id),
-            limits=differing(params.limits) if params.limits else {},
         )
 
     async def abort(self, call: Call, params: api.ChatAbort) -> api.Aborted:
