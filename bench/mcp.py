@@ -23,7 +23,6 @@ from anyio import to_thread
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from pydantic_core import from_json
 
 from bench import targets
 from bench.command import run
@@ -75,7 +74,7 @@ MICRO = Sizes(rounds=1, calls=5, starts=1)
 async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
     """Connected; gives a call through the gate."""
     clock = SystemClock()
-    gate = ToolGate([], schemas=SchemaChecks(), decode=from_json, clock=clock)
+    gate = ToolGate([], schemas=SchemaChecks(), clock=clock)
     agent = AgentDef(AgentId("main"), "none", "m", tools=("mcp:bench",))
     key = SessionKey(agent.id, "api", "default", "ann")
 

@@ -31,7 +31,7 @@ from gateway.domain.inbox import Ending, NewEntry
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
-from gateway.memory.recall import Indexer, Recall, asked_words
+from gateway.memory.recall import STOP_WORDS, Indexer, Recall
 from gateway.store.opening import open_store
 
 FOUND = 10
@@ -117,7 +117,8 @@ def plain_bm25(made: Conversation, db: sqlite3.Connection) -> Find:
     db.executemany("INSERT INTO said (rowid, text) VALUES (?, ?)", rows)
 
     async def find(question: str) -> Sequence[int]:
-        query = " OR ".join(f'"{word}"' for word in asked_words(words_of(question)))
+        words = [word for word in words_of(question) if word not in STOP_WORDS]
+        query = " OR ".join(f'"{word}"' for word in words)
         best = "SELECT rowid FROM said WHERE said MATCH ? ORDER BY bm25(said) LIMIT ?"
         return [row[0] for row in db.execute(best, (query, FOUND))]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from gateway.control.trees.engine import Run
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Children, LeafCall
+from gateway.control.trees.nodes import Child, LeafCall
 from gateway.control.trees.plan import NodePlan, TickStatus, TreeHost
 
 Shape = tuple[Any, ...]  # kind and children; a leaf is a name
@@ -83,7 +83,7 @@ def ours(case: str) -> Callable[[], object]:
 
     plan = load(f'(tree "bench" {as_text(SHAPE)})')
     run = Run(plan, TreeHost(now=time.perf_counter, find_act=find_act))
-    return Children((plan.root,), run.frame).tick
+    return Child(plan.root, run.frame).tick
 
 
 def theirs(case: str) -> Callable[[], object]:

@@ -23,7 +23,6 @@ from statistics import median
 from typing import Any
 
 import anyio
-from pydantic_core import from_json
 
 from bench import targets, trees
 from bench.bare import bare_loop
@@ -235,7 +234,6 @@ def ticks(tree: str) -> int:
         scope=ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c"),
         rules=RunRules(load_rules(())),
         publish=lambda event: None,
-        decode=from_json,
     )
     moment = Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0)
     turn = Turn(job, lambda chunk: None, moment)
@@ -243,7 +241,7 @@ def ticks(tree: str) -> int:
     while turn.end is None:
         while turn.effects:
             turn.on(_granted(turn.effects.pop(0)), moment)
-    return turn.run.ground.ticks
+    return turn.run.state.ticks
 
 
 def _granted(wish: Effect) -> TurnEvent:

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from wasmtime import Engine, Store, wat2wasm
 from wasmtime.component import Component, Linker
 
 from bench import guests
 from gateway.channels.crossing import read_description
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult
@@ -99,7 +99,7 @@ class Kept(PartOfToolStore):
 def means() -> Means:
     fetch: Fetch = Nowhere()
     store: ToolStore = Kept()
-    return Means(fetch, store, SystemClock(), to_json, from_json, read_description)
+    return Means(fetch, store, SystemClock(), read_description)
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ async def gated(sandbox: Sandbox, plugin: PluginDef) -> Gated:
     watched = Watched(sandbox.pool)
     beside = replace(sandbox, pool=cast(Pool, watched))
     tools = beside.tools(await beside.load(plugin))
-    gate = ToolGate(tools, schemas=SchemaChecks(), decode=from_json, clock=SystemClock())
+    gate = ToolGate(tools, schemas=SchemaChecks(), clock=SystemClock())
     agent = AgentDef(AgentId("main"), "mock", "mock-1", tools=(plugin.name,))
     scope = ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c")
     return Gated(gate, agent, tools[0].spec.name, scope, watched)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from math import ceil
 
 from anyio import Event, get_cancelled_exc_class, move_on_after
@@ -40,7 +40,7 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ids import SessionKey
-from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Message, Usage
+from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Usage
 from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, ReplyProgress
 from gateway.domain.ports import Audit, Clock, Ids, Ledger, Model
 
@@ -110,43 +110,31 @@ class BudgetQueue:
     def block(self, place: QueuePlace, blocked: Scopes, seen: int) -> None:
         """Notes that a try failed. `seen`: `changes` when the try began."""
         is_due, released = self.changes != seen, place.claims - blocked
-        self._forget(place)
+        self._claims -= Counter(place.claims)
         place.blocked, place.is_trying = blocked, False
         place.is_due, place.woken = is_due, Event()
         self._claims.update(blocked)
-        self._release(self._behind(place), released)
+        self.release(released, self.places.index(place) + 1)
 
     def leave(self, place: QueuePlace) -> None:
         """Removes a call that was granted or no longer waits."""
-        behind = self._behind(place)
-        self._forget(place)
-        self.places.remove(place)
+        at = self.places.index(place)
+        del self.places[at]
+        self._claims -= Counter(place.claims)
         if not self.places:
             self._turns.clear()
-        self._release(behind, place.claims)
+        self.release(place.claims, at)
 
-    def freed(self, scopes: Scopes) -> None:
-        """Lets calls try again after a reservation in these scopes was settled or released."""
-        self._release(list(self.places), scopes)
-
-    def _behind(self, place: QueuePlace) -> Sequence[QueuePlace]:
-        return list(dropwhile(lambda other: other is not place, self.places))[1:]
-
-    def _forget(self, place: QueuePlace) -> None:
-        for scope in place.claims:
-            self._claims[scope] -= 1
-            if not self._claims[scope]:
-                del self._claims[scope]
-
-    def _release(self, whom: Sequence[QueuePlace], scopes: Scopes) -> None:
-        """Wakes those of the calls that one of the scopes blocks, each once it is its turn."""
+    def release(self, scopes: Scopes, first: int = 0) -> None:
+        """Lets the calls from a place on that one of the scopes blocks try again, each once it is its turn.
+        A reservation was settled, or a call claims the scopes no more."""
         self.changes += 1
-        for place in whom:
+        for place in self.places[first:]:
             place.is_due = place.is_due or not place.blocked.isdisjoint(scopes)
         claimed: set[Scope] = set()
         for place in self.places:
             if place.is_due and not place.is_trying and claimed.isdisjoint(place.scopes):
-                self._forget(place)
+                self._claims -= Counter(place.claims)
                 place.is_due, place.is_trying = False, True
                 self._claims.update(place.claims)
                 place.woken.set()
@@ -213,20 +201,15 @@ def prompt_tokens(request: ModelRequest) -> int:
     for tool in request.tools:
         size += len((tool.name + tool.description + tool.parameters).encode())
     for message in request.messages:
-        size += message.kept.get("size") or _measured(message)
+        if "size" not in message.kept:  # it is counted once
+            texts = [message.text, message.thinking]
+            for call in message.tool_calls:
+                texts += (call.id, call.name, call.arguments)
+            if message.result is not None:
+                texts += (message.result.call_id, message.result.told)
+            message.kept["size"] = len("".join(texts).encode())
+        size += message.kept["size"]
     return ceil(size / BYTES_A_TOKEN) + MESSAGE_OVERHEAD * len(request.messages)
-
-
-def _measured(message: Message) -> int:
-    """Counts the bytes of a message and keeps the number with it."""
-    texts = [message.text, message.thinking]
-    for call in message.tool_calls:
-        texts += (call.id, call.name, call.arguments)
-    if message.result is not None:
-        texts += (message.result.call_id, message.result.told)
-    size: int = len("".join(texts).encode())
-    message.kept["size"] = size
-    return size
 
 
 # -- whether a call may be made, with how long a reply, and when to warn; pure
@@ -292,18 +275,15 @@ def _require_free(
     ask: ReserveRequest, held: Amount, bounds: Sequence[_Bound], claimed: Scopes
 ) -> None:
     """Raises BudgetExceeded with the scopes to wait for."""
-    full = [
-        one for one in bounds if _is_full(*one, held) or without_period([one[0].scope]) & claimed
-    ]
+    full = []
+    for tally, unit, bound in bounds:
+        is_full = (tally.used + tally.held + held).of(unit) > bound and held.of(unit) > 0
+        if is_full or without_period([tally.scope]) & claimed:
+            full.append((tally, unit, bound))
     if full:
         tally, unit, bound = min(full, key=lambda one: _longest_reply(ask, *one, held=one[0].held))
         blocked = without_period(one[0].scope for one in full)
         raise BudgetExceeded(tally, unit, bound, retry_after_s=HELD_RETRY_S, waits_for=blocked)
-
-
-def _is_full(tally: Tally, unit: Unit, bound: int, more: Amount) -> bool:
-    """Whether a call has to wait until reservations are settled."""
-    return (tally.used + tally.held + more).of(unit) > bound and more.of(unit) > 0
 
 
 def _longest_reply(
@@ -326,10 +306,9 @@ def _longest_reply(
 def due(budgets: Budgets, tally: Tally) -> str:
     """The limit as text if a warning is due, else an empty text."""
     limit = budgets.limit(tally.scope)
-    for unit, bound in limit.bounds():
-        if tally.used.of(unit) * 100 >= bound * WARNING_PERCENT:
-            return f"{limit.tokens}/{limit.nano_usd}"
-    return ""
+    shares = [(tally.used.of(unit) * 100, bound) for unit, bound in limit.bounds()]
+    is_due = any(used >= bound * WARNING_PERCENT for used, bound in shares)
+    return f"{limit.tokens}/{limit.nano_usd}" if is_due else ""
 
 
 def fullest(budgets: Budgets, tally: Tally) -> tuple[Unit, int, int]:
@@ -383,7 +362,7 @@ class Meter:
         if done.is_changed:
             detail = {"day": done.day, "was": done.was, "records": done.records}
             await self.audit.append(Deed(now, "budget.resynced", actor, detail))
-            self.queue.freed(frozenset({Scope("day", ""), Scope("month", "")}))
+            self.queue.release(_COMMON)
         return done
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
@@ -392,16 +371,8 @@ class Meter:
         payer, now = request.payer, self.clock.now()
         assert payer is not None, "a model was asked on nobody's account"
         expected = self.estimates.of(raw, payer.session_key, request.model)
-        wanted = Reservation(
-            id=self.ids.new(),
-            payer=payer,
-            provider=request.provider,
-            model=request.model,
-            at=now,
-            day=now.isoformat()[:10],
-            input_tokens=expected,
-            held=Amount(expected + request.max_tokens),
-        )
+        asked = (self.ids.new(), payer, request.provider, request.model, now, now.isoformat()[:10])
+        wanted = Reservation(*asked, expected, held=Amount(expected + request.max_tokens))
         kinds = self.budgets.kinds(payer.session_key.agent)
         try:
             if self._unwritten:
@@ -483,7 +454,7 @@ class Meter:
     def _freed(self, ended: Ended) -> None:
         """Lets calls that wait for this one try again."""
         payer = ended.payer if isinstance(ended, Reservation) else ended
-        self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
+        self.queue.release(frozenset(scopes_of(payer.session_key, "")))
 
     def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
         self.refusals[refusal.scope.partition(":")[0]] += 1
@@ -497,27 +468,16 @@ class Meter:
         self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
-        provider, model = reservation.provider, reservation.model
+        payer, provider, model = reservation.payer, reservation.provider, reservation.model
         if usage.cost_usd is None:
             cost = self.prices.cost(provider, model, usage, reservation.at) or (0, "unpriced")
         else:
             cost = (round(usage.cost_usd * NANO), "provider")
-        return TokenRecord(
-            id=reservation.id,
-            at=self.clock.now(),
-            session_key=reservation.payer.session_key,
-            run_id=reservation.payer.run_id,
-            provider=provider,
-            model=model,
-            outcome=outcome,
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cached_tokens=usage.cached_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-            nano_usd=cost[0],
-            pricing=cost[1],
-            estimated=usage.estimated,
-        )
+        call = (payer.session_key, payer.run_id, provider, model, outcome)
+        tokens = (usage.input_tokens, usage.output_tokens)
+        shares = (usage.cached_tokens, usage.reasoning_tokens)
+        now, is_guess = self.clock.now(), usage.estimated
+        return TokenRecord(reservation.id, now, *call, *tokens, *shares, *cost, is_guess)
 
     def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
         """The cost of a reply that is not settled yet; None if no price is known."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Iterator
 
 import httpx2  # noqa: F401  # when first imported it reads its metadata from the disk, also on a loop
@@ -9,6 +10,14 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import settings
 from pydantic import TypeAdapter
+
+from tests.fakes.surreal import (
+    MISSING,
+    SurrealDatabase,
+    SurrealServer,
+    running_surreal,
+    surreal_binary,
+)
 
 # Costs are counted; a clock would fail on a busy machine.
 settings.register_profile("exogate", deadline=None)
@@ -29,6 +38,33 @@ def _name(task: "asyncio.Task[object]") -> str:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def surreal_server() -> Iterator[SurrealServer]:
+    """One for all tests of a process. A test that stops it has its own: `own_surreal_server`."""
+    binary = surreal_binary()
+    if binary is None:
+        pytest.skip(MISSING)
+    with running_surreal(binary) as server:
+        yield server
+
+
+@pytest.fixture
+def own_surreal_server() -> Iterator[SurrealServer]:
+    binary = surreal_binary()
+    if binary is None:
+        pytest.skip(MISSING)
+    with running_surreal(binary) as server:
+        yield server
+
+
+_databases = itertools.count(1)
+
+
+@pytest.fixture
+def surreal_database(surreal_server: SurrealServer) -> SurrealDatabase:
+    return SurrealDatabase(surreal_server.url, "tests", f"test{next(_databases)}")
 
 
 @pytest.fixture

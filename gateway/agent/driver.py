@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.agent.effects import (
+    NAME_OF,
     AskModel,
     CallTool,
     Cancel,
@@ -39,7 +40,7 @@ from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.events import Event, Notice
-from gateway.domain.ids import AgentId, NodeId, RunId
+from gateway.domain.ids import NodeId, RunId
 from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
@@ -53,8 +54,9 @@ from gateway.domain.messages import (
     unpriced,
 )
 from gateway.domain.model import Delta, ModelRequest, TextDelta
-from gateway.domain.ports import Allowance, Decode, Model, ToolScope
-from gateway.memory.context import ContextExtras, Packer, explained
+from gateway.domain.ports import Allowance, Model, ToolScope
+from gateway.domain.sessions import chain_of
+from gateway.memory.context import NO_EXTRAS, ContextExtras, Packer, explained
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +165,6 @@ class Driver:
             await self._drive_side_by_side()
         control.close()
         del turn.run  # nothing in a turn refers to itself then, so it is freed at once
-        turn.output.release()
         assert turn.end is not None
         provider, model = self._last
         return RunResult(
@@ -227,7 +228,7 @@ class Driver:
         """Tells the turn what has happened."""
         events = self._queue.items
         if events:
-            self.journal.tells(events)
+            self.journal("told", list(map(NAME_OF, events)))
         while events:
             self.turn.on(events.popleft(), self.journal.moment())
 
@@ -240,7 +241,7 @@ class Driver:
         until = deadline = self._ending_until or self._deadline
         if ask is not None:
             with anyio.move_on_after(until - now) as self._asking:
-                await self._ask(ask)
+                queue.items.append(await self._ask(ask))
             self._asking = None
             has_come = bool(queue.items or turn.effects)  # the turn may have stopped itself
             if not has_come:
@@ -272,14 +273,13 @@ class Driver:
             if isinstance(effect, Cancel):
                 self._cancel(effect.ticket)
             elif effect.ticket in turn.open:  # else it is cancelled already
-                is_lasting = bool(self.journal.is_played or turn.run.ground.timers)
+                is_lasting = bool(self.journal.is_played or turn.run.state.timers)
                 if isinstance(effect, AskModel) and len(turn.open) == 1 and not is_lasting:
                     alone = effect
                 elif group is None:
                     return None
                 else:
-                    work = self._ask(effect) if isinstance(effect, AskModel) else self._call(effect)
-                    self._tasks[effect.ticket] = group.create_task(work)
+                    self._tasks[effect.ticket] = group.create_task(self._carry_out(effect))
             del effects[0]
         return alone
 
@@ -290,33 +290,33 @@ class Driver:
         for spent in self._spent.pop(ticket, ()):
             self.turn.state.spend(spent)
 
-    async def _ask(self, ask: AskModel) -> None:
-        """Puts a reply into the queue, or the failure to get one."""
+    async def _carry_out(self, effect: AskModel | CallTool) -> None:
+        """Puts what comes of an effect into the queue."""
+        work = self._ask(effect) if isinstance(effect, AskModel) else self._call(effect)
+        self._queue.put(await work)
+
+    async def _ask(self, ask: AskModel) -> ModelReplied | ModelBroke:
+        """The reply, or the failure to get one."""
         known = self.journal.replies.get(ask.step)
         if known is not None:
             self._recall_said(ask.step + 1)
-            self._queue.put(ModelReplied(ask.ticket, known, was_heard=False))
-            return
+            return ModelReplied(ask.ticket, known, was_heard=False)
         for said in ask.taken:
             await self.journal.take(ask.step, said)
         if ask.timeout_s is None:
-            self._queue.put(await self._answered(ask))
-            return
+            return await self._answered(ask)
         try:
             with anyio.fail_after(ask.timeout_s):
-                event = await self._answered(ask)
+                return await self._answered(ask)
         except TimeoutError:
             late = ModelFailed(self.job.agent.provider, "timeout", "no reply in the tree's time")
-            event = ModelBroke(ask.ticket, late)
-        self._queue.put(event)
+            return ModelBroke(ask.ticket, late)
 
     async def _answered(self, ask: AskModel) -> ModelReplied | ModelBroke:
         """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
         journal, ticket, hear = self.journal, ask.ticket, partial(self._hear, ask.ticket)
-        agent: AgentDef | None = self.job.agent
-        first: ModelFailed | None = None
+        agent, first = self.job.agent, None
         while True:
-            assert agent is not None
             try:
                 request = self._request(agent, ask)
                 journal.asks(request)
@@ -327,9 +327,10 @@ class Driver:
                 log.warning("budget exceeded", extra=why)
                 return ModelBroke(ticket, refusal)
             except ModelFailed as failure:
-                first, agent = self._fall_back(agent, failure, first)
-                if agent is None:
+                first, following = self._fall_back(agent, failure, first)
+                if following is None:
                     return ModelBroke(ticket, first)
+                agent = following
             else:
                 journal.replied(ask.step, reply)
                 self._last = (reply.provider, reply.model)
@@ -398,8 +399,7 @@ class Driver:
         most = told + context.system_tokens + context.tools_tokens + SLACK
         return request if most + request.max_tokens <= window else fit(request, context, window)
 
-    async def _call(self, effect: CallTool) -> None:
-        """Puts the result of a tool call into the queue."""
+    async def _call(self, effect: CallTool) -> ToolReturned:
         journal, step, call = self.journal, effect.step, effect.call
         result = journal.result(step, call)
         if result is None and (step, call.id) in journal.begun:
@@ -409,17 +409,17 @@ class Driver:
                 self._slots = anyio.CapacityLimiter(self.turn.state.limits.max_parallel_tools)
             async with self._slots:
                 if not all(one.may_repeat for one in self.job.tools if one.name == call.name):
-                    await journal.begin_call(step, call)
+                    await journal.grant(f"begun:{call.id}", "begun", step, call.id)
                 result = await self._result(effect)
             await journal.keep_result(step, call, result)
         listed = self.gate.listed(result)
-        self._queue.put(ToolReturned(effect.ticket, result, listed.sources, listed.items))
+        return ToolReturned(effect.ticket, result, listed.sources, listed.items)
 
     async def _result(self, effect: CallTool) -> ToolResult:
         call, spent = effect.call, self._spent.setdefault(effect.ticket, [])
 
         def spend(one: Spent) -> None:
-            self.journal.spends(call, one)
+            self.journal("spent", call.id, [asdict(one)])
             spent.append(one)
 
         seconds = self._deadline - self.turn.moment.at
@@ -456,25 +456,23 @@ class Driver:
 
 def _window_of(agent: AgentDef, model: str) -> int:
     """Of a model that a tree or a rule may have chosen: as the agent or one of its fallbacks has it."""
-    one: AgentDef | None = agent
-    while one is not None and one.model != model:
-        one = one.fallback
-    return (one or agent).context_window
+    known = (one.context_window for one in chain_of(agent) if one.model == model)
+    return next(known, agent.context_window)
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What is wanted of whom, on whose behalf. `earlier` was said before, oldest first; the tree is
-    that of the agent `plan_of`; `notices` wait for the run, `kept` is what rules kept for it."""
+    """What is wanted of whom, on whose behalf. `earlier` was said before, oldest first; `notices` wait
+    for the run, `kept` is what rules of the session keep."""
 
     agent: AgentDef
     question: str
     scope: ToolScope
-    plan_of: AgentId
     soul: Soul | None = None
     earlier: tuple[Node, ...] = ()
-    besides: ContextExtras = field(default_factory=ContextExtras)
-    notices: tuple[Notice, ...] = ()
+    extras: ContextExtras = NO_EXTRAS
+    notices: Sequence[Notice] = ()
+    lacking: Sequence[Lacking] = ()
     kept: Mapping[str, object] = field(default_factory=dict)
     context_id: NodeId | None = None
 
@@ -489,7 +487,6 @@ class Runner:
     plans: Plans
     decisions: DecisionTrees
     rules: CurrentRules
-    decode: Decode
     publish: Callable[[Event], None] = field(default=lambda event: None)
     hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
     price: Price = unpriced
@@ -505,7 +502,7 @@ class Runner:
         """Cancelling this cancels the turn."""
         control = control or RunControl()
         lacking = await self.lacking(assignment.agent, control)
-        job = self.job(assignment, self.rules.now, journal, lacking)
+        job = self.job(replace(assignment, lacking=lacking), journal)
         return await Driver(job, self.model, self.gate, journal, emit, control=control).drive()
 
     async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[Lacking]:
@@ -524,34 +521,27 @@ class Runner:
             return await self.gate.prepare(agent)
         return ()
 
-    def job(
-        self,
-        assignment: Assignment,
-        rules: RuleSet,
-        journal: RunJournal,
-        lacking: Sequence[Lacking] = (),
-    ) -> Job:
-        agent, tools = assignment.agent, self.gate.offered(assignment.agent)
-        plan, digest = self.plans.of(assignment.plan_of)
+    def job(self, assignment: Assignment, journal: RunJournal, rules: RuleSet | None = None) -> Job:
+        """The rules are those of now, if no others are given."""
+        its, agent = assignment, assignment.agent
+        tools, (plan, digest) = self.gate.offered(agent), self.plans.of(agent.id)
         decision = self.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:
             agent = replace(agent, decision=decision)
-        question = Message("user", assignment.question)
-        soul, earlier, besides = assignment.soul, assignment.earlier, assignment.besides
+        asked = Message("user", its.question)
         return Job(
             agent=agent,
             plan=plan,
             plan_digest=digest,
-            context=self.packer.pack(agent, soul, earlier, question, tools, extras=besides),
+            context=self.packer.pack(agent, its.soul, its.earlier, asked, tools, extras=its.extras),
             tools=tools,
-            scope=assignment.scope,
-            rules=RunRules(rules, only=agent.rules, kept=assignment.kept),
+            scope=its.scope,
+            rules=RunRules(rules or self.rules.now, only=agent.rules, kept=its.kept),
             publish=self.publish,
             hears=self.hears,
-            decode=self.decode,
             decision=self.decisions.named(decision),
-            context_id=assignment.context_id,
+            context_id=its.context_id,
             known=journal.result,
-            waiting=(*assignment.notices, *map(notice_of, lacking)),
+            waiting=(*its.notices, *map(notice_of, its.lacking)),
             price=self.price,
         )

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from operator import attrgetter
+from typing import ClassVar, NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules import RunRules
@@ -26,7 +27,7 @@ from gateway.domain.messages import (
     unpriced,
 )
 from gateway.domain.model import FinishReason, ModelReply, ToolSpec
-from gateway.domain.ports import Decode, ToolScope
+from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
 from gateway.tools.results import Listed, ToolSource
 
@@ -87,6 +88,7 @@ class TimePassed:
 
 
 TurnEvent = ModelReplied | ModelBroke | ToolReturned | StopRequested | Steered | TimePassed
+NAME_OF = attrgetter("__class__.__name__")  # of an event, as a journal has it
 
 
 # -- effects
@@ -146,6 +148,8 @@ class Fail:
     """The end of a turn that could not go on. `told` is the sentence for the user; `text` is what
     reached the user before, or else the same sentence."""
 
+    partial: ClassVar = True
+
     told: str
     text: str
     error_type: ErrorType = "provider_error"
@@ -154,6 +158,10 @@ class Fail:
     refusal: BudgetExceeded | None = None
     provider: str | None = None  # whose failure it is, and the status that it answered with
     status: int | None = None
+
+    @property
+    def reason(self) -> ErrorType:
+        return self.error_type
 
 
 End = Finish | Fail
@@ -167,9 +175,9 @@ class RunResult:
 
     end: End
     said: tuple[Message, ...]
-    usage: Usage
-    model: str
-    provider: str
+    usage: Usage = Usage()
+    model: str = ""  # that replied last, if one was asked
+    provider: str = ""
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
     farewell: Event | None = None  # to be published once the end is durable
@@ -208,7 +216,6 @@ class Job:
     scope: ToolScope
     rules: RunRules
     publish: Callable[[Event], None]
-    decode: Decode
     decision: MakeDecisionTree = DefaultDecisionTree
     plan_digest: str = ""  # another one for every other text of the tree
     context_id: NodeId | None = None  # the node that the message wants to grow from

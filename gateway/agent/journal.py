@@ -127,13 +127,8 @@ class RunJournal:
     def hide(self, *secrets: str) -> None:
         """Keeps these texts out of the journal."""
 
-    async def begins(
-        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
-    ) -> None:
-        """The run begins; `scene` decides over it, `read` is what the store held for it."""
-
-    def tells(self, events: Sequence[TurnEvent]) -> None:
-        """The turn is told these events now."""
+    async def compare(self, job: Job, scene: Mapping[str, object]) -> None:
+        """The run is replayed; `scene` decides over it."""
 
     def asks(self, request: ModelRequest) -> None:
         """A model is asked."""
@@ -141,52 +136,34 @@ class RunJournal:
     def replied(self, step: int, reply: ModelReply) -> None:
         """A model has replied."""
 
-    def spends(self, call: ToolCall, spent: Spent) -> None:
-        """A model was used by a call at work."""
-
     def failed(self, failure: Exception) -> None:
         """A model failed, or a budget refused."""
 
-    def ends(self) -> None:
-        """The turn is told nothing more."""
-
     # -- grants: a resumed attempt is granted them again
 
-    def grant(self, kind: str, *values: object) -> None:
-        """Adds an entry that the next attempt needs."""
+    async def grant(self, name: str, kind: str, *values: object) -> None:
+        """Writes an entry that the next attempt needs, before it takes effect."""
         if self.outer is not None:
-            self.outer.grant("sub", self.part, kind, list(values))
+            await self.outer.grant(self.part + name, "sub", self.part, kind, list(values))
 
     def result(self, step: int, call: ToolCall) -> ToolResult | None:
         return self.results.get((step, call.id))
 
-    async def keep(self, what: str) -> None:
-        """Writes what was granted, before it takes effect."""
-        if self.outer is not None:
-            await self.outer.keep(self.part + what)
-
     async def take(self, step: int, said: Steered) -> None:
         if said.run_id not in self.taken:
             self.taken[said.run_id] = (step, said)
-            self.grant("taken", step, said.run_id, said.text)
-            await self.keep(f"taken:{said.run_id}")
+            await self.grant(f"taken:{said.run_id}", "taken", step, said.run_id, said.text)
 
     async def keep_reply(self, step: int, reply: ModelReply) -> None:
         """Of a reply that asks for tools: one that does not ends the run anyway."""
         self.replies[step] = reply
-        if not self.is_recorded:  # else it stands there already
-            self.grant("reply", step, asdict(reply))
-        await self.keep(f"reply:{step}")
-
-    async def begin_call(self, step: int, call: ToolCall) -> None:
-        """Of a call that must not be made twice."""
-        self.grant("begun", step, call.id)
-        await self.keep(f"begun:{call.id}")
+        await self.grant(f"reply:{step}", "reply", step, asdict(reply))
 
     async def keep_result(self, step: int, call: ToolCall, result: ToolResult) -> None:
         self.results[step, call.id] = result
-        self.grant("result", call.id, step, call.name, call.arguments, plain_result(result))
-        await self.keep(f"result:{call.id}")
+        plain = plain_result(result)
+        values = (call.id, step, call.name, call.arguments, plain)
+        await self.grant(f"result:{call.id}", "result", *values)
 
     def inner(self, part: str) -> "RunJournal":
         """The journal of a run inside this one."""

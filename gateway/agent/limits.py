@@ -10,12 +10,10 @@ from gateway.agent.effects import Job, Moment
 from gateway.agent.output import STOPS, WARNINGS, LimitReading, Output, spent_reading, stop_text
 from gateway.control.policy import (
     AgentState,
-    CallAsked,
-    Circles,
     DecisionTree,
     DefaultDecisionTree,
+    LoopState,
     digest,
-    looked_at,
     signature,
     tightened,
     warning_at,
@@ -92,7 +90,7 @@ class RunState:
     warnings: frozenset[str] = frozenset()
     consecutive_errors = 0
     judged = (-1, False)
-    circles = Circles()
+    circles = LoopState()
     extensions: Mapping[str, object] = {}
 
     reason: DoneReason | None = None  # it is stopped
@@ -295,7 +293,7 @@ class RunState:
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """`results` of the calls that were executed, in order."""
         for call, result in results:
-            mark = signature(call.name, call.arguments, self._job.decode)
+            mark = signature(call.name, call.arguments)
             facts = {
                 "tool": call.name,
                 "call_id": call.id,
@@ -309,32 +307,26 @@ class RunState:
         self._output.event("agent.turn.ended", {"turn": self.turn})
         self.turn += 1
 
-    # -- circles
+    # -- loops
 
     def refused(self, calls: Sequence[ToolCall]) -> frozenset[str]:
-        """Looks whether the calls of a turn go in circles, and tells it; returns those that are not
+        """Looks whether the calls of a turn repeat earlier ones, and tells it; returns those that are not
         to be executed again. Stops a run that goes on all the same."""
         if not calls:
             return frozenset()
-        limits, decode = self.limits, self._job.decode
-        self.circles, finding = looked_at(
-            self.circles,
-            [CallAsked(one.id, signature(one.name, one.arguments, decode)) for one in calls],
-            window=limits.loop_window,
-            threshold=limits.loop_threshold,
-            repeats=limits.no_progress_repeats,
-        )
-        if finding.loop is not None:
+        marks = {one.id: signature(one.name, one.arguments) for one in calls}
+        self.circles, loop, refused = self.circles.after_calls(marks, self.limits)
+        if loop is not None:
             names = ", ".join(dict.fromkeys(call.name for call in calls))
-            count = self.circles.turns.count(finding.loop)
+            count = self.circles.turns.count(loop)
             message = f"Loop detected: {names} with the same arguments, {count} times."
-            facts = {"signature": finding.loop, "message": message, "tools": names, "count": count}
+            facts = {"signature": loop, "message": message, "tools": names, "count": count}
             self._output.verdict("agent.loop.detected", self.turn, message=message)
             self._output.system("notice", message)
             self._output.event("agent.loop.detected", facts)
         if self.circles.is_stuck:
             self.terminate("no_progress")
-        return finding.refused
+        return refused
 
     def _tell_repeat(self, mark: str, tool: str) -> None:
         """Tells that the next call of this kind will be refused, once that is so."""

@@ -216,41 +216,40 @@ class Output:
         (job.publish if bus is None else bus.publish)(event)
 
     def farewell(self, payload: Mapping[str, object]) -> Event:
-        """The event of the end: rules hear it now, listeners once the end is durable."""
+        """The event of the end: rules hear it now, listeners once the end is durable. Nothing is published
+        after it, and nothing keeps the turn, so that it is freed at once."""
         scope, at = self._job.scope, self.moment.wall
         run = (scope.session_key, scope.run_id)
         event = Event("session.end", "info", "agent", at, *run, payload)
         if self._job.rules.by_event[event.type]:
             self._ask_rules(event)
-        return event
-
-    def release(self) -> None:
-        """Drops its references to the turn, so that the turn is freed at once."""
-        self._is_over = True
         self._bus, self._variables, self._interrupt = None, {}, lambda why: None
+        self._is_over = True
+        return event
 
     def _ask_rules(self, event: Event) -> None:
         for act in self._job.rules.on(event, self._variables):
             self._apply(act)
 
     def _apply(self, act: acts.Act) -> None:
-        match act:
-            case acts.Notify(notice):
-                self._notify(notice)
-            case acts.Log(level, message):
-                log.log(LEVELS[level.upper()], "a rule says", extra={"said": message})
-            case acts.EmitEvent(type_, payload, severity):
-                self.event(type_, payload, severity=severity, source="rule")
-            case acts.Interrupt(why):
-                self._interrupt(why)
-            case acts.SetModel(model):
-                self.model = model
-            case acts.AddTool(name):
-                self.without.discard(name)
-            case acts.RemoveTool(name):
-                self.without.add(name)
-            case _:
-                assert isinstance(act, acts.SetState)  # which the rules of the run keep themselves
+        values = act.values
+        match act.kind:  # a state that is set is kept by the rules of the run themselves
+            case "notify":
+                self._notify(values["notice"])
+            case "log":
+                level = LEVELS[values["level"].upper()]
+                log.log(level, "a rule says", extra={"said": values["message"]})
+            case "emit_event":
+                severity = values["severity"]
+                self.event(values["type"], values["payload"], severity=severity, source="rule")
+            case "interrupt":
+                self._interrupt(values["why"])
+            case "set_model":
+                self.model = values["model"]
+            case "add_tool":
+                self.without.discard(values["name"])
+            case "remove_tool":
+                self.without.add(values["name"])
 
     # -- to the model
 

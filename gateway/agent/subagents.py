@@ -11,6 +11,7 @@ from gateway.agent.effects import Fail, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import add_usage
 from gateway.agent.output import EMPTY
+from gateway.codec import encode
 from gateway.domain.agents import (
     DELEGATE,
     MEMORY,
@@ -35,7 +36,7 @@ from gateway.domain.messages import (
     within_boundary,
 )
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Clock, Encode, Tool, ToolScope, ToolStore
+from gateway.domain.ports import Clock, Tool, ToolScope, ToolStore
 from gateway.domain.sessions import UserSettings, chain_of
 from gateway.memory.souls import Souls
 from gateway.tools.gate import ToolGate
@@ -121,7 +122,7 @@ class Subagents:
         child = replace(child, tools=(), limits=limits, max_tokens=reply)
         answer = await self._answer(child, f"{question}\n\n{text}", scope)
         end = answer.end
-        if isinstance(end, Fail) or end.partial:
+        if end.partial:
             why = end.told if isinstance(end, Fail) else end.reason
             raise ToolFailed(f"{name} could not sum it up: {why}")
         if end.text == EMPTY:
@@ -151,7 +152,7 @@ class Subagents:
 
     async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> RunResult:
         """Runs it. Its parent pays for its models as it goes."""
-        limits, soul = child.limits, self.souls.of(child.id)
+        limits, soul = child.limits, self.souls.by_agent.get(child.id)
         needed = estimate_tokens(question) + (soul.token_count if soul else 0)
         if limits.timeout_seconds < 1 or needed >= limits.token_budget:
             what = "time" if limits.timeout_seconds < 1 else "of its token budget"
@@ -176,8 +177,8 @@ class Subagents:
         inner = replace(scope, depth=scope.depth + 1, agent=None, part="", allowance=None)
         outer = self.journals(scope.run_id) if scope.is_kept else None
         journal = RunJournal(self.clock) if outer is None else outer.inner(scope.part)
-        assignment = Assignment(child, question, inner, child.id, soul)
-        answer = await replace(self.runner, publish=publish).answer(assignment, journal, bill)
+        runner = replace(self.runner, publish=publish)
+        answer = await runner.answer(Assignment(child, question, inner, soul), journal, bill)
         # A reply that was cut has no chunk, but the child has counted it.
         used = answer.usage
         more = (used.input_tokens - billed.input_tokens, used.output_tokens - billed.output_tokens)
@@ -265,7 +266,6 @@ class SummarizingGate:
     subagents: Subagents
     delegation: Delegation
     originals: ToolStore
-    encode: Encode
     _shown: OrderedDict[tuple[RunId, str, int], str] = field(default_factory=OrderedDict)
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
@@ -357,4 +357,4 @@ class SummarizingGate:
             **({"sources": sources} if sources else {}),
             "note": _NOTE,
         }
-        return replace(result, content=self.encode(shown).decode(), spent=tuple(spent))
+        return replace(result, content=encode(shown).decode(), spent=tuple(spent))

@@ -77,7 +77,7 @@ MOST_CITED = 500  # of a run
 UNMETERED_S = 5.0  # after which the ledger may be written again
 
 EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
-_name_of = attrgetter("name")
+_name_of, _RESULT = attrgetter("name"), attrgetter("result")
 # Options of `llm-call`.
 _NUMBERS = ("budget", "timeout", "idle-timeout")
 _OPTIONS = ("model", "tools", *_NUMBERS)
@@ -170,7 +170,7 @@ class Ticket(PendingLeaf):
     def __init__(self, turn: "Turn", leaf: LeafCall, wanted: ToolCall | None = None) -> None:
         turn.last_ticket = self.number = turn.last_ticket + 1
         turn.open[self.number] = self
-        self._ground, self.turn, self.leaf, self.wanted = leaf.ground, turn, leaf, wanted
+        self._state, self.turn, self.leaf, self.wanted = leaf.state, turn, leaf, wanted
 
     def halt(self) -> None:
         if not self.is_over:
@@ -229,7 +229,7 @@ class Turn:
             now=lambda: self.moment.at,
             roots=variables,
             emit=partial(self.output.event, source=f"tree:{job.plan.name}"),
-            given=(self,),
+            arguments=(self,),
         )
         self.run = Run(job.plan, host)
         for key in job.plan.inputs or job.plan.schema:
@@ -256,7 +256,7 @@ class Turn:
             case Steered():
                 self.queued.append(event)
             case TimePassed():
-                self.run.ground.wake()
+                self.run.state.wake()
             case _:
                 assert_never(event)
         self.advance()
@@ -268,7 +268,7 @@ class Turn:
             if self.run.step():
                 assert self.run.outcome is not None
                 self._ended(self.run.outcome)
-            elif not self.run.ground.is_awake:
+            elif not self.run.state.is_awake:
                 if self.state.reason is None or self.run.is_ending:
                     return
                 self.run.interrupt(self.state.reason)
@@ -285,7 +285,7 @@ class Turn:
         """Ends the run at the next tick."""
         if self.end is None:
             self.state.terminate(reason, why)
-            self.run.ground.wake()
+            self.run.state.wake()
 
     def _stopped(self, event: StopRequested) -> None:
         if event.at_once:
@@ -367,16 +367,11 @@ class Turn:
         tools, without = self.job.tools, self.output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
-        if self._has_excerpt():
-            tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
+        for result in filter(None, map(_RESULT, self.messages)):
+            if result.excerpt and result.excerpt.reference:
+                tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
+                break
         return tuple([tool for tool in tools if tool.name not in without]) if without else tools
-
-    def _has_excerpt(self) -> bool:
-        for message in self.messages:
-            result = message.result
-            if result is not None and result.excerpt is not None and result.excerpt.reference:
-                return True
-        return False
 
     def _replied(self, event: ModelReplied) -> None:
         """Takes a complete reply and opens its calls."""
@@ -384,7 +379,9 @@ class Turn:
         if ticket is None:
             return
         output, state = self.output, self.state
-        self.last = reply = with_distinct_ids(reply, self.said)
+        if reply.tool_calls:
+            reply = with_distinct_ids(reply, self.said)
+        self.last = reply
         if not event.was_heard:
             self._show_reply(reply)
         self.replies += 1
@@ -590,7 +587,7 @@ class Turn:
         the tree counts itself."""
         state = self.state
         if state.reason is None and self.failure is None and not self.is_answered:
-            failed = self.run.ground.failure
+            failed = self.run.state.failure
             if state.may_continue() and failed is not None and failed["type"] == "limit":
                 state.terminate("max_iterations")
 
@@ -610,13 +607,14 @@ class Turn:
             state.tell_stop()
         if self.uncited:
             self.tell_sources()
-        self.said[:] = with_last_word(self.said, end.text, tuple(self.output.shown))
-        reason = end.reason if isinstance(end, Finish) else end.error_type
+        shown = tuple(self.output.shown)
+        if shown or not self.is_answered or self.said[-1].text != end.text:
+            self.said[:] = with_last_word(self.said, end.text, shown)
         told = {
-            "reason": reason,
+            "reason": end.reason,
             "exchange_saved": True,
-            "cancelled": reason == "cancelled",
-            "partial": end.partial if isinstance(end, Finish) else True,
+            "cancelled": end.reason == "cancelled",
+            "partial": end.partial,
         }
         self.farewell = self.output.farewell(told)
 
@@ -669,7 +667,7 @@ def _failed(failure: ModelFailed | BudgetExceeded, heard: str) -> Fail:
 def _given(leaf: LeafCall, result: ToolResult) -> bool:
     """Gives the result to the loop around the leaf; whether the leaf succeeds."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
-    offered = leaf.plan.offered
+    offered = leaf.plan.function
     return not result.is_error or (offered is not None and offered.name == EXECUTE)
 
 
@@ -693,8 +691,6 @@ def number(value: object) -> float | None:
 
 def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
     """Some models reuse an id within a reply or a run; each result has to find its own call."""
-    if not reply.tool_calls:
-        return reply
     taken = {call.id for message in said for call in message.tool_calls}
     calls: list[ToolCall] = []
     for call in reply.tool_calls:

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
-from pydantic_core import from_json, to_json
 
 from gateway.agent.driver import Runner
 from gateway.agent.leaves import Plans
@@ -26,7 +24,7 @@ from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
 from gateway.channels.room import channel_room, delivering, keep_lines
-from gateway.config.authority import note_start
+from gateway.config.access import note_start
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
@@ -56,7 +54,7 @@ from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import ResultTool
 from gateway.web.asgi import WebApp, twins
@@ -100,10 +98,7 @@ class Gateway:
     def __init__(self, made: Generation, version: str, shared: Shared, opened: Resources) -> None:
         self.made, self.version, self.shared, self.opened = made, version, shared, opened
         stores, clock, ids = shared.stores, shared.clock, shared.ids
-        codec = (to_json, from_json)
-        extractor = FactExtractor(
-            made.agents, stores.facts, opened.model, clock, ids, *codec, opened.group
-        )
+        extractor = FactExtractor(made.agents, stores.facts, opened.model, clock, ids, opened.group)
         memory = Memory(extractor, Indexer(stores.facts, clock), Recall(stores.facts))
         self.memory = memory
         worker, forget = self._worker()
@@ -138,11 +133,10 @@ class Gateway:
             spending=stores.ledger,
             budgets=made.config.budgets,
             facts=stores.facts,
-            find=memory.recall,
+            recall=memory.recall,
             settled=memory.settled,
             shared=made.sharing,
             book=self.pairing,
-            decode=from_json,
         )
         self.channels = channel_room(
             stores, commands, tell=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
@@ -160,7 +154,6 @@ class Gateway:
             opened.plans,
             made.decisions,
             opened.rules.current,
-            from_json,
             shared.bus.publish,
             shared.bus.hears,
             opened.meter.cost_usd,
@@ -171,7 +164,7 @@ class Gateway:
         gate.renew("", subagents.tools)
         forget: Callable[[SessionKey], Awaitable[None]] = gate.forget
         if config.delegation.is_enabled:
-            summing = SummarizingGate(gate, subagents, config.delegation, stores.tools, to_json)
+            summing = SummarizingGate(gate, subagents, config.delegation, stores.tools)
             runner, forget = replace(runner, gate=summing), stores.tools.forget_originals
         caches = (stores.sessions, shared.episodes, shared.lanes, clock, shared.ids)
         compaction = Compaction(opened.model, *caches, on_compacted=memory.extractor.on_compacted)
@@ -186,13 +179,12 @@ class Gateway:
             settings=shared.settings,
             clock=clock,
             bus=shared.bus,
-            encode=to_json,
-            decode=from_json,
             channels=frozenset(one.name for one in config.channels),
             runs=shared.live,
             extractor=memory.extractor,
             on_finished=memory.indexer.note,
-            recall=TurnRecall(memory.recall, vaults),
+            memory=memory.recall,
+            vaults=vaults,
             compact=compaction.consider,
         )
         return worker, forget
@@ -231,8 +223,8 @@ class Gateway:
         )
         started = int(clock.now().timestamp())
         apis = (
-            ChatApi(front, to_json, from_json, self.shared.ids),
-            OpenAiApi(front, self.stateless, to_json, from_json, started),
+            ChatApi(front, self.shared.ids),
+            OpenAiApi(front, self.stateless, started),
             spending,
             McpApi(self.mcp),
             *((metrics,) if self.made.config.observability.metrics else ()),
@@ -268,7 +260,6 @@ class Gateway:
             front,
             about,
             self.health.reasons,
-            from_json,
             gate=self.opened.gate,
             plugins=lambda: plugins.infos,
             account=plugins.account,
@@ -290,7 +281,7 @@ class Gateway:
             PairMethods(self.pairing),
             ChannelMethods(room.statuses, letters, stores.channels, nudge, clock, room.take_again),
             MemoryMethods(*facts, clock, ids, memory.settled, self.made.sharing, front),
-            ChatMethods(front, self.replays, to_json, from_json),
+            ChatMethods(front, self.replays),
             SessionMethods(front),
             EventMethods(shared.bus),
             SettingsMethods(shared.settings, self.made.choosable),
@@ -321,7 +312,7 @@ class Gateway:
             log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
         for run in tuple(self.shared.live.values()):
-            run.abandon()
+            run.publish(is_over=False)
         self.stateless.abandon_all()
 
 
@@ -410,7 +401,6 @@ async def _open(
     gate = ToolGate(
         (*own, *plugins.tools),
         schemas=SchemaChecks(),
-        decode=strict_json,
         clock=clock,
         originals=stores.tools,
     )
@@ -423,13 +413,11 @@ async def _open_plugins(
 ) -> Plugins:
     enabled = [one for one in config.plugins if one.is_enabled]
     fetches = any(plugin.origins for plugin in enabled)
-    own = {"folder": Folder(to_json, from_json)}
+    own = {"folder": Folder()}
     means = SandboxMeans(
         fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
         store=shared.stores.tools,
         clock=shared.clock,
-        encode=to_json,
-        decode=from_json,
         read_adapter=read_description,
         functions=await to_thread.run_sync(host_functions, enabled, own),
     )
@@ -476,10 +464,5 @@ def _mcp_door(gateway: Gateway) -> AbstractAsyncContextManager[Door]:
 
     config, ids = gateway.made.config, gateway.shared.ids
     agent = replace(usual_agent(config), tools=config.mcp.serve.tools)
-    desk = ServedDesk(gateway.front, gateway.opened.gate, agent, to_json, from_json, ids)
+    desk = ServedDesk(gateway.front, gateway.opened.gate, agent, ids)
     return serving(desk, schemas=SchemaChecks(), most_bytes=config.gateway.max_body_bytes)
-
-
-def strict_json(text: str | bytes) -> Any:
-    """Without numbers like NaN: a guest's parser, or a provider's, refuses them."""
-    return from_json(text, allow_inf_nan=False)

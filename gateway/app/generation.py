@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from gateway.agent.leaves import SHIPPED
-from gateway.config.authority import closed_agents, reach
+from gateway.config.access import closed_agents, reach
 from gateway.config.values import GatewayConfig, RuleFolder
 from gateway.control.policy import (
     DECISION_TREES,

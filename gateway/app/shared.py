@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
-from pydantic_core import from_json, to_json
 
 from gateway.agent.journal import RunJournal
 from gateway.budgets import BudgetQueue, Estimates, Meter
@@ -32,7 +31,7 @@ from gateway.providers.demo import DemoModel
 from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import open_store
 from gateway.web.status import ProviderTrial
 
@@ -147,7 +146,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             refusals=Counter(),
             traffic=Traffic(Counter(), Counter(), Counter()),
             episodes=Episodes(stores.sessions),
-            settings=SettingsBook(stores.sessions, to_json, from_json),
+            settings=SettingsBook(stores.sessions),
         )
         prices = PriceTable(config.providers)
         if config.providers:  # before any call: to build it later would block the event loop

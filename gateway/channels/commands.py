@@ -9,6 +9,7 @@ from gateway.channels.adapters import Incoming
 from gateway.channels.doorkeeping import Command
 from gateway.channels.intake import address_of
 from gateway.channels.pairing import MOST_LISTED, PairingBook
+from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef, speaker
 from gateway.domain.budgets import Budgets, Limit, Scope, Tally, day_of, shown
 from gateway.domain.channels import ChannelDef, Pairing
@@ -16,9 +17,9 @@ from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
 from gateway.domain.facts import Fact, FactQuery, Recalled, whose
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import QueueMode
-from gateway.domain.ports import Decode, FactStore, Ledger
+from gateway.domain.ports import FactStore, Ledger
 from gateway.memory.context import told_in_full
-from gateway.memory.tool import Find
+from gateway.memory.recall import Recall
 from gateway.sessions.intake import Front
 from gateway.sessions.lanes import NOTHING, SessionQueues
 from gateway.sessions.runs import LiveRun
@@ -67,11 +68,10 @@ class ChatCommands:
     spending: Ledger
     budgets: Budgets
     facts: FactStore
-    find: Find
+    recall: Recall
     settled: Callable[[SessionKey], Awaitable[None]]
     shared: Set[AgentId]
     book: PairingBook
-    decode: Decode
 
     async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
         """Who may give it was judged before."""
@@ -186,7 +186,7 @@ class ChatCommands:
             run = await self.front.run(node.run_id)
         except NotFound:  # it was taken in from elsewhere
             return None
-        summary = {} if isinstance(run, LiveRun) else self.decode(run.summary or "{}")
+        summary = {} if isinstance(run, LiveRun) else decode(run.summary or "{}")
         kept = summary.get("context") if isinstance(summary, dict) else None
         return told_in_full(node.run_id, kept) if isinstance(kept, dict) else None
 
@@ -197,7 +197,7 @@ class ChatCommands:
             facts = await self.facts.select_facts(FactQuery(seen, limit=MOST_READ))
             told = [_fact(one) for one in facts[-MOST_FACTS:]]
             return _listed(told) if told else "Nothing is known yet."
-        found = await self.find.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
+        found = await self.recall.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
         return _listed([_found(one) for one in found]) if found else "Nothing was found."
 
     async def _queue(self, asked: _Asked) -> str:

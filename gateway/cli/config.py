@@ -9,8 +9,7 @@ from gateway.cli.command import BAD_CONFIG, CliContext, failure, problem_as_json
 from gateway.cli.configuration import Edit, agree, config_path, surroundings, usual_path
 from gateway.config import editing
 from gateway.config.document import placed, warned
-from gateway.config.effective import Row, effective
-from gateway.config.load import Loaded, read
+from gateway.config.load import Loaded, Row, effective, read
 from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
 from gateway.config.schema import json_schema
 from gateway.domain.text import nearest

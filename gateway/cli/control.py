@@ -1,7 +1,6 @@
 """`exogate rule` and `exogate tree`: what the operator's rules and behaviour trees would do. No gateway has to run."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -123,11 +122,10 @@ def _tried(rule: Rule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]
         told["when"] = rule.when(seen) if rule.when else True
         if not told["when"]:
             return told | {"verdict": f"does not fire: when gives {told['when']!r}"}
-        for act in rule.acts(event, seen):
-            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(act).__name__).lower()
-            told["acts"].append({"act": name, **asdict(act)})
+        acts = rule.acts(event, seen)
+        told["acts"] = [{"act": act.kind, **asdict(act)["values"]} for act in acts]
     except ExpressionFailed as error:
-        return told | {"acts": [], "verdict": f"fails: {error}"}
+        return told | {"verdict": f"fails: {error}"}
     return told | {"fires": True, "verdict": f"fires; when gives {told['when']!r}"}
 
 

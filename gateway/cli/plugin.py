@@ -41,10 +41,10 @@ from gateway.cli.plugin_files import (
 )
 from gateway.cli.plugin_testing import read_cases, try_all
 from gateway.config import editing
-from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.environment import read_environment
 from gateway.config.plugins import BUNDLED
 from gateway.config.problems import ConfigInvalid
+from gateway.config.sections import BadCapability, parse_capability
 from gateway.domain.plugins import Capability, PluginDef
 from gateway.domain.text import choose, quoted
 from gateway.host.logs import logging_to

@@ -16,7 +16,6 @@ from typing import Annotated
 import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json, to_json
 
 from gateway.api.declarations import plain
 from gateway.channels.adapters import Description
@@ -24,9 +23,8 @@ from gateway.channels.crossing import read_description
 from gateway.channels.room import require_openable
 from gateway.channels.verification import ChannelRefused
 from gateway.cli.configuration import known
-from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.plugins import BUNDLED
-from gateway.config.sections import PLUGIN_NAME
+from gateway.config.sections import PLUGIN_NAME, BadCapability, parse_capability
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import GatewayError
@@ -236,7 +234,7 @@ class Examined:
 
     def as_json(self) -> dict[str, object]:
         """As a running gateway tells it, without what only that can know."""
-        shown: dict[str, object] = plain(inspected(self.told, {}, from_json))
+        shown: dict[str, object] = plain(inspected(self.told, {}))
         for key in ("state", "reason", "capabilities", "used", "denied"):
             shown.pop(key, None)
         file = {"file": str(self.given.file), "size": self.size}
@@ -248,7 +246,7 @@ async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
     """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
     clock = SystemClock()
     async with open_memory(clock) as stores:
-        means = Means(Nowhere(), stores.tools, clock, to_json, from_json, read_description)
+        means = Means(Nowhere(), stores.tools, clock, read_description)
         make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
             await to_thread.run_sync(make)
@@ -311,9 +309,7 @@ async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Ex
     try:  # whatever it imports: what it is not granted is another question
         loaded = await sandbox.load(replace(definition, deny_unused=True))
         told, adapter = info(definition, loaded), loaded.described.adapter
-        gate = ToolGate(
-            sandbox.tools(loaded), schemas=SchemaChecks(), decode=from_json, clock=SystemClock()
-        )
+        gate = ToolGate(sandbox.tools(loaded), schemas=SchemaChecks(), clock=SystemClock())
         problems += [f"tool {one.name}: {one.why}" for one in gate.refused]
     except PluginRefused as error:
         problems.append(error.problem)

@@ -1,14 +1,22 @@
-"""Who may reach the gateway: its address, its tokens and their scopes."""
+"""Who may reach the gateway and what they reach: its address, its tokens and their scopes, the agents of
+projects; and what a start changes about authority and money, for the audit."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Any
 
 from gateway.config.environment import TOKEN
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import Reading
 from gateway.config.values import GatewayConfig, GatewaySettings, TokenGrant
-from gateway.domain.ids import Secret
+from gateway.domain.budgets import NANO, Budgets, Limit
+from gateway.domain.events import Deed, DeedKind
+from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import is_loopback
+from gateway.domain.plugins import PluginInfo, PluginSecret
+from gateway.domain.ports import Audit
 from gateway.domain.text import choose, quoted
 
 SCOPES = ("chat", "read", "admin", "impersonate", "metrics")
@@ -16,6 +24,15 @@ LEAST_TOKEN = 16  # characters of the operator's, where others can reach the gat
 RESERVED = ("local", "operator")  # principals that are not made by a token of the file
 NEW_TOKEN = "make one: openssl rand -hex 32"
 OPERATOR: KeyPath = ("gateway", "token")
+NO_AGENT = "agent:"  # a scope that limits to an agent that nobody can define
+
+Authority = Mapping[str, object]  # plain data by place in the configuration, without any secret
+
+KINDS: Mapping[str, DeedKind] = {
+    "budgets": "budget.changed",
+    "tokens": "token.changed",
+    "plugins": "grant.changed",
+}
 
 
 def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
@@ -26,15 +43,25 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
         reading.wrong(Code.OUT_OF_RANGE, path, message, "0 to 65535", variable="--port")
     data_dir = overrides.data_dir or reading.around.path(str(written.data_dir), reading.folder)
     token = _operator_token(reading, written)
-    is_meant = written.token is not None or TOKEN in reading.around.environment
-    _check_door(reading, written.bind, token, has_tokens=is_meant or bool(config.tokens))
+    if not is_loopback(written.bind):
+        is_meant = written.token is not None or TOKEN in reading.around.environment
+        has_tokens = is_meant or bool(config.tokens)
+        _check_door(reading, written.bind, token, has_tokens=has_tokens)
     return replace(written, port=port, data_dir=data_dir.absolute(), token=token)
+
+
+def _operator_token(reading: Reading, written: GatewaySettings) -> Secret | None:
+    token = None
+    if TOKEN in reading.around.environment:
+        token = reading.source.variable(OPERATOR, TOKEN)
+    elif written.token is not None:
+        token = reading.source.follow(OPERATOR, written.token.reveal())
+    return None if token is None or _is_blank(reading, OPERATOR, token) else Secret(token)
 
 
 def resolve_tokens(
     reading: Reading, tokens: Iterable[TokenGrant], operator: Secret | None
 ) -> tuple[TokenGrant, ...]:
-    names = set[str]()
     values: dict[str, str] = {operator.reveal(): "[gateway] token"} if operator else {}
     grants = []
     for index, written in enumerate(tokens):
@@ -43,9 +70,8 @@ def resolve_tokens(
         if written.name in RESERVED:
             message = f"{quoted(written.name)} is reserved for the local operator"
             reading.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
-        reading.is_taken((*path, "name"), "token", written.name, names)
-        names.add(written.name)
-        _check_scopes(reading, written.scopes, path)
+        for at, scope in enumerate(written.scopes):
+            _check_scope(reading, (*path, "scopes", at), scope)
         token = reading.source.follow(where, written.token.reveal())
         if token is None or _is_blank(reading, where, token):
             continue
@@ -57,31 +83,25 @@ def resolve_tokens(
     return tuple(grants)
 
 
+def _check_scope(reading: Reading, where: KeyPath, scope: str) -> None:
+    kind, colon, agent_id = scope.partition(":")
+    if kind == "agent" and colon:
+        reading.refers(where, "agent", agent_id)
+    elif scope not in SCOPES:
+        fix = choose(scope, (*SCOPES, "agent:ID"))
+        reading.wrong(Code.NOT_A_CHOICE, where, f"{quoted(scope)} is no scope", fix)
+
+
 def _check_door(reading: Reading, bind: str, operator: Secret | None, *, has_tokens: bool) -> None:
-    if is_loopback(bind):
-        return
+    """Of an address that other machines reach."""
+    reached = f"{quoted(bind)} can be reached from other machines"
     if not has_tokens:
-        message = (
-            f"{quoted(bind)} can be reached from other machines, and no token is set: "
-            "anyone could control the gateway"
-        )
+        message = f"{reached}, and no token is set: anyone could control the gateway"
         fix = f'set {TOKEN} or [gateway] token, or write bind = "127.0.0.1"'
         reading.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)
     if operator is not None and len(operator.reveal().strip()) < LEAST_TOKEN:
-        message = (
-            f"the operator's token is shorter than {LEAST_TOKEN} characters, and {quoted(bind)} "
-            "can be reached from other machines: it could be guessed"
-        )
-        _wrong_token(reading, OPERATOR, Code.OPEN_DOOR, message)
-
-
-def _operator_token(reading: Reading, written: GatewaySettings) -> Secret | None:
-    token = None
-    if TOKEN in reading.around.environment:
-        token = reading.source.variable(OPERATOR, TOKEN)
-    elif written.token is not None:
-        token = reading.source.follow(OPERATOR, written.token.reveal())
-    return None if token is None or _is_blank(reading, OPERATOR, token) else Secret(token)
+        message = f"the operator's token is shorter than {LEAST_TOKEN} characters, and {reached}"
+        _wrong_token(reading, OPERATOR, Code.OPEN_DOOR, f"{message}: it could be guessed")
 
 
 def _is_blank(reading: Reading, path: KeyPath, token: str) -> bool:
@@ -96,12 +116,110 @@ def _wrong_token(reading: Reading, path: KeyPath, code: Code, message: str) -> N
     reading.wrong(code, path, message, NEW_TOKEN, variable=TOKEN if is_variable else None)
 
 
-def _check_scopes(reading: Reading, scopes: Iterable[str], path: KeyPath) -> None:
-    for index, scope in enumerate(scopes):
-        kind, colon, agent_id = scope.partition(":")
-        where = (*path, "scopes", index)
-        if kind == "agent" and colon:
-            reading.refers(where, "agent", agent_id, reading.agents)
-        elif scope not in SCOPES:
-            fix = choose(scope, (*SCOPES, "agent:ID"))
-            reading.wrong(Code.NOT_A_CHOICE, where, f"{quoted(scope)} is no scope", fix)
+# ------------------------------------------------------------------------------------- the audit
+
+
+async def note_start(
+    audit: Audit, config: GatewayConfig, plugins: Sequence[PluginInfo], version: str, at: datetime
+) -> None:
+    """What this start changes, what it refuses, and all that is in force now."""
+    now = authority(config)
+    for entry in await audit.newest(kind="config.applied"):
+        before = json.loads(entry.detail)["authority"]
+        for name in sorted({*before, *now}):
+            if (was := before.get(name)) != (is_ := now.get(name)):
+                kind = KINDS.get(name.partition(".")[0], "config.changed")
+                detail = {"what": name, "before": was, "after": is_}
+                await audit.append(Deed(at, kind, "config", detail))
+    for plugin in plugins:
+        if plugin.state == "refused":
+            told = {"plugin": plugin.name, "why": plugin.why}
+            await audit.append(Deed(at, "plugin.refused", "config", told))
+    applied = {"version": version, "file": str(config.origin or ""), "authority": now}
+    await audit.append(Deed(at, "config.applied", "config", applied))
+
+
+def authority(config: GatewayConfig) -> Authority:
+    """As JSON gives it back."""
+    settings = config.gateway
+    told: dict[str, object] = {
+        "gateway.bind": settings.bind,
+        "gateway.has_token": settings.token is not None,
+        "gateway.allowed_origins": frozenset(settings.allowed_origins),
+        "gateway.trusted_proxies": frozenset(settings.trusted_proxies),
+    }
+    told |= {f"tokens.{one.name}": frozenset(one.scopes) for one in config.tokens}
+    for plugin in config.plugins:
+        told[f"plugins.{plugin.name}"] = {
+            "enabled": plugin.is_enabled,
+            "capabilities": frozenset(map(str, plugin.capabilities)),
+            "sha256": plugin.sha256,
+            "secrets": _origins(plugin.secrets),
+        }
+    for channel in config.channels:  # by whom it is spoken for, and who may talk there
+        told[f"channels.{channel.name}"] = {
+            **_attributes(channel, "plugin", "account", "dm_policy", "allow_from"),
+            "groups": {name: rule.allow_from for name, rule in channel.groups.items()},
+            "secrets": _origins(channel.secrets),
+        }
+    told |= {f"mcp.{one.name}": _attributes(one, "url", "command") for one in config.mcp.servers}
+    told |= _agents(config)
+    for name, provider in config.providers.items():
+        prices = {model: asdict(price) for model, price in provider.prices.items()}
+        told[f"providers.{name}"] = {"base_url": provider.base_url, "prices": prices}
+    told |= _limits(config.budgets)
+    found: Authority = json.loads(json.dumps(told, default=sorted))
+    return found
+
+
+def _agents(config: GatewayConfig) -> dict[str, object]:
+    told: dict[str, object] = {}
+    for agent in config.agents:
+        models = [f"{link.provider}/{link.model}" for link in agent.chain]
+        told[f"agents.{agent.id}"] = {"models": models, "tools": agent.tools}
+    for one in config.subagents:
+        told[f"subagents.{one.name}"] = _attributes(one, "provider", "model", "tools")
+    for project in config.projects:
+        agents = frozenset(agent.id for agent in config.agents if agent.project == project.id)
+        told[f"projects.{project.id}"] = {"users": frozenset(project.users), "agents": agents}
+    return told
+
+
+def _limits(budgets: Budgets) -> dict[str, object]:
+    limits = _attributes(budgets, "session", "daily", "monthly", "per_agent")
+    limits |= {f"agent:{name}": limit for name, limit in budgets.agents.items()}
+    return {
+        f"budgets.{name}": {
+            "tokens": limit.tokens,
+            "usd": None if limit.nano_usd is None else limit.nano_usd / NANO,
+        }
+        for name, limit in limits.items()
+        if limit != Limit()
+    }
+
+
+def _attributes(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _origins(secrets: Iterable[PluginSecret]) -> Mapping[str, object]:
+    """Where each secret may go."""
+    return {one.name: frozenset(map(str, one.origins)) for one in secrets}
+
+
+def closed_agents(config: GatewayConfig) -> Mapping[AgentId, frozenset[str]]:
+    """Agents of projects, and the users whom they answer."""
+    users = {project.id: frozenset(project.users) for project in config.projects}
+    return {agent.id: users[agent.project] for agent in config.agents if agent.project in users}
+
+
+def reach(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
+    """The scopes of a token, narrowed to agents of its own projects: others do not exist for it.
+    A token that reads everything, or speaks for others, sees them nevertheless."""
+    given, closed = frozenset(scopes), closed_agents(config)
+    if given & {"admin", "read", "impersonate"} or all(name in users for users in closed.values()):
+        return given
+    mine = {agent.id for agent in config.agents if name in closed.get(agent.id, {name})}
+    asked = {scope for scope in given if scope.startswith("agent:")}
+    reached = {f"agent:{agent}" for agent in mine}
+    return given - asked | ((asked & reached if asked else reached) or {NO_AGENT})

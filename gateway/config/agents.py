@@ -6,15 +6,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.config.environment import DEMO, default_model
 from gateway.config.problems import Code, KeyPath
-from gateway.config.reading import Reading
+from gateway.config.reading import DEMO, Reading, default_model
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import (
     AUTO,
     DELEGATE,
     OPEN_PROJECT,
     OWN_CHANNELS,
+    OWN_TOOLS,
     PLACES,
     RESULT,
     AgentDef,
@@ -30,7 +30,6 @@ from gateway.domain.text import choose, quoted
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5
-Tried = tuple[object, ...]  # what tells one way to ask a model from another
 
 
 def places(config: GatewayConfig) -> list[tuple[KeyPath, AgentDef]]:
@@ -43,148 +42,143 @@ def resolve_agents(reading: Reading, config: GatewayConfig) -> tuple[AgentDef, .
     agents: dict[str, AgentDef] = {}
     for path, written in places(config):
         reading.is_taken((*path, "id"), "agent", written.id, agents)
-        agents[written.id] = _Agent(reading, config, path, written).resolved()
+        agents[written.id] = _agent(reading, config, path, written)
     return tuple(agents.values())
 
 
-class _Agent:
-    """One agent while it is resolved."""
+def _agent(reading: Reading, config: GatewayConfig, path: KeyPath, written: AgentDef) -> AgentDef:
+    check_tools(reading, path, f"agent {quoted(written.id)}", written.tools)
+    for index, name in enumerate(written.rules if "rule" in reading.names else ()):
+        reading.refers((*path, "rules", index), "rule", name)
 
-    def __init__(
-        self, reading: Reading, config: GatewayConfig, path: KeyPath, written: AgentDef
-    ) -> None:
-        self.reading, self.config, self.path, self.written = reading, config, path, written
+    def file(key: str, otherwise: str = "") -> str:
+        fix = f"create it, or remove {key} {otherwise}".rstrip()
+        return reading.file((*path, key), getattr(written, key), fix)
 
-    def resolved(self) -> AgentDef:
-        path, written = self.path, self.written
-        check_tools(self.reading, path, f"agent {quoted(written.id)}", written.tools)
-        helpers = (DELEGATE + name for name in dict.fromkeys(written.subagents))
-        asked = self._asked(path, written)
-        agent = replace(
-            written,
-            **asked,
-            tools=(*written.tools, *helpers),
-            soul_path=written.soul_path and self._file("soul_path", "for the soul that is shipped"),
-            prompt_template=written.prompt_template and self._template(),
-            tree=self._tree(),
-            context=self._context(asked["context_window"], is_noted=True),
-        )
-        return replace(agent, fallback=self._fallback(path, written, agent, (_tried(asked),)))
+    tree, soul, template = written.tree, written.soul_path, written.prompt_template
+    if tree.endswith(".bt"):
+        tree = file("tree", "for the one that is shipped")
+    else:
+        reading.refers((*path, "tree"), "tree", tree, or_else=", or name a .bt file")
+    if template:
+        template = file("prompt_template")
+        _check_template(reading, (*path, "prompt_template"), Path(template))
+    agent = replace(
+        written,
+        tools=(*written.tools, *(DELEGATE + name for name in dict.fromkeys(written.subagents))),
+        soul_path=soul and file("soul_path", "for the soul that is shipped"),
+        prompt_template=template,
+        tree=tree,
+    )
+    first, *others = _models(reading, config, path, written)
+    fallback: AgentDef | None = None
+    for model in reversed(others):
+        fallback = replace(agent, **model, fallback=fallback)
+    return replace(agent, **first, fallback=fallback)
 
-    def _fallback(
-        self, above: KeyPath, section: AgentDef, agent: AgentDef, tried: tuple[Tried, ...]
-    ) -> AgentDef | None:
-        """The same agent with another model, which may be able to read less."""
-        fallback, path = section.fallback, (*above, "fallback")
-        if fallback is None:
-            return None
-        if path.count("fallback") > MOST_FALLBACKS:
-            message = f"an agent has at most {MOST_FALLBACKS} nested fallbacks"
-            self.reading.wrong(Code.OUT_OF_RANGE, path, message, "remove this one", at="table")
-            return None
-        asked = self._asked(path, fallback)
-        context = self._context(asked["context_window"], is_noted=False)
-        below = self._fallback(path, fallback, agent, (*tried, _tried(asked)))
-        is_long = any(
-            one.code == Code.OUT_OF_RANGE and one.path[: len(path)] == path
-            for one in self.reading.findings
-        )
-        if _tried(asked) in tried and asked["model"] and not is_long:
-            what = f"{asked['provider']}/{asked['model']}"
+
+def _models(
+    reading: Reading, config: GatewayConfig, path: KeyPath, written: AgentDef
+) -> list[dict[str, Any]]:
+    """What the agent and each of its fallbacks has of its own."""
+    links, models, tried = written.chain, list[dict[str, Any]](), set[object]()
+    for depth, link in enumerate(links[: MOST_FALLBACKS + 1]):
+        where = (*path, *["fallback"] * depth)
+        model = _model(reading, config, where, link)
+        way = tuple(model[name] for name in ("provider", "model", "thinking", "stream"))
+        if way in tried and model["model"] and len(links) <= MOST_FALLBACKS + 1:
+            what = f"{model['provider']}/{model['model']}"
             message = f"this fallback repeats {what}, which has already failed at that point"
             fix = "name another provider or model, or remove it"
-            self.reading.wrong(Code.NO_USE, path, message, fix, at="table")
-        return replace(agent, **asked, context=context, fallback=below)
-
-    def _asked(self, path: KeyPath, section: AgentDef) -> dict[str, Any]:
-        """What an agent and each of its fallbacks has of its own."""
-        known, provider = self.reading.known, section.provider or self.reading.choice.provider
-        model = usual_model(self.reading, path, provider, section.model)
-        max_tokens, most = section.max_tokens, known.output_limit(model)
-        if most is not None and max_tokens > most:
-            if self.reading.is_given((*path, "max_tokens")):
-                message = f"{quoted(model)} replies with at most {most} tokens, not {max_tokens}"
-                where = (*path, "max_tokens")
-                self.reading.wrong(Code.OUT_OF_RANGE, where, message, f"write {most}")
-            max_tokens = most
-        if section.thinking and model:
-            self._check_thinking(path, provider, model, max_tokens)
-        return {
-            "provider": provider,
-            "model": model,
-            "max_tokens": max_tokens,
-            "context_window": section.context_window or known.context_window(model),
-            "temperature": section.temperature,
-            "thinking": section.thinking,
-            "stream": section.stream,
-        }
-
-    def _check_thinking(self, path: KeyPath, provider: str, model: str, max_tokens: int) -> None:
-        """Of a provider that is not known nothing is said: that is wrong already."""
-        known, own = self.reading.known, self.config.providers.get(provider)
-        preset = known.presets.get(provider)
-        wire = preset.wire if preset else own.wire if own else None
-        if provider not in self.reading.providers or (wire is None and provider != DEMO):
-            return
-        why = known.no_thinking(provider, wire, model, max_tokens)
-        if why is not None:
-            fix = "remove it, or choose a model that can"
-            self.reading.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
-
-    def _context(self, window: int, *, is_noted: bool) -> ContextRules:
-        """A budget that the model cannot read becomes what it can."""
-        context, most = self.written.context, int(AUTO_SHARE * window)
-        budget, key = context.token_budget, ("context", "token_budget")
-        if budget != AUTO and budget <= window:
-            return context
-        is_given = self.reading.is_given
-        if budget != AUTO and is_noted and (is_given(key) or is_given((*self.path, *key))):
-            message = f"{budget} tokens exceed the model's window of {window}"
-            fix = f"{most} is used; write that or set context_window"
-            self.reading.note("context-clamped", (*self.path, *key), message, fix)
-        return replace(context, token_budget=most)
-
-    def _file(self, key: str, otherwise: str = "") -> str:
-        fix = f"create it, or remove {key} {otherwise}".rstrip()
-        return self.reading.file((*self.path, key), getattr(self.written, key), fix)
-
-    def _tree(self) -> str:
-        """A name of ours, or the file of the operator's own."""
-        if self.written.tree.endswith(".bt"):
-            return self._file("tree", "for the one that is shipped")
-        where, trees = (*self.path, "tree"), self.reading.known.trees
-        self.reading.refers(where, "tree", self.written.tree, trees, or_else=", or name a .bt file")
-        return self.written.tree
-
-    def _template(self) -> str:
-        where, file = (*self.path, "prompt_template"), Path(self._file("prompt_template"))
-        name = self.reading.around.name(file)
-        try:
-            compile_prompt(file.read_text("utf-8-sig"))
-        except TemplateInvalid as error:
-            fix = choose(error.name, PLACES) if error.name is not None else "correct the file"
-            self.reading.wrong(Code.MALFORMED, where, f"{name}:{error}", fix)
-        except UnicodeDecodeError as error:
-            message = f"{name} is not UTF-8 (byte {error.start})"
-            self.reading.wrong(Code.MALFORMED, where, message, "save it as UTF-8")
-        except OSError:
-            pass  # is reported already
-        return str(file)
+            reading.wrong(Code.NO_USE, where, message, fix, at="table")
+        tried.add(way)
+        context = _context(reading, where, written.context, model["context_window"])
+        models.append({**model, "context": context})
+    if len(links) > MOST_FALLBACKS + 1:
+        where = (*path, *["fallback"] * (MOST_FALLBACKS + 1))
+        message = f"an agent has at most {MOST_FALLBACKS} nested fallbacks"
+        reading.wrong(Code.OUT_OF_RANGE, where, message, "remove this one", at="table")
+    return models
 
 
-def _tried(asked: Mapping[str, Any]) -> Tried:
-    return tuple(asked[name] for name in ("provider", "model", "thinking", "stream"))
+def _model(
+    reading: Reading, config: GatewayConfig, path: KeyPath, section: AgentDef
+) -> dict[str, Any]:
+    known, provider = reading.known, section.provider or reading.choice.provider
+    model = usual_model(reading, path, provider, section.model)
+    max_tokens, most = section.max_tokens, known.output_limit(model)
+    if most is not None and max_tokens > most:
+        where = (*path, "max_tokens")
+        if reading.given(where) is not None:
+            message = f"{quoted(model)} replies with at most {most} tokens, not {max_tokens}"
+            reading.wrong(Code.OUT_OF_RANGE, where, message, f"write {most}")
+        max_tokens = most
+    found = {
+        "provider": provider,
+        "model": model,
+        "max_tokens": max_tokens,
+        "context_window": section.context_window or known.context_window(model),
+        "temperature": section.temperature,
+        "thinking": section.thinking,
+        "stream": section.stream,
+    }
+    if section.thinking and model:
+        _check_thinking(reading, config, path, found)
+    return found
+
+
+def _check_thinking(
+    reading: Reading, config: GatewayConfig, path: KeyPath, model: Mapping[str, Any]
+) -> None:
+    """Of a provider that does not exist, or lacks its wire, nothing is said: that is wrong already."""
+    provider = model["provider"]
+    own = reading.known.presets.get(provider) or config.providers.get(provider)
+    wire = own.wire if own else None
+    if wire is None and provider != DEMO:
+        return
+    why = reading.known.no_thinking(provider, wire, model["model"], model["max_tokens"])
+    if why is not None:
+        fix = "remove it, or choose a model that can"
+        reading.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
+
+
+def _context(reading: Reading, path: KeyPath, context: ContextRules, window: int) -> ContextRules:
+    """A budget that the model cannot read becomes what it can."""
+    budget, most, key = context.token_budget, int(AUTO_SHARE * window), ("context", "token_budget")
+    if budget != AUTO and budget <= window:
+        return context
+    is_given = reading.given(key) is not None or reading.given((*path, *key)) is not None
+    if budget != AUTO and "fallback" not in path and is_given:
+        message = f"{budget} tokens exceed the model's window of {window}"
+        fix = f"{most} is used; write that or set context_window"
+        reading.note("context-clamped", (*path, *key), message, fix)
+    return replace(context, token_budget=most)
+
+
+def _check_template(reading: Reading, where: KeyPath, file: Path) -> None:
+    name = reading.around.name(file)
+    try:
+        compile_prompt(file.read_text("utf-8-sig"))
+    except TemplateInvalid as error:
+        fix = choose(error.name, PLACES) if error.name is not None else "correct the file"
+        reading.wrong(Code.MALFORMED, where, f"{name}:{error}", fix)
+    except UnicodeDecodeError as error:
+        message = f"{name} is not UTF-8 (byte {error.start})"
+        reading.wrong(Code.MALFORMED, where, message, "save it as UTF-8")
+    except OSError:
+        pass  # is reported already
 
 
 def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | None) -> str:
     """The model that is asked for, or the provider's usual one; the provider is used then."""
-    if provider not in reading.providers:
+    is_known = provider in reading.names["provider"]
+    if not is_known:
         message = f"{quoted(provider)} is not a known provider"
-        fix = choose(provider, reading.providers)
+        fix = choose(provider, reading.names["provider"])
         reading.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
     reading.used.setdefault(provider, (*path, "provider"))
     model = model or default_model(provider, reading.known)
-    if model is None and provider in reading.providers:
+    if model is None and is_known:
         message = f'"model" is missing: provider {quoted(provider)} has no default'
         where = (*path, "model")
         reading.wrong(Code.MISSING, where, message, 'add model = "..."', at="table")
@@ -195,59 +189,54 @@ def check_tools(
     reading: Reading, path: KeyPath, who: str, tools: Sequence[str], more: Collection[str] = ()
 ) -> None:
     """`more`: names that are no plugins."""
-    plugins = {**reading.plugins, **dict.fromkeys(more, True)}
-    seen = set[str]()
+    plugins = {**reading.plugins, **dict.fromkeys((*OWN_TOOLS, *more), True)}
     for index, tool in enumerate(tools):
         where = (*path, "tools", index)
         plugin = tool if tool in plugins else tool.partition("/")[0]
-        if tool in seen:
-            message = f"{who} has {quoted(tool)} twice"
-            reading.wrong(Code.DUPLICATE, where, message, "keep one")
-        elif tool.startswith(FAMILY) and plugin not in plugins:
-            _check_mcp_tool(reading, where, tool)
+        if tool.startswith(FAMILY) and plugin not in plugins:
+            server, slash, one = tool.removeprefix(FAMILY).partition("/")
+            fix = "; or add [mcp.servers.NAME]"
+            is_there = reading.refers(where, "MCP server", server, or_else=fix)
+            if is_there and slash and not one:
+                message, fix = (
+                    f"{quoted(tool)} names no tool",
+                    "write mcp:SERVER or mcp:SERVER/TOOL",
+                )
+                reading.wrong(Code.MALFORMED, where, message, fix)
         elif plugin not in plugins:
             message = f"{who}: there is no plugin {quoted(plugin)}"
             fix = _how_to_add(reading, plugin, plugins)
             reading.wrong(Code.UNKNOWN_NAME, where, message, fix)
         elif not plugins[plugin]:
-            message = f"{who} lists {quoted(tool)}, which is not enabled"
-            fix = "remove it, or write enabled = true in its [[plugins]]"
-            reading.note("plugin-disabled", where, message, fix)
-        seen.add(tool)
+            note_disabled(reading, where, f"{who} lists {quoted(tool)}, which is not enabled")
 
 
-def _check_mcp_tool(reading: Reading, where: KeyPath, tool: str) -> None:
-    """`tool` names all tools of an MCP server, or one of them."""
-    server, slash, one = tool.removeprefix(FAMILY).partition("/")
-    fix = "; or add [mcp.servers.NAME]"
-    is_there = reading.refers(where, "MCP server", server, reading.servers, or_else=fix)
-    if is_there and slash and not one:
-        message, fix = f"{quoted(tool)} names no tool", "write mcp:SERVER or mcp:SERVER/TOOL"
-        reading.wrong(Code.MALFORMED, where, message, fix)
+def note_disabled(reading: Reading, where: KeyPath, message: str) -> None:
+    fix = "remove it, or write enabled = true in its [[plugins]]"
+    reading.note("plugin-disabled", where, message, fix)
 
 
 def _how_to_add(reading: Reading, plugin: str, plugins: Mapping[str, bool]) -> str:
     bundled = reading.known.bundled
     if plugin not in bundled:
-        return f"{choose(plugin, (*plugins, *bundled))}; or add [[plugins]] name = {quoted(plugin)}"
+        names = dict.fromkeys((*plugins, *bundled))
+        return f"{choose(plugin, names)}; or add [[plugins]] name = {quoted(plugin)}"
     needs = json.dumps(list(bundled[plugin].needs))
     capabilities = f", capabilities = {needs}" if bundled[plugin].needs else ""
     return f'add [[plugins]] name = "{plugin}", path = "bundled:{plugin}"{capabilities}'
 
 
 def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[SubagentDef, ...]:
-    names, found = set(reading.agents), []
-    tools = [one.tool for one in config.subagents]
+    names, found = set(reading.names["agent"]), []
     for index, one in enumerate(config.subagents):
         path: KeyPath = ("subagents", index)
         reading.is_taken((*path, "name"), "agent or subagent", one.name, names)
         names.add(one.name)
-        others = [tool for tool in tools if tool != one.tool]
+        others = [other.tool for other in config.subagents if other.tool != one.tool]
         check_tools(reading, path, f"subagent {quoted(one.name)}", one.tools, others)
-        model = one.model
+        model, known = one.model, reading.known
         if one.provider is not None:
             model = usual_model(reading, path, one.provider, model)
-        known = reading.known
         found.append(
             replace(
                 one,
@@ -270,16 +259,13 @@ def with_result(agent: AgentDef) -> AgentDef:
 
 
 def check_projects(reading: Reading, projects: Sequence[ProjectDef]) -> None:
-    ids = set[str]()
     for index, project in enumerate(projects):
-        if project.id == OPEN_PROJECT or project.id in ids:
-            is_open = project.id == OPEN_PROJECT
-            message = (
-                f"project {quoted(project.id)} {'is open to all' if is_open else 'is there twice'}"
+        if project.id == OPEN_PROJECT:
+            message, where = (
+                f"project {quoted(project.id)} is open to all",
+                ("projects", index, "id"),
             )
-            where = ("projects", index, "id")
             reading.wrong(Code.DUPLICATE, where, message, "choose another id")
-        ids.add(project.id)
 
 
 def check_bindings(reading: Reading, bindings: Sequence[Binding]) -> None:
@@ -292,13 +278,14 @@ def check_bindings(reading: Reading, bindings: Sequence[Binding]) -> None:
             message = f"binding {index} has no condition and matches nothing"
             fix = f"add at least one of {', '.join(names)}"
             reading.wrong(Code.MISSING, path, message, fix, at="table")
-        channel = binding.channel
-        if channel is not None and channel not in (*reading.channels, *OWN_CHANNELS):
+            continue
+        channels, channel = reading.names["channel"], binding.channel
+        if channel is not None and channel not in (*channels, *OWN_CHANNELS):
             message = f"there is no channel {quoted(channel)}"
-            fix = choose(channel, reading.channels)
-            fix += "; only tokens with the scope impersonate can use other channels"
+            fix = "only tokens with the scope impersonate can use other channels"
+            fix = f"{choose(channel, (*channels, *sorted(OWN_CHANNELS)))}; {fix}"
             reading.note("unknown-channel", (*path, "channel"), message, fix)
         earlier = first.setdefault(place, index)
-        if earlier != index and any(place):
+        if earlier != index:
             message = f"it never applies: binding {earlier} has the same conditions and comes first"
             reading.note("bindings.shadowed", path, message, "remove it, or add a condition")

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from gateway.config.problems import (
     SHOWN,
-    At,
     Code,
     ConfigInvalid,
     Finding,
@@ -24,156 +23,14 @@ from gateway.config.problems import (
 )
 from gateway.config.schema import patterns
 from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
+from gateway.config.toml import BOM, Positions, Span
 from gateway.domain.text import printable
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
 LONGEST_PATH = 8_192
-DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
-BOM = "\ufeff"
 _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 _HEADER = re.compile(r"^\s*\[+\s*([^\]\n]+)", re.MULTILINE)
 _WORD = re.compile(r"[\w-]+")
-_GAP = re.compile(r"(?:[\s\ufeff]|#[^\n]*)*+")  # blanks, line breaks, comments
-_NAME = re.compile(r"""'[^'\n]*'|"(?:[^"\\\n]++|\\.)*+"|[\w-]+""")
-_DOT = re.compile(r"[ \t]*\.[ \t]*")
-_PLAIN = re.compile(  # any value without values of its own, in text that is valid
-    r'''"""(?:\\.|"{1,2}(?!")|[^"\\]++)*+"{3,5}'''
-    r"""|'''(?:'{1,2}(?!')|[^']++)*+'{3,5}"""
-    r"""|"(?:[^"\\]++|\\.)*+"|'[^']*'|\d{4}-\d\d-\d\d \d\d:[^\s,\]}#]+|[^\s,\]}#]+""",
-    re.DOTALL,
-)
-
-
-class Span(NamedTuple):
-    """Characters of a text."""
-
-    start: int
-    end: int
-
-
-class Statement(NamedTuple):
-    """A header with its table's path, or a pair of a key and its value."""
-
-    path: KeyPath
-    span: Span
-    is_header: bool
-
-
-class Positions:
-    """A place for every key path of a text that is valid TOML."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.places: dict[KeyPath, dict[At, Span]] = {}
-        self.statements: list[Statement] = []
-        self._last: dict[KeyPath, int] = {}  # arrays of tables: the last index
-        table: KeyPath = ()
-        at = self._skip(0)
-        while at < len(text):
-            start = at
-            if text[at] == "[":
-                table, at = self._header(at)
-                self.statements.append(Statement(table, Span(start, at), is_header=True))
-            else:
-                path, at = self._pair(table, at)
-                self.statements.append(Statement(path, Span(start, at), is_header=False))
-            at = self._skip(at)
-
-    def span(self, path: KeyPath, at: At) -> Span:
-        """The nearest place that the file has for this path."""
-        for length in range(len(path), 0, -1):
-            place = self.places.get(path[:length], {})
-            # what is missing is missing from the table that there is
-            wanted: At = at if length == len(path) else "table"
-            kinds: tuple[At, ...] = (wanted, "value", "key", "table")
-            for kind in kinds:
-                if kind in place:
-                    return place[kind]
-        return Span(0, 0)
-
-    def value(self, path: KeyPath) -> Span | None:
-        return self.places.get(path, {}).get("value")
-
-    def elements_of(self, path: KeyPath) -> list[Span]:
-        """The elements of a list that is written in brackets."""
-        spans: list[Span] = []
-        while span := self.value((*path, len(spans))):
-            spans.append(span)
-        return spans
-
-    def leaves(self) -> list[tuple[KeyPath, Span]]:
-        """Every value that is no table or list, or too deep to be told apart."""
-        found = ((path, place["value"]) for path, place in self.places.items() if "value" in place)
-        return [
-            (path, span)
-            for path, span in found
-            if len(path) >= DEEPEST or self.text[span.start] not in "[{"
-        ]
-
-    def line_column(self, offset: int) -> tuple[int, int]:
-        return end_of(self.text[:offset].removeprefix(BOM))
-
-    def _skip(self, at: int) -> int:
-        found = _GAP.match(self.text, at)
-        return found.end() if found else at
-
-    def _header(self, at: int) -> tuple[KeyPath, int]:
-        is_array, opening = self.text.startswith("[[", at), Span(at, at + 1)
-        parts, end = self._parts(self._skip(at + 1 + is_array))
-        path: KeyPath = ()
-        for number, (name, span) in enumerate(parts, start=1):
-            path = self._add((*path, name), {"key": span, "table": opening})
-            if number == len(parts) and is_array:
-                self._last[path] = self._last.get(path, -1) + 1
-            if path in self._last:
-                path = self._add((*path, self._last[path]), {"key": span, "table": opening})
-        self.places[path]["table"] = opening  # better than a header that passes through
-        return path, self.text.index("]", end) + 1 + is_array
-
-    def _pair(self, table: KeyPath, at: int) -> tuple[KeyPath, int]:
-        parts, end = self._parts(at)
-        path = table
-        for name, span in parts:
-            path = self._add((*path, name), {"key": span, "table": parts[0][1]})
-        return path, self._value(path, self._skip(self.text.index("=", end) + 1))
-
-    def _value(self, path: KeyPath, start: int) -> int:
-        """Adds the places of a value; where it ends."""
-        opening, end = self.text[start], start
-        if opening in "[{":
-            end, number = self._skip(start + 1), 0
-            while self.text[end] not in "]}":
-                if opening == "[":
-                    end = self._value((*path, number), end)
-                else:
-                    _, end = self._pair(path, end)
-                end, number = self._skip(end), number + 1
-                end = self._skip(end + 1) if self.text[end] == "," else end
-            end += 1
-        elif found := _PLAIN.match(self.text, start):
-            end = found.end()
-        self._add(path, {"value": Span(start, end), "table": Span(start, end)})
-        return end
-
-    def _parts(self, at: int) -> tuple[list[tuple[str, Span]], int]:
-        """The parts of a dotted key, each with its place, and where it ends."""
-        parts: list[tuple[str, Span]] = []
-        while found := _NAME.match(self.text, at):
-            name, at = found[0], found.end()
-            if name[0] in "\"'":
-                name = next(iter(tomllib.loads(f"{name} = 0")))
-            parts.append((name, Span(*found.span())))
-            dot = _DOT.match(self.text, at)
-            if dot is None:
-                break
-            at = dot.end()
-        return parts[:DEEPEST], at
-
-    def _add(self, path: KeyPath, spans: dict[At, Span]) -> KeyPath:
-        """The first place of each kind counts."""
-        if len(path) <= DEEPEST:
-            self.places[path] = {**spans, **self.places.get(path, {})}
-        return path
 
 
 @dataclass(frozen=True)
@@ -218,6 +75,9 @@ class Document:
     @cached_property
     def positions(self) -> Positions:
         return Positions(self.text)
+
+    def line_column(self, offset: int) -> tuple[int, int]:
+        return end_of(self.text[:offset].removeprefix(BOM))
 
     @property
     def can_others_read(self) -> bool:
@@ -377,7 +237,7 @@ def _problems(
     for one in sorted(findings, key=start)[:SHOWN]:
         line, column, text, caret = 0, 0, "", 0
         if not one.variable and document.path:
-            line, column = positions.line_column(start(one))
+            line, column = document.line_column(start(one))
             text, caret = fitted(*_excerpt(document.text, start(one), hidden), secrets)
         source = one.variable or document.name or "configuration"
         key, message, fix = (

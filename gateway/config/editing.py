@@ -1,218 +1,42 @@
-"""Changes to a config.toml that leave all the rest as it is, comments too: keys set, tables and elements
-added and removed. Each change is proved: the new text says what it was to say, and nothing else."""
+"""Changes to a config.toml, each of a subject: plugins and their grants, channels, agents, budgets; and
+the file, which is written whole or not at all."""
 
 import difflib
-import json
 import os
-import re
 import stat
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gateway.config.capabilities import BadCapability, parse_capability
-from gateway.config.document import BOM, Document, Positions, Span, masked, read_document
+from gateway.config.document import Document, masked, read_document
 from gateway.config.load import interpreted
-from gateway.config.problems import KeyPath
+from gateway.config.sections import BadCapability, parse_capability
+from gateway.config.toml import CannotEdit, parsed, rewritten
 from gateway.config.values import GatewayConfig, Surroundings
-from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, HttpGrant
 from gateway.domain.text import choose, quoted
 
 OWNERS_ALONE = 0o600  # the mode of a new file
 NOT_AS_IT_SHOULD_BE = "the file has errors; run `exogate config validate`"
 _BUDGETS = ("session", "daily", "monthly", "per_agent")
-_FIRST_KEYS = ("path", "name", "model", "provider", "id", "plugin")  # new keys stand behind them
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_UP_TO_COMMA = re.compile(r"((?:\s|#[^\n]*\n)*),")
-_REST_OF_LINE = re.compile(r"[ \t]*(#[^\n]*)?\r?\n")
-_INDENT = re.compile(r"[ \t]*")
+
+Table = dict[str, Any]
 
 
-class CannotEdit(GatewayError):
-    """The file is as it was; the text says what is in the way."""
-
-    code = "cannot_edit"
-
-
-@dataclass(frozen=True)
-class _Edit:
-    """A text, and what it is to say once it is edited."""
-
-    text: str
-    wanted: dict[str, Any]  # a change is made here first
-
-    @staticmethod
-    def of(text: str) -> "_Edit":
-        try:
-            wanted = tomllib.loads(text.removeprefix(BOM))
-        except tomllib.TOMLDecodeError as error:
-            raise CannotEdit("the file is not valid TOML; run `exogate config validate`") from error
-        tables = [wanted.get("agent", {}), *_tables(wanted, "plugins"), *_tables(wanted, "agents")]
-        if not all(map(_is_editable, tables)):
-            raise CannotEdit(NOT_AS_IT_SHOULD_BE)
-        return _Edit(text, wanted)
-
-    @cached_property
-    def positions(self) -> Positions:
-        return Positions(self.text)
-
-    @property
-    def line_end(self) -> str:
-        """How the lines of the file end: as its first one does."""
-        return "\r\n" if self.text.partition("\n")[0].endswith("\r") else "\n"
-
-    def at(self, path: KeyPath) -> Any:
-        here: Any = self.wanted
-        for part in path:
-            here = here[part]
-        return here
-
-    def proved(self, text: str) -> str:
-        try:
-            is_right = tomllib.loads(text.removeprefix(BOM)) == self.wanted
-        except tomllib.TOMLDecodeError:
-            is_right = False
-        if not is_right:
-            raise CannotEdit("this file cannot be edited automatically; change it by hand")
-        return text
-
-    def spliced(self, place: Span, new: str) -> str:
-        return self.proved(self.text[: place.start] + new + self.text[place.end :])
-
-    def appended(self, lines: Sequence[str]) -> str:
-        """With these lines at the end, behind an empty one."""
-        gap = "" if not self.text else "\n" if self.text.endswith("\n") else "\n\n"
-        added = gap + "".join(f"{line}\n" for line in lines)
-        return self.proved(self.text + added.replace("\n", self.line_end))
-
-    def with_value(self, path: KeyPath, value: object) -> str:
-        """Sets a key of a table that there is."""
-        *above, key = path
-        self.at(tuple(above))[key] = value
-        place = self.positions.value(path)
-        if place is not None:
-            return self.spliced(place, written(value))
-        return self._with_pair(tuple(above), written_key(str(key)), value)
-
-    def _with_pair(self, table: KeyPath, key: str, value: object) -> str:
-        """Behind a key that such a table usually has, else behind its header."""
-        pair, positions = f"{key} = {written(value)}", self.positions
-        opening = positions.places[table]["table"]
-        if self.text[opening.start] == "{":
-            places = [positions.value((*table, other)) for other in self.at(table)]
-            ends = [place.end for place in places if place]
-            at = max(ends, default=opening.start + 1)
-            return self.spliced(Span(at, at), (", " if ends else " ") + pair)
-        places = [positions.value((*table, other)) for other in _FIRST_KEYS]
-        end = next((place.end for place in places if place), opening.end)
-        start = self.text.rfind("\n", 0, end) + 1
-        line = self.text[start:].partition("\n")[0].removesuffix("\r")
-        indent = line[: len(line) - len(line.lstrip())]
-        end = start + len(line)
-        return self.spliced(Span(end, end), self.line_end + indent + pair)
-
-    def with_inner_value(self, above: KeyPath, table: str, key: str, value: object) -> str:
-        """Also where the table is only there by dotted keys of the one above, `config.scheme = ...`."""
-        with suppress(CannotEdit):
-            return self.with_value((*above, table, key), value)
-        return self._with_pair(above, f"{table}.{written_key(key)}", value)
-
-    def with_element(self, path: KeyPath, value: object) -> str:
-        """A list with one more element at its end, on a line of its own if others are."""
-        whole, elements = self.positions.value(path), self.positions.elements_of(path)
-        if whole is None:
-            return self.with_value(path, [value])
-        self.at(path).append(value)
-        text, new = self.text, written(value)
-        end = elements[-1].end if elements else whole.start + 1
-        if "\n" not in text[whole.start : whole.end]:
-            return self.proved(text[:end] + (", " if elements else "") + new + text[end:])
-        rest = text[end : whole.end - 1]
-        kept = rest.rstrip()
-        closing = rest[len(kept) :]
-        closing = closing if "\n" in closing else self.line_end
-        comma = "" if not elements or _UP_TO_COMMA.match(rest) else ","
-        indent = self._indent(elements[-1].start if elements else end)
-        line = f"{self.line_end}{indent}{new},"
-        return self.proved(text[:end] + comma + kept + line + closing + text[whole.end - 1 :])
-
-    def _indent(self, offset: int) -> str:
-        """Of the line that this begins, else the usual one."""
-        start = self.text.rfind("\n", 0, offset) + 1
-        found = _INDENT.match(self.text, start, offset)
-        return found[0] if found and found.end() == offset else "    "
-
-    def without_elements(self, path: KeyPath, gone: Sequence[int]) -> str:
-        places, text = self.positions.elements_of(path), self.text
-        for index in sorted(gone, reverse=True):
-            del self.at(path)[index]
-            text = _without(text, places[index])
-        return self.proved(text)
-
-    def without(self, goes: Callable[[KeyPath], bool]) -> str:
-        """Without the lines of these tables and keys; comments behind a table's last key belong to what
-        follows."""
-        spans: list[Span] = []
-        is_gone = False
-        for path, span, is_header in self.positions.statements:
-            is_gone = goes(path) if is_header else is_gone
-            if is_gone and not is_header:
-                spans[-1] = Span(spans[-1].start, span.end)
-            elif goes(path):
-                spans.append(span)
-        text = self.text
-        for span in reversed(spans):
-            start, end = text.rfind("\n", 0, span.start) + 1, text.find("\n", span.end - 1)
-            before = text[:start]
-            if before.endswith(("\n\n", "\n\r\n")):  # the empty line goes with what it set apart
-                before = before.rstrip("\r\n") + self.line_end
-            text = before + ("" if end < 0 else text[end + 1 :])
-        return text
-
-
-def _without(text: str, element: Span) -> str:
-    """Without an element of a list; a line that it had for itself goes with its comment."""
-    before, after = text[: element.start], text[element.end :]
-    comma = _UP_TO_COMMA.match(after)
-    if comma:
-        after = comma[1] + after[comma.end() :]
-    start = before.rfind("\n") + 1
-    line = _REST_OF_LINE.match(after)
-    if line and not before[start:].strip():
-        return before[:start] + after[line.end() :]
-    # "a", "b" without "b" is "a"; without "a" it is "b"
-    return before + after.lstrip(" \t") if comma else re.sub(r",[ \t]*\Z", "", before) + after
-
-
-def written(value: object) -> str:
-    """As TOML writes it within a line."""
-    if isinstance(value, Mapping):
-        pairs = ", ".join(f"{written_key(str(key))} = {written(one)}" for key, one in value.items())
-        return f"{{ {pairs} }}" if pairs else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(written, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def written_key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else written(name)
-
-
-def _pairs(table: Mapping[str, object]) -> list[str]:
-    return [f"{written_key(key)} = {written(value)}" for key, value in table.items()]
-
-
-def _tables(document: Mapping[str, Any], key: str) -> list[Any]:
-    tables = document.get(key, [])
-    return tables if isinstance(tables, list) else [None]
+def _opened(text: str) -> Table:
+    """What a text says, to be changed and written back with `rewritten`."""
+    try:
+        document = parsed(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CannotEdit("the file is not valid TOML; run `exogate config validate`") from error
+    tables = [document.get("agent", {}), *_tables(document, "plugins")]
+    tables += _tables(document, "agents")
+    if not all(map(_is_editable, tables)):
+        raise CannotEdit(NOT_AS_IT_SHOULD_BE)
+    return document
 
 
 def _is_editable(table: object) -> bool:
@@ -220,65 +44,86 @@ def _is_editable(table: object) -> bool:
     return isinstance(table, dict) and all(isinstance(table.get(k, []), list) for k in lists)
 
 
+def _tables(document: Table, key: str) -> list[Any]:
+    tables = document.get(key, [])
+    return tables if isinstance(tables, list) else [None]
+
+
+def _named(document: Table, section: str) -> Table:
+    """The tables of a section by name; it is there from now on."""
+    found = document.setdefault(section, {})
+    if not isinstance(found, dict):
+        raise CannotEdit(NOT_AS_IT_SHOULD_BE)
+    return found
+
+
 # ------------------------------------------------------------------------------------- plugins
 
 
 def has_plugin(text: str, name: str) -> bool:
-    return any(one.get("name") == name for one in _tables(_Edit.of(text).wanted, "plugins"))
+    return any(one.get("name") == name for one in _tables(_opened(text), "plugins"))
 
 
 def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
     """Adds it behind the others; the keys of `plugin` are those of `[[plugins]]`."""
-    edit = _Edit.of(text)
+    document = _opened(text)
     if has_plugin(text, str(plugin["name"])):
         raise CannotEdit(f"there is a plugin {quoted(str(plugin['name']))} already")
-    if edit.positions.value(("plugins",)) is not None:  # plugins = [{...}]: no header may follow it
-        return edit.with_element(("plugins",), dict(plugin))
-    edit.wanted.setdefault("plugins", []).append(dict(plugin))
-    return edit.appended(["[[plugins]]", *_pairs(plugin)])
+    document.setdefault("plugins", []).append(dict(plugin))
+    return rewritten(text, document)
 
 
-def _plugin(edit: _Edit, name: str) -> KeyPath:
-    names = [str(table.get("name")) for table in _tables(edit.wanted, "plugins")]
-    if name not in names:
+def _plugin(document: Table, name: str) -> Table:
+    tables = {str(table.get("name")): table for table in reversed(_tables(document, "plugins"))}
+    if name not in tables:
         message = f"the file has no [[plugins]] named {quoted(name)}"
-        raise CannotEdit(f"{message}; {choose(name, names)}")
-    return ("plugins", names.index(name))
+        raise CannotEdit(f"{message}; {choose(name, reversed(tables))}")
+    found: Table = tables[name]
+    return found
 
 
 def with_sha256(text: str, plugin: str, sha256: str) -> str:
     """Pins the plugin's file."""
-    edit = _Edit.of(text)
-    return edit.with_value((*_plugin(edit, plugin), "sha256"), sha256)
+    document = _opened(text)
+    _plugin(document, plugin)["sha256"] = sha256
+    return rewritten(text, document)
 
 
 def with_path(text: str, plugin: str, path: str) -> str:
     """Gives the plugin another file."""
-    edit = _Edit.of(text)
-    return edit.with_value((*_plugin(edit, plugin), "path"), path)
+    document = _opened(text)
+    _plugin(document, plugin)["path"] = path
+    return rewritten(text, document)
 
 
 def with_capability(text: str, plugin: str, capability: Capability) -> str:
     """Grants it; the same text if it is granted already."""
-    edit = _Edit.of(text)
-    path = _plugin(edit, plugin)
-    if any(_is_same(one, capability) for one in edit.at(path).get("capabilities", [])):
+    document = _opened(text)
+    granted = _plugin(document, plugin).setdefault("capabilities", [])
+    if any(_is_same(one, capability) for one in granted):
         return text
-    return edit.with_element((*path, "capabilities"), str(capability))
+    granted.append(str(capability))
+    return rewritten(text, document)
 
 
 def without_capability(text: str, plugin: str, capability: Capability) -> str:
     """Revokes it. Secrets that are for its host alone go with it."""
-    for lost in lost_hosts(text, plugin, capability):
-        text = _without_host(text, lost)
-    edit = _Edit.of(text)
-    path = (*_plugin(edit, plugin), "capabilities")
-    granted = edit.at(path[:-1]).get("capabilities", [])
-    gone = [index for index, one in enumerate(granted) if _is_same(one, capability)]
-    if not gone:
+    document = _opened(text)
+    table = _plugin(document, plugin)
+    for lost, owner in _lost_hosts(document, plugin, capability):
+        if lost.hosts:
+            owner["secrets"][lost.name]["hosts"] = list(lost.hosts)
+            continue
+        del owner["secrets"][lost.name]
+        if not owner["secrets"]:
+            del owner["secrets"]
+    granted = table.get("capabilities", [])
+    kept = [one for one in granted if not _is_same(one, capability)]
+    if kept == granted:
         has = ", ".join(str(one) for one in granted) or "nothing"
         raise CannotEdit(f"plugin {quoted(plugin)} is not granted {capability}; it has: {has}")
-    return edit.without_elements(path, gone)
+    table["capabilities"] = kept
+    return rewritten(text, document)
 
 
 def _is_same(text: object, capability: Capability) -> bool:
@@ -292,36 +137,34 @@ def _is_same(text: object, capability: Capability) -> bool:
 class LostHost:
     """A secret that names a host which its plugin may reach no longer."""
 
-    path: KeyPath  # of the secret
+    name: str
     value: str  # as it is written, mostly a reference
     hosts: tuple[str, ...]  # that it is still for; none: it is removed
-
-    @property
-    def name(self) -> str:
-        return str(self.path[-1])
 
 
 def lost_hosts(text: str, plugin: str, capability: Capability) -> tuple[LostHost, ...]:
     """What becomes of secrets if it is revoked: a secret for a host that is not granted is an error."""
+    return tuple(lost for lost, _ in _lost_hosts(_opened(text), plugin, capability))
+
+
+def _lost_hosts(
+    document: Table, plugin: str, capability: Capability
+) -> list[tuple[LostHost, Table]]:
+    """Each with the plugin or channel that has it."""
     if not isinstance(capability, HttpGrant):
-        return ()
-    document = _Edit.of(text).wanted
-    lost: list[LostHost] = []
-    for index, table in enumerate(_tables(document, "plugins")):
-        if table.get("name") == plugin:
-            others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
-            is_last = not any(str(one).startswith("http:") for one in others)
-            lost += _lost(("plugins", index), table, capability, bare=is_last)
-    channels = document.get("channels", {})
-    for name, table in channels.items() if isinstance(channels, dict) else ():
-        if isinstance(table, dict) and table.get("plugin") == plugin:
-            lost += _lost(("channels", name), table, capability, bare=False)
-    return tuple(lost)
+        return []
+    table = _plugin(document, plugin)
+    others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
+    is_last = not any(str(one).startswith("http:") for one in others)
+    lost = [(one, table) for one in _lost(table, capability, bare=is_last)]
+    channels = document.get("channels")
+    for channel in channels.values() if isinstance(channels, dict) else ():
+        if isinstance(channel, dict) and channel.get("plugin") == plugin:
+            lost += [(one, channel) for one in _lost(channel, capability, bare=False)]
+    return lost
 
 
-def _lost(
-    path: KeyPath, table: Mapping[str, Any], capability: Capability, *, bare: bool
-) -> Iterator[LostHost]:
+def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostHost]:
     """`bare`: also those that name no host, which are for the only one."""
     secrets = table.get("secrets", {})
     for name, secret in secrets.items() if isinstance(secrets, dict) else ():
@@ -331,33 +174,7 @@ def _lost(
             continue
         kept = [str(one) for one in hosts if not _is_same(f"http:{one}", capability)]
         if len(kept) < len(hosts) or (bare and not hosts):
-            yield LostHost((*path, "secrets", name), str(whole.get("value", "")), tuple(kept))
-
-
-def _without_host(text: str, lost: LostHost) -> str:
-    edit = _Edit.of(text)
-    if lost.hosts:
-        hosts = edit.at(lost.path)["hosts"]
-        gone = [index for index, host in enumerate(hosts) if host not in lost.hosts]
-        return edit.without_elements((*lost.path, "hosts"), gone)
-    return _without_key(edit, lost.path)
-
-
-def _without_key(edit: _Edit, path: KeyPath) -> str:
-    """Without a key, and without its table if that holds no other."""
-    table = edit.at(path[:-1])
-    del table[path[-1]]
-    if not table:
-        path = path[:-1]
-        del edit.at(path[:-1])[path[-1]]
-
-    def goes(other: KeyPath) -> bool:
-        return other[: len(path)] == path
-
-    if any(goes(one.path) for one in edit.positions.statements):
-        return edit.proved(edit.without(goes))
-    place = edit.positions.places[path]
-    return edit.proved(_without(edit.text, Span(place["key"].start, place["value"].end)))
+            yield LostHost(name, str(whole.get("value", "")), tuple(kept))
 
 
 # ------------------------------------------------------------------------------------ channels
@@ -374,104 +191,80 @@ def with_provider(text: str, name: str, provider: Mapping[str, object]) -> str:
 
 
 def _with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
-    edit = _Edit.of(text)
-    named = edit.wanted.setdefault(section, {})
-    if not isinstance(named, dict) or name in named:
+    document = _opened(text)
+    named = _named(document, section)
+    if name in named:
         raise CannotEdit(f"there is a {section.removesuffix('s')} {quoted(name)} already")
     named[name] = dict(table)
-    return edit.appended([f"[{section}.{written_key(name)}]", *_pairs(table)])
+    return rewritten(text, document)
 
 
-def _channel(edit: _Edit, name: str) -> KeyPath:
-    channels = edit.wanted.get("channels", {})
+def _channel(document: Table, name: str) -> Table:
+    channels = document.get("channels", {})
     table = channels.get(name) if isinstance(channels, dict) else None
     if not isinstance(table, dict) or not all(
         isinstance(table.get(key, {}), dict) for key in ("config", "secrets")
     ):
         raise CannotEdit(f"the file has no [channels.{name}]; {choose(name, channels)}")
-    return ("channels", name)
+    return table
 
 
 def plugin_of_channel(text: str, name: str) -> str:
     """The name of its adapter. Raises CannotEdit."""
-    edit = _Edit.of(text)
-    return str(edit.at(_channel(edit, name)).get("plugin"))
+    return str(_channel(_opened(text), name).get("plugin"))
 
 
 def with_channel_keys(
     text: str, name: str, keys: Mapping[str, str], tables: Mapping[str, Mapping[str, object]]
 ) -> str:
     """Sets `keys` of `[channels.NAME]`, and those of its tables `config` and `secrets`."""
-    for key, value in keys.items():
-        edit = _Edit.of(text)
-        text = edit.with_value((*_channel(edit, name), key), value)
+    document = _opened(text)
+    channel = _channel(document, name)
+    channel.update(keys)
     for table, values in tables.items():
+        inner = channel.setdefault(table, {}) if values else {}
         for key, given in values.items():
-            edit = _Edit.of(text)
-            path = _channel(edit, name)
-            inner = edit.at(path).get(table)
-            if inner is None:
-                text = edit.with_value((*path, table), {key: given})
-            elif isinstance(inner.get(key), dict) and isinstance(given, dict):
-                text = edit.with_value((*path, table, key, "value"), given["value"])  # keeps hosts
+            if isinstance(inner.get(key), dict) and isinstance(given, dict):
+                inner[key]["value"] = given["value"]  # keeps hosts
             else:
-                text = edit.with_inner_value(path, table, key, given)
-    return text
+                inner[key] = given
+    return rewritten(text, document)
 
 
 def bindings_of(text: str, channel: str) -> int:
     """How many bindings only messages of this channel can match."""
-    return len(_bindings_of(_Edit.of(text).wanted, channel))
+    return sum(_is_bound(one, channel) for one in _tables(_opened(text), "bindings"))
 
 
-def _bindings_of(document: Mapping[str, Any], channel: str) -> set[int]:
-    return {
-        index
-        for index, one in enumerate(_tables(document, "bindings"))
-        if isinstance(one, dict) and one.get("channel") == channel
-    }
+def _is_bound(binding: object, channel: str) -> bool:
+    return isinstance(binding, dict) and binding.get("channel") == channel
 
 
 def without_channel(text: str, name: str) -> str:
     """Removes `[channels.NAME]`, and the bindings that only messages from there could match."""
-    edit = _Edit.of(text)
-    _channel(edit, name)
-    wanted, gone = edit.wanted, _bindings_of(edit.wanted, name)
-    del wanted["channels"][name]
-    if gone:
-        wanted["bindings"] = [one for i, one in enumerate(wanted["bindings"]) if i not in gone]
-
-    def goes(path: KeyPath) -> bool:
-        is_binding = path[:1] == ("bindings",) and len(path) > 1 and path[1] in gone
-        return path[:2] == ("channels", name) or is_binding
-
-    found = edit.without(goes)
-    left = tomllib.loads(found.removeprefix(BOM))
-    for key in ("channels", "bindings"):  # without a header of its own an empty table is none
-        if not wanted.get(key) and key not in left:
-            wanted.pop(key, None)
-    return edit.proved(found)
+    document = _opened(text)
+    _channel(document, name)
+    del document["channels"][name]
+    bindings = _tables(document, "bindings")
+    document["bindings"] = [one for one in bindings if not _is_bound(one, name)]
+    return rewritten(text, document)
 
 
 # ---------------------------------------------------------------------------- agents and budgets
 
 
 def has_agents(text: str) -> bool:
-    document = _Edit.of(text).wanted
+    document = _opened(text)
     return "agent" in document or "agents" in document
 
 
 def with_agent(text: str, agent: Mapping[str, object]) -> str:
     """Adds `[agent]` at the end, or sets these keys of the one that there is."""
-    edit = _Edit.of(text)
-    if "agent" in edit.wanted:
-        for key, value in agent.items():
-            text = _Edit.of(text).with_value(("agent", key), value)
-        return text
-    if "agents" in edit.wanted:
+    document = _opened(text)
+    if "agents" in document and "agent" not in document:
         raise CannotEdit("the file has [[agents]] and no default agent; set its provider by hand")
-    edit.wanted["agent"] = dict(agent)
-    return edit.appended(["[agent]", *_pairs(agent)])
+    document.setdefault("agent", {}).update(agent)
+    return rewritten(text, document)
 
 
 def with_tool(text: str, agent: str | None, plugin: str) -> str:
@@ -481,23 +274,26 @@ def with_tool(text: str, agent: str | None, plugin: str) -> str:
         if agent is not None:
             raise CannotEdit("the file defines no agent, and the built-in one has every plugin")
         return text
-    edit = _Edit.of(text)
-    path = _agent(edit, agent)
-    if plugin in edit.at(path).get("tools", []):
+    document = _opened(text)
+    tools = _agent(document, agent).setdefault("tools", [])
+    if plugin in tools:
         return text
-    return edit.with_element((*path, "tools"), plugin)
+    tools.append(plugin)
+    return rewritten(text, document)
 
 
-def _agent(edit: _Edit, id_: str | None) -> KeyPath:
-    paths: list[KeyPath] = [("agent",)] if "agent" in edit.wanted else []
-    paths += [("agents", index) for index in range(len(_tables(edit.wanted, "agents")))]
-    ids = {path: str(edit.at(path).get("id", "main")) for path in paths}
-    for path in paths:
-        if ids[path] == id_ or (id_ is None and path == ("agent",)):
-            return path
+def _agent(document: Table, id_: str | None) -> Table:
+    default: Table | None = document.get("agent")
+    if id_ is None and default is not None:
+        return default
+    agents: dict[str, Table] = {}
+    for table in (*([] if default is None else [default]), *_tables(document, "agents")):
+        agents.setdefault(str(table.get("id", "main")), table)
     if id_ is None:
-        raise CannotEdit(f"there is no default agent; say which: {', '.join(ids.values())}")
-    raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, ids.values())}")
+        raise CannotEdit(f"there is no default agent; say which: {', '.join(agents)}")
+    if id_ not in agents:
+        raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, agents)}")
+    return agents[id_]
 
 
 def with_budget(text: str, scope: str, tokens: int) -> str:
@@ -506,20 +302,14 @@ def with_budget(text: str, scope: str, tokens: int) -> str:
     if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
         there_are = ", ".join((*_BUDGETS, "agent:ID"))
         raise CannotEdit(f"{quoted(scope)} is no scope; there are: {there_are}")
-    path: tuple[str, ...] = ("budgets", "agent") if agent else ("budgets",)
-    key, edit = agent or kind, _Edit.of(text)
-    table: Any = edit.wanted
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise CannotEdit(NOT_AS_IT_SHOULD_BE)
+    document = _opened(text)
+    table = _named(document, "budgets")
+    table, key = (_named(table, "agent"), agent) if agent else (table, kind)
     if isinstance(table.get(key), dict):
-        return edit.with_value((*path, key, "tokens"), tokens)
-    if path in edit.positions.places:
-        with suppress(CannotEdit):  # a header that only passes through, as in [budgets.agent]
-            return edit.with_value((*path, key), tokens)
-    table[key] = tokens
-    return edit.appended([f"[{'.'.join(path)}]", *_pairs({key: tokens})])
+        table[key]["tokens"] = tokens
+    else:
+        table[key] = tokens
+    return rewritten(text, document)
 
 
 # ---------------------------------------------------------------------------------- the file

@@ -1,13 +1,9 @@
-"""The environment: read in one place, then handed down as a mapping; and what it says by itself."""
+"""The environment: read in one place, then handed down as a mapping. Every command reads it, so this file
+imports nothing of ours."""
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # every command reads the environment, and few have anything to check
-    from gateway.config.values import Known
 
 TOKEN = "EXOGATE_TOKEN"
 CONFIG = "EXOGATE_CONFIG"
@@ -16,7 +12,6 @@ GEMINI_KEY = "AGENT_GEMINI_API_KEY"
 MCP_SERVER = "default"  # the one that variables stand for
 MCP_URL = "AGENT_MCP_SERVER_URL"
 ENCODING = "AGENT_ENCODING_NAME"  # of a tokenizer, which nobody has here
-DEMO = "demo"  # the provider in this process: no address, no key, nothing to configure
 
 # Variables that stand for a key of the default agent, or of the MCP server that it has by them, each
 # with the type of its value.
@@ -47,40 +42,3 @@ def key_variables(preset: str, key_variable: str | None) -> tuple[str, ...]:
     if key_variable is None:
         return ()
     return (GEMINI_KEY, key_variable) if preset == "gemini" else (key_variable,)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The provider of an agent that names none: the one whose key is at hand, else the demo.
-
-    `variable` is where the key comes from; `others` are keys that are left unused.
-    """
-
-    provider: str = DEMO
-    variable: str | None = None
-    others: tuple[str, ...] = ()
-
-    @property
-    def agent_id(self) -> str:
-        """What the agent of a start without any is called."""
-        return DEMO if self.provider == DEMO else "main"
-
-
-def usual_choice(environment: Mapping[str, str], known: "Known") -> Choice:
-    found = [
-        (name, variable)
-        for name, preset in known.presets.items()
-        for variable in key_variables(name, preset.key_variable)
-        if value_of(environment, variable)
-    ]
-    if not found:
-        return Choice()
-    (provider, variable), *rest = found
-    return Choice(provider, variable, tuple(v for name, v in rest if name != provider))
-
-
-def default_model(provider: str, known: "Known") -> str | None:
-    if provider == DEMO:
-        return DEMO
-    preset = known.presets.get(provider)
-    return preset.default_model if preset else None

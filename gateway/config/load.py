@@ -1,6 +1,7 @@
-"""From a path (or none), the environment and the command line to the one frozen GatewayConfig."""
+"""From a path (or none), the environment and the command line to the one frozen GatewayConfig; and every
+value in force with where it comes from, secrets hidden."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,22 @@ from gateway.config.agents import (
 )
 from gateway.config.document import Document, placed, read_document, written_data_dir
 from gateway.config.environment import CONFIG, value_of
-from gateway.config.plugins import resolve_channels, resolve_plugins
-from gateway.config.problems import KeyPath, without_consequences
+from gateway.config.plugins import as_host, resolve_channels, resolve_plugins
+from gateway.config.problems import KeyPath, dotted, without_consequences
 from gateway.config.providers import check_budgets, check_prices, resolve_providers, resolve_servers
 from gateway.config.reading import Reading
 from gateway.config.rules import resolve_rules
-from gateway.config.sections import SectionReader, blank
+from gateway.config.secrets import MASK, is_sensitive, struck_arguments, struck_value
+from gateway.config.sections import (
+    ROOT,
+    Key,
+    SectionReader,
+    blank,
+    element_of,
+    is_section,
+    keys_here,
+    keys_of,
+)
 from gateway.config.values import (
     GatewayConfig,
     GatewaySettings,
@@ -32,8 +43,16 @@ from gateway.config.values import (
     shorter_name,
 )
 from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import Limit
+from gateway.domain.events import Action
+from gateway.domain.ids import Secret
+from gateway.domain.mcp import McpServerDef
+from gateway.domain.plugins import PluginSecret
+from gateway.domain.settings import Setting
 
 NO_OVERRIDES = Overrides()
+_SHORTEST = 6  # a shorter value stands in unrelated words by chance
+_WITHOUT_NONE = {"bindings", "rules"}  # what is not set there has no row
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +117,17 @@ def read(path: Path | None, around: Surroundings) -> Loaded:
 def interpreted(document: Document, around: Surroundings) -> Loaded:
     """Raises ConfigInvalid with every problem at once."""
     reading = Reading(around, document)
-    reader = SectionReader(reading.names)
+    reader = SectionReader(reading)
     written = _sections(reader, reading.tree)
     config = _resolved(reading, written)
-    found = [*reader.dangling, *reading.findings]
-    findings = [*reader.findings, *without_consequences(found, reader.findings)]
+    findings = [*reader.findings, *without_consequences(reading.findings, reader.findings)]
     if findings:
         sources = reading.variables
         findings = [
             replace(one, variable=one.variable or sources.get(one.path)) for one in findings
         ]
         raise placed(findings, document, left_out=reader.left_out, notices=reading.notices)
-    return Loaded(config, document, _origins(reading, config))
+    return Loaded(config, document, _known_origins(reading, config))
 
 
 def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
@@ -126,11 +144,12 @@ def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
 
 def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     """All of it followed, merged and checked. Providers come behind those who ask them."""
+    rules, rule_folder = resolve_rules(reading, written)
     agents, subagents = resolve_agents(reading, written), resolve_subagents(reading, written)
-    delegation, names = written.delegation, [one.name for one in subagents]
+    delegation = written.delegation
     if delegation.is_enabled:
-        where, fix = ("delegation", "subagent"), ", or add [[subagents]] with it"
-        reading.refers(where, "subagent", delegation.subagent, names, or_else=fix)
+        where, fix = ("delegation", "subagent"), "; or add [[subagents]] with it"
+        reading.refers(where, "subagent", delegation.subagent, or_else=fix)
     plugins = resolve_plugins(reading, written.plugins)
     channels = resolve_channels(reading, written.channels, plugins)
     servers = resolve_servers(reading, written)
@@ -139,7 +158,6 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     tokens = resolve_tokens(reading, written.tokens, gateway.token)
     check_projects(reading, written.projects)
     check_bindings(reading, written.bindings)
-    rules, rule_folder = resolve_rules(reading, written)
     check_budgets(reading, written)
     _check_file(reading)
     config = replace(written, providers=providers, subagents=subagents)
@@ -176,7 +194,7 @@ def _check_file(reading: Reading) -> None:
         reading.note("writable-file", (), message, f"chmod go-w {document.path}")
 
 
-def _origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str]:
+def _known_origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str]:
     origins = {path: f"environment {variable}" for path, variable in reading.variables.items()}
     for name, origin in config.key_origins.items():
         words = origin if origin.startswith("secret file") else f"environment {origin}"
@@ -186,3 +204,131 @@ def _origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str]:
         if getattr(reading.around.overrides, key) is not None:
             origins["gateway", key] = "command line"
     return origins
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One value in force. `value` is plain (for JSON); None: not set."""
+
+    key: str
+    value: object
+    origin: str
+
+
+def effective(loaded: Loaded) -> tuple[Row, ...]:
+    """In the order of the documentation."""
+    return tuple(
+        Row(dotted(path), value, _origin(path, loaded))
+        for key in keys_of(GatewayConfig).values()
+        for path, value in _values((key.name,), _of_file(key, loaded), key.kind, key.setting)
+    )
+
+
+def _of_file(key: Key, loaded: Loaded) -> object:
+    """Lists without what is told elsewhere."""
+    config = loaded.config
+    if key.name == "agents":
+        return config.agents[config.agent is not None :]
+    if key.name == "rules":
+        name = loaded.document.name
+        return tuple(one for one in config.rules if one.source.partition(":")[0] == name)
+    if key.name == "rules_dir":
+        return config.rule_folder.path if config.rule_folder else None
+    return getattr(config, key.field)
+
+
+def _values(
+    path: KeyPath, value: Any, kind: Any, about: Setting = ROOT
+) -> Iterator[tuple[KeyPath, object]]:
+    """Each plain value below, with its path."""
+    element = element_of(kind)
+    if isinstance(value, Secret) or "headers" in path[:-1]:
+        yield path, MASK
+    elif isinstance(value, Action | PluginSecret):
+        yield from _as_given(path, _written(value))
+    elif is_section(kind) and value is not None:
+        yield from _of_section(path, value, about)
+    elif is_section(element) or (isinstance(value, Mapping) and element is not object):
+        for part, item in _items(value, about):
+            yield from _values((*path, part), item, element, about)
+    else:
+        yield from _as_given(path, value)
+
+
+def _items(value: Any, about: Setting) -> Iterable[tuple[str | int, object]]:
+    """The items of a table or a list, each with its part of the path."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return ((item.name, item) for item in value) if about.by_name else enumerate(value)
+
+
+def _of_section(path: KeyPath, section: Any, about: Setting) -> Iterator[tuple[KeyPath, object]]:
+    for name, key in keys_here(section.__class__, about).items():
+        value = _shown(section, key)
+        if value is not None or not (name == "fallback" or path[0] in _WITHOUT_NONE):
+            yield from _values((*path, name), value, key.kind, key.setting)
+
+
+def _written(value: Action | PluginSecret) -> Mapping[str, object]:
+    """The table of a value that the file has in another way."""
+    if isinstance(value, Action):
+        return {value.kind: value.value, **value.options}
+    return {"value": MASK, "hosts": sorted(map(as_host, value.origins))}
+
+
+def _shown(section: object, key: Key) -> object:
+    """A value as the file would have it."""
+    value, words = getattr(section, key.field), key.setting.words
+    if isinstance(section, McpServerDef) and key.name == "args":
+        values = [one.reveal() for one in (*section.env.values(), *section.headers.values())]
+        return struck_arguments(section.args, [one for one in values if len(one) >= _SHORTEST])
+    if key.setting.scale > 1 and value is not None:
+        return value / key.setting.scale
+    if words:
+        return next((word for word, number in words.items() if number == value), value)
+    return None if value == Limit() else value
+
+
+def _as_given(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+    """What has no section: nobody here knows its keys, which may look like those of secrets."""
+    items: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        items = enumerate(value)
+    elif path[2:3] == ("config",) and is_sensitive(path[3:]):
+        yield path, MASK
+    else:
+        yield path, _plain(value)
+    for name, item in items:
+        yield from _as_given((*path, name), item)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, frozenset):
+        value = sorted(value)
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, str):
+        return struck_value(value)
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _origin(path: KeyPath, loaded: Loaded) -> str:
+    if path in loaded.origins:
+        return loaded.origins[path]
+    positions = loaded.document.positions
+    if path in positions.places:
+        line, _ = loaded.document.line_column(positions.span(path, "key").start)
+        return f"{loaded.document.name}:{line}"
+    elsewhere: KeyPath = ()
+    match path:
+        case ("providers", str(name), "wire" | "base_url"):
+            return f"preset {name}"
+        case ("plugins" | "channels", _, "secrets", str(), "value") | ("budgets", _, *_, "tokens"):
+            elsewhere = path[:-1]
+        case ("agent", "limits" | "context", _):
+            elsewhere = path[1:]
+        case ("agents", int(), "limits" | "context", _):
+            elsewhere = path[2:]
+    return _origin(elsewhere, loaded) if elsewhere else "default"

@@ -3,18 +3,17 @@ given, as it is, without any secret."""
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, time
 from pathlib import Path
 from typing import cast
 
-from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import BUNDLED as BUNDLED
 from gateway.config.reading import Reading
 from gateway.config.secrets import REFERENCE, looks_secret
-from gateway.config.sections import what_to_write
+from gateway.config.sections import BadCapability, parse_capability, what_to_write
 from gateway.config.values import BundledPlugin, SecretKeys
 from gateway.domain.agents import OWN_CHANNELS, OWN_TOOLS
 from gateway.domain.channels import ChannelDef
@@ -36,13 +35,7 @@ def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[Plu
         if one.name in OWN_TOOLS:
             message = f"{quoted(one.name)} is a built-in tool"
             reading.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
-        reading.is_taken((*path, "name"), "plugin", one.name, plugins)
         check_config(reading, (*path, "config"), one.config)
-        for at, capability in enumerate(one.capabilities):
-            if capability in one.capabilities[:at]:
-                message = f"plugin {quoted(one.name)} is granted {capability} twice"
-                where = (*path, "capabilities", at)
-                reading.wrong(Code.DUPLICATE, where, message, "keep one")
         # else what follows from a capability that is reported already is no news
         granted = reading.given((*path, "capabilities"))
         is_sure = isinstance(granted, list | None) and len(granted or ()) == len(one.capabilities)
@@ -190,10 +183,14 @@ def resolve_channels(
     reading: Reading, written: Iterable[ChannelDef], plugins: Sequence[PluginDef]
 ) -> tuple[ChannelDef, ...]:
     by_name = {one.name: one for one in plugins}
+    shipped = {one.file: one for one in reading.known.bundled.values()}
     channels = tuple(_channel(reading, one, by_name) for one in written)
-    _check_proofs(reading, channels, by_name)
+    known: dict[str, tuple[str, str]] = {}
     for channel in channels:
-        _check_mentions(reading, channel, by_name)
+        plugin = by_name.get(channel.plugin)
+        if plugin is not None and plugin.path in shipped:
+            _check_proofs(reading, channel, shipped[plugin.path], known)
+            _check_mentions(reading, channel, shipped[plugin.path].mention_key)
     return channels
 
 
@@ -204,13 +201,18 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
         message = f"{quoted(written.name)} is a built-in channel"
         reading.wrong(Code.DUPLICATE, path, message, "choose another name")
     check_config(reading, (*path, "config"), written.config)
-    if not reading.plugins.get(written.plugin, True):
+    if reading.plugins.get(written.plugin) is False:
         message = f"plugin {quoted(written.plugin)} is not enabled"
         fix = "enable it, or remove the channel"
         reading.wrong(Code.UNKNOWN_NAME, (*path, "plugin"), message, fix)
-    _check_people(reading, (*path, "allow_from"))
-    for room in written.groups:
-        _check_people(reading, (*path, "groups", room, "allow_from"))
+    people = [(*path, "allow_from")]
+    people += [(*path, "groups", room, "allow_from") for room in written.groups]
+    for where in people:
+        ids = reading.given(where)
+        if isinstance(ids, list) and ANYBODY in ids:
+            message = f"{quoted(ANYBODY)} is not the id of a person"
+            fix = 'write dm_policy = "open", or leave allow_from of a room empty'
+            reading.wrong(Code.MALFORMED, (*where, ids.index(ANYBODY)), message, fix)
     plugin, secrets = plugins.get(written.plugin), (*path, "secrets")
     if plugin is None:
         return replace(written, secrets=())
@@ -218,64 +220,35 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
     return replace(written, secrets=given)
 
 
-def _check_people(reading: Reading, path: KeyPath) -> None:
-    ids = reading.given(path)
-    if isinstance(ids, list) and ANYBODY in ids:
-        message = f"{quoted(ANYBODY)} is not the id of a person"
-        fix = 'write dm_policy = "open", or leave allow_from of a room empty'
-        reading.wrong(Code.MALFORMED, (*path, ids.index(ANYBODY)), message, fix)
-
-
-def _bundled(
-    reading: Reading, channel: ChannelDef, plugins: Mapping[str, PluginDef]
-) -> BundledPlugin | None:
-    """The adapter of a channel, if it ships with the gateway."""
-    plugin, bundled = plugins.get(channel.plugin), reading.known.bundled.values()
-    return next((one for one in bundled if plugin and one.file == plugin.path), None)
-
-
 def _check_proofs(
-    reading: Reading, channels: Sequence[ChannelDef], plugins: Mapping[str, PluginDef]
+    reading: Reading,
+    channel: ChannelDef,
+    adapter: BundledPlugin,
+    known: dict[str, tuple[str, str]],
 ) -> None:
-    """No two channels take each other's calls. Of adapters of others it is seen when they are loaded."""
-    known: dict[str, tuple[str, str]] = {}
-    for channel in channels:
-        for key, value in _proofs(channel, _bundled(reading, channel, plugins)):
-            first, its = known.setdefault(value, (channel.name, key))
-            if first == channel.name:
-                continue
+    """No two channels take each other's calls. Of adapters of others it is seen when they are loaded.
+    `known`: by what proves a call, the channel that has it and the key."""
+    is_called = adapter.is_called if channel.transport is None else channel.transport == "webhook"
+    secrets = {one.name: one.value.reveal() for one in channel.secrets}
+    for key in adapter.proofs if is_called else ():
+        kind, _, name = key.partition(".")
+        given = secrets.get(name) if kind == "secrets" else channel.config.get(name)
+        if not isinstance(given, str) or not given:
+            continue
+        proof = given if kind == "secrets" else given.lower()
+        first, its = known.setdefault(proof, (channel.name, key))
+        if first != channel.name:
             message = (
                 f"channels {quoted(first)} ({its}) and {quoted(channel.name)} ({key}) have the "
                 "same value to prove who calls, so each may take the other's calls"
             )
-            path = ("channels", channel.name, *key.split("."))
+            path = ("channels", channel.name, kind, name)
             fix = "give each channel a value of its own"
             reading.wrong(Code.DUPLICATE, path, message, fix)
 
 
-def _is_called(channel: ChannelDef, adapter: BundledPlugin) -> bool:
-    """Whether the platform calls the gateway, not the other way round."""
-    return adapter.is_called if channel.transport is None else channel.transport == "webhook"
-
-
-def _proofs(channel: ChannelDef, adapter: BundledPlugin | None) -> Iterator[tuple[str, str]]:
-    """What proves who calls it, by its key in the section, if its platform calls it."""
-    if adapter is None or not _is_called(channel, adapter):
-        return
-    secrets = {one.name: one.value.reveal() for one in channel.secrets}
-    for key in adapter.proofs:
-        kind, _, name = key.partition(".")
-        given = secrets.get(name) if kind == "secrets" else channel.config.get(name)
-        if isinstance(given, str) and given:
-            yield key, given if kind == "secrets" else given.lower()
-
-
-def _check_mentions(
-    reading: Reading, channel: ChannelDef, plugins: Mapping[str, PluginDef]
-) -> None:
+def _check_mentions(reading: Reading, channel: ChannelDef, key: str | None) -> None:
     """A room whose adapter knows no mention stays silent until somebody answers the bot."""
-    bundled = _bundled(reading, channel, plugins)
-    key = bundled.mention_key if bundled else None
     if key is None or channel.config.get(key) not in (None, ""):
         return
     for room, rule in channel.groups.items():

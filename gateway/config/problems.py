@@ -1,6 +1,6 @@
 """What is wrong with a configuration, and how it is shown to the operator."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -73,6 +73,7 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     notices: list[Finding] = field(default_factory=list)
+    names: Mapping[str, Collection[str]] = field(default_factory=dict)  # by what they are names of
 
     def wrong(
         self,
@@ -90,17 +91,17 @@ class Report:
         self.notices.append(Finding(code, path, message, fix))
 
     def refers(
-        self, path: KeyPath, what: str, name: str, names: Iterable[str], *, or_else: str = ""
+        self, path: KeyPath, what: str, name: str, *, or_else: str = "", at: At = "value"
     ) -> bool:
         """Whether a name leads to something that there is; it is reported if not."""
-        names = tuple(names)
+        names = self.names[what]
         if name in names:
             return True
         fix = choose(name, names) + or_else
-        self.wrong(Code.UNKNOWN_NAME, path, f"there is no {what} {quoted(name)}", fix)
+        self.wrong(Code.UNKNOWN_NAME, path, f"there is no {what} {quoted(name)}", fix, at=at)
         return False
 
-    def is_taken(self, path: KeyPath, what: str, name: str, taken: Iterable[str]) -> bool:
+    def is_taken(self, path: KeyPath, what: str, name: str, taken: Container[str]) -> bool:
         """Whether a name stands for something else already; that is reported."""
         if name not in taken:
             return False

@@ -2,7 +2,7 @@
 agent add to it, and the names in it, also wrong ones: whoever uses such is not wrong a second time."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,11 @@ from typing import Any
 from gateway.config.document import Document
 from gateway.config.environment import (
     AGENT_KEYS,
-    DEMO,
     ENCODING,
     MCP_SERVER,
     MCP_URL,
     TOKEN,
-    Choice,
-    usual_choice,
+    key_variables,
     value_of,
 )
 from gateway.config.problems import Code, KeyPath, Report
@@ -27,6 +25,7 @@ from gateway.domain.mcp import FAMILY
 from gateway.domain.text import quoted
 
 BUNDLED = "bundled:"
+DEMO = "demo"  # the provider in this process: no address, no key, nothing to configure
 DEMO_DAILY = 20_000
 DEMO_TURNS = 4  # older ones are recalled; so that a day is long enough to try things
 USUAL_DAILY = 200_000
@@ -35,6 +34,43 @@ _NEEDED = {
     "agent": (("agent",), "default agent"),
     "mcp": (("mcp", "servers", MCP_SERVER), f"MCP server {quoted(MCP_SERVER)}, nor {MCP_URL}"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The provider of an agent that names none: the one whose key is at hand, else the demo.
+
+    `variable` is where the key comes from; `others` are keys that are left unused.
+    """
+
+    provider: str = DEMO
+    variable: str | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def agent_id(self) -> str:
+        """What the agent of a start without any is called."""
+        return DEMO if self.provider == DEMO else "main"
+
+
+def usual_choice(environment: Mapping[str, str], known: Known) -> Choice:
+    found = [
+        (name, variable)
+        for name, preset in known.presets.items()
+        for variable in key_variables(name, preset.key_variable)
+        if value_of(environment, variable)
+    ]
+    if not found:
+        return Choice()
+    (provider, variable), *rest = found
+    return Choice(provider, variable, tuple(v for name, v in rest if name != provider))
+
+
+def default_model(provider: str, known: Known) -> str | None:
+    if provider == DEMO:
+        return DEMO
+    preset = known.presets.get(provider)
+    return preset.default_model if preset else None
 
 
 @dataclass(slots=True)
@@ -54,6 +90,19 @@ class Reading(Report):
         if "agent" not in self.tree and "agents" not in self.tree:
             self._add_usual_agent()
         self._add_variables()
+        tree, known = self.tree, self.known
+        agents = [tree.get("agent"), *_list(tree.get("agents"))]
+        self.names = {
+            "agent": [str(one.get("id", "main")) for one in agents if isinstance(one, dict)],
+            "provider": list(dict.fromkeys([*known.presets, DEMO, *_table(tree.get("providers"))])),
+            "channel": list(_table(tree.get("channels"))),
+            "MCP server": list(_table(_table(tree.get("mcp")).get("servers"))),
+            "plugin": list(self.plugins),
+            "project": [OPEN_PROJECT, *_names(tree.get("projects"), "id")],
+            "subagent": _names(tree.get("subagents"), "name"),
+            "decision tree": known.decisions,
+            "tree": known.trees,
+        }
 
     @property
     def known(self) -> Known:
@@ -70,49 +119,14 @@ class Reading(Report):
         return SecretSource(self.around.environment, self.around.home, self)
 
     @property
-    def agents(self) -> tuple[str, ...]:
-        tables = [self.tree.get("agent"), *_list(self.tree.get("agents"))]
-        return tuple(str(table.get("id", "main")) for table in tables if isinstance(table, dict))
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        names = (*self.known.presets, DEMO, *_table(self.tree.get("providers")))
-        return tuple(dict.fromkeys(names))
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        return tuple(_table(self.tree.get("channels")))
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        return tuple(_table(_table(self.tree.get("mcp")).get("servers")))
-
-    @property
     def plugins(self) -> dict[str, bool]:
-        """Whether each is enabled; with the tools that are there without a plugin."""
+        """Whether each is enabled."""
+        tables = _list(self.tree.get("plugins"))
         return {
             table["name"]: table.get("enabled", True) is not False
-            for table in _list(self.tree.get("plugins"))
+            for table in tables
             if isinstance(table, dict) and isinstance(table.get("name"), str)
-        } | dict.fromkeys(OWN_TOOLS, True)
-
-    @property
-    def names(self) -> dict[str, Collection[str]]:
-        """What texts of the file may refer to."""
-        named = (("project", "projects", "id"), ("subagent", "subagents", "name"))
-        found: dict[str, Collection[str]] = {
-            kind: [
-                str(one.get(key)) for one in _list(self.tree.get(section)) if isinstance(one, dict)
-            ]
-            for kind, section, key in named
         }
-        found["project"] = (OPEN_PROJECT, *found["project"])
-        decisions = self.known.decisions
-        return {**found, "agent": self.agents, "plugin": self.plugins, "decision tree": decisions}
-
-    @property
-    def plugins_alone(self) -> dict[str, bool]:
-        return {name: is_on for name, is_on in self.plugins.items() if name not in OWN_TOOLS}
 
     def given(self, path: Sequence[str | int]) -> Any:
         """What the file or a variable says; None for nothing."""
@@ -124,9 +138,6 @@ class Reading(Report):
             here = here[part]
         return here
 
-    def is_given(self, path: Sequence[str | int]) -> bool:
-        return self.given(path) is not None
-
     def file(self, where: KeyPath, written: str, fix: str) -> str:
         """The path of a file; reported if it cannot be read."""
         found = self.around.path(written, self.folder).absolute()
@@ -136,15 +147,23 @@ class Reading(Report):
         return str(found)
 
     def _add_usual_agent(self) -> None:
-        """It has the usual plugins, and all of the file that are no channel's."""
+        """It has the usual plugins, and all of the file that are no channel's. A day has a limit, so that
+        nobody is surprised by a bill."""
         choice, tree = self.choice, self.tree
         self._add_usual_plugins()
-        self._add_usual_budget()
+        is_demo = choice.provider == DEMO
+        usual = [("budgets", "daily", DEMO_DAILY if is_demo else USUAL_DAILY)]
+        usual += [("context", "recent_turns", DEMO_TURNS)] if is_demo else []
+        for section, key, value in usual:
+            own = tree.get(section, {})
+            if isinstance(own, dict):  # else the reader will say so
+                tree[section] = {key: value, **own}
         channels = _table(tree.get("channels")).values()
-        taken = [one.get("plugin") for one in channels if isinstance(one, dict)]
-        taken.append(RESULT)  # it is there where something is kept for it
-        names = [name for name, is_enabled in self.plugins.items() if name and is_enabled]
-        tools = [name for name in names if name not in taken]
+        adapters = {one.get("plugin") for one in channels if isinstance(one, dict)}
+        plugins = {**self.plugins, **dict.fromkeys(OWN_TOOLS, True)}
+        # the tool `result` is there where something is kept for it
+        tools = [name for name, is_on in plugins.items() if is_on and name not in {RESULT, ""}]
+        tools = [name for name in tools if name not in adapters]
         tree["agent"] = {"id": choice.agent_id, "tools": [*tools, *self._variable_tools()]}
         if choice.others:
             message = f"{choice.variable} is used; also set: {', '.join(choice.others)}"
@@ -166,20 +185,10 @@ class Reading(Report):
         ]
         self.tree["plugins"] = [*own, *usual]
 
-    def _add_usual_budget(self) -> None:
-        """For whoever has said nothing of a day and must not be surprised by a bill."""
-        is_demo = self.choice.provider == DEMO
-        usual = [("budgets", "daily", DEMO_DAILY if is_demo else USUAL_DAILY)]
-        usual += [("context", "recent_turns", DEMO_TURNS)] if is_demo else []
-        for section, key, value in usual:
-            own = self.tree.get(section, {})
-            if isinstance(own, dict):  # else the reader will say so
-                self.tree[section] = {key: value, **own}
-
-    def _variable_tools(self) -> Collection[str]:
+    def _variable_tools(self) -> list[str]:
         """The tools of the server that a variable adds, for an agent whose list says nothing else."""
         is_set = value_of(self.around.environment, MCP_URL)
-        return (f"{FAMILY}{MCP_SERVER}",) if is_set else ()
+        return [f"{FAMILY}{MCP_SERVER}"] if is_set else []
 
     def _add_variables(self) -> None:
         """What variables say comes before the file."""
@@ -190,7 +199,7 @@ class Reading(Report):
         if self.choice.variable and isinstance(agent, dict) and "provider" not in agent:
             variables["agent", "provider"] = self.choice.variable
         if self._variable_tools() and isinstance(agent, dict) and "tools" not in agent:
-            self.tree["agent"] = {**agent, "tools": [*self._variable_tools()]}
+            self.tree["agent"] = {**agent, "tools": self._variable_tools()}
             variables["agent", "tools"] = MCP_URL
         if value_of(environment, ENCODING):
             message = f"{ENCODING} is set, but there is no tokenizer: tokens are estimated"
@@ -201,7 +210,7 @@ class Reading(Report):
         """The variables that stand for one key each."""
         for variable, (path, kind) in AGENT_KEYS.items():
             text, (needed, called) = value_of(self.around.environment, variable), _NEEDED[path[0]]
-            if text and variable != MCP_URL and not self.is_given(needed):
+            if text and variable != MCP_URL and self.given(needed) is None:
                 message = f"{variable} is set, but there is no {called}"
                 fix = f"add [{'.'.join(needed)}], or unset it"
                 self.note("unused-variable", path, message, fix)
@@ -230,3 +239,7 @@ def _list(value: object) -> list[Any]:
 
 def _table(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _names(tables: object, key: str) -> list[str]:
+    return [str(one[key]) for one in _list(tables) if isinstance(one, dict) and key in one]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from gateway.config.agents import places
 from gateway.config.document import Document, placed, read_document
 from gateway.config.problems import (
     Code,
@@ -48,7 +47,8 @@ class RuleReader:
 
     def whole(self, document: Document, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
         """Of a document that holds rules alone. Raises ConfigInvalid."""
-        report, reader = Report(), SectionReader()
+        report = Report()
+        reader = SectionReader(report)
         for key in document.content.keys() - {"rules"}:
             message, fix = f"unknown key {quoted(key)}", "a rules file may contain only [[rules]]"
             report.wrong(Code.UNKNOWN_KEY, (key,), message, fix, at="key")
@@ -120,15 +120,8 @@ def resolve_rules(
         folder = reader.folder(path, rules)
     if folder is None or not folder.refused:  # else it may be there once that is mended
         more = folder.rules if folder else ()
-        _check_names(reading, config, [*rules, *(rule.id for rule in more)])
+        reading.names = {**reading.names, "rule": [*rules, *(rule.id for rule in more)]}
     return tuple(rules.values()), folder
-
-
-def _check_names(reading: Reading, config: GatewayConfig, ids: Sequence[str]) -> None:
-    """Every rule that an agent names exists."""
-    for place, agent in places(config):
-        for index, name in enumerate(agent.rules):
-            reading.refers((*place, "rules", index), "rule", name, ids)
 
 
 def _check_id(path: KeyPath, rule_id: str, taken: Mapping[str, RuleDef], report: Report) -> None:

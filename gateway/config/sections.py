@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from datetime import date, time
 from functools import cache
@@ -11,16 +11,24 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
 
-from gateway.config.capabilities import FORMS as CAPABILITY_FORMS
-from gateway.config.capabilities import BadCapability, parse_capability
-from gateway.config.problems import At, Code, Finding, KeyPath, dotted
+from gateway.config.problems import At, Code, Finding, KeyPath, Report, dotted
 from gateway.config.secrets import MASK, is_sensitive
 from gateway.config.values import ActionKeys, GatewayConfig, Plain, SecretKeys
 from gateway.domain.budgets import Limit
+from gateway.domain.errors import GatewayError
 from gateway.domain.events import Action
 from gateway.domain.ids import Secret
 from gateway.domain.model import base_url_problem
-from gateway.domain.plugins import Capability, PluginSecret
+from gateway.domain.plugins import (
+    USUAL_PORT,
+    Capability,
+    FunctionGrant,
+    HttpGrant,
+    Origin,
+    PluginSecret,
+    StoreGrant,
+    canonical_host,
+)
 from gateway.domain.settings import NEEDED, Setting
 from gateway.domain.text import choose, nearest, quoted
 
@@ -35,7 +43,6 @@ _PLACEHOLDERS: Mapping[Any, Any] = {
     tuple[str, ...]: (),
     tuple[Action, ...]: (),
 }
-NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 _ADDED = ("project", "subagent")  # what is easily defined where it is missing
 _WRONG = object()  # what stands for a value that was reported
 # Values that are written in another way, and the key that a plain text or number stands for.
@@ -92,6 +99,72 @@ _NORMAL: Mapping[str, Callable[[str], str]] = {
     "url": _url,
     "sha256": str.lower,
 }
+
+
+_GRANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_GRANT_ADDRESS = re.compile(
+    r"(?:(?P<scheme>https?)://)?(?P<host>\[[^\]]*\]|[^:/]+)(?::(?P<port>[0-9]{1,5}))?"
+)
+CAPABILITY_FORMS = (
+    "http:HOST, http:SCHEME://HOST:PORT, store:NAME[:shared][:ro] or host_function:NAME"
+)
+
+
+class BadCapability(GatewayError):
+    code = "bad_capability"
+
+    def __init__(self, text: str, problem: str) -> None:
+        super().__init__(f"capability {text[:100]!r} {problem}")
+        self.problem = problem
+
+
+def parse_capability(text: str) -> Capability:
+    """Raises BadCapability with what is wrong and how to write it."""
+    kind, colon, value = text.partition(":")
+    if not colon:
+        raise BadCapability(text, f"is not of the form type:value; write {CAPABILITY_FORMS}")
+    match kind:
+        case "http":
+            return HttpGrant(_granted_origin(text, value))
+        case "store":
+            return _granted_store(text, value)
+        case "host_function":
+            if not _GRANT_NAME.fullmatch(value):
+                raise BadCapability(text, "names no host function; write host_function:NAME")
+            return FunctionGrant(value)
+    raise BadCapability(text, f"has no known type; write {CAPABILITY_FORMS}")
+
+
+def _granted_store(text: str, value: str) -> StoreGrant:
+    namespace, *marks = value.split(":")
+    if not _GRANT_NAME.fullmatch(namespace) or marks not in (
+        [],
+        ["ro"],
+        ["shared"],
+        ["shared", "ro"],
+    ):
+        raise BadCapability(text, "is not store:NAME, store:NAME:ro, store:NAME:shared[:ro]")
+    return StoreGrant(namespace, is_shared="shared" in marks, is_read_only="ro" in marks)
+
+
+def _granted_origin(text: str, value: str) -> Origin:
+    parts = _GRANT_ADDRESS.fullmatch(value.lower()) if value.isascii() else None
+    if parts is None:
+        raise BadCapability(text, "names no host; write http:HOST or http:SCHEME://HOST:PORT")
+    if parts["scheme"] is None and parts["port"] is not None:
+        raise BadCapability(text, f"needs its scheme: write http:https://{value}")
+    scheme = parts["scheme"] or "https"
+    host, port = canonical_host(parts["host"]), int(parts["port"] or USUAL_PORT[scheme])
+    if host is None:
+        raise BadCapability(text, "names no host exactly; wildcards and short addresses are none")
+    if not 0 < port < 65_536:
+        raise BadCapability(text, "has a port that is none")
+    return Origin(scheme, host, port)
+
+
+def _has_form(text: str, form: str) -> bool:
+    is_of_lines = form in {"any", "text"}
+    return bool(re.match(PATTERNS.get(form, ""), text)) and (is_of_lines or not text.endswith("\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +253,9 @@ def keys_here(section: type, about: Setting) -> dict[str, Key]:
 class SectionReader:
     """Reads sections; what is wrong is gathered in `findings`, and left out of the values."""
 
-    def __init__(self, names: Mapping[str, Collection[str]] = NO_NAMES) -> None:
-        self.names = names  # that may be referred to, by what they are names of
+    def __init__(self, report: Report) -> None:
+        self.report = report  # of values that are of the right form, and cannot be used
         self.findings: list[Finding] = []
-        self.dangling: list[Finding] = []  # references that lead nowhere: of the right form
         self.left_out = 0
         # sections whose defaults depend on the rest of the file
         self.usual: dict[type, Any] = {}
@@ -249,7 +321,24 @@ class SectionReader:
             return self.wrong(Code.MALFORMED, path, "this list is empty", about.help)
         element = element_of(kind)
         values = [self.value(element, one, (*path, at), about) for at, one in enumerate(raw)]
-        return _WRONG if any(one is _WRONG for one in values) else get_origin(kind)(values)
+        if any(one is _WRONG for one in values):
+            return _WRONG
+        if about.unique is not None:
+            self._check_unique(values, path, about.unique)
+        return get_origin(kind)(values)
+
+    def _check_unique(self, values: Iterable[Any], path: KeyPath, key: str) -> None:
+        """`key` is that in which tables differ; empty: the values themselves do."""
+        seen = set[object]()
+        for index, value in enumerate(values):
+            mark = getattr(value, key) if key else value
+            if mark in seen and key:
+                message, where = f"another one has the {key} {quoted(mark)}", (*path, index, key)
+                self.report.wrong(Code.DUPLICATE, where, message, f"choose another {key}")
+            elif mark in seen:
+                message = f"{quoted(str(mark))} is there twice"
+                self.report.wrong(Code.DUPLICATE, (*path, index), message, "keep one")
+            seen.add(mark)
 
     def _by_name(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, dict):
@@ -257,7 +346,7 @@ class SectionReader:
         element, found = element_of(kind), {}
         for name, one in raw.items():
             where = (*path, name)
-            if not re.match(PATTERNS[about.names], name) or name.endswith("\n"):
+            if not _has_form(name, about.names) or name.endswith("\n"):
                 message = f"{quoted(name)} is not a valid name here"
                 self.wrong(Code.MALFORMED, where, message, about.help, "key")
             elif (value := self.value(element, one, where, about)) is not _WRONG:
@@ -303,9 +392,7 @@ class SectionReader:
             return self._capability(raw, path)
         if raw == "" and about.form != "any":
             return self.wrong(Code.MALFORMED, path, '"" should not be empty', about.help)
-        if not re.match(PATTERNS.get(about.form, ""), raw) or (
-            raw.endswith("\n") and about.form not in {"any", "text"}
-        ):
+        if not _has_form(raw, about.form):
             message = f"{shown(path, raw)} has the wrong form"
             return self.wrong(Code.MALFORMED, path, message, about.help)
         try:
@@ -314,15 +401,9 @@ class SectionReader:
             message = str(error)
             return self.wrong(Code.MALFORMED, path, message, about.help)
         if about.refers is not None:
-            self._refer(about.refers, text, path)
+            or_else = f"; or add [[{about.refers}s]] with it" if about.refers in _ADDED else ""
+            self.report.refers(path, about.refers, text, or_else=or_else)
         return kind(text)
-
-    def _refer(self, what: str, name: str, path: KeyPath) -> None:
-        names = self.names.get(what)
-        if names is not None and name not in names:
-            message, fix = f"there is no {what} {quoted(name)}", choose(name, names)
-            fix += f", or add [[{what}s]] with it" if what in _ADDED else ""
-            self.dangling.append(Finding(Code.UNKNOWN_NAME, path, message, fix))
 
     def _capability(self, raw: str, path: KeyPath) -> Any:
         try:

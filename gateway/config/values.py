@@ -275,7 +275,7 @@ class GatewayConfig:
 
     config_version: Literal[1] = setting(1, "Version of this file's format.")
     gateway: GatewaySettings = setting(GatewaySettings(), "Where the gateway listens.")
-    tokens: tuple[TokenGrant, ...] = setting((), "More tokens, with fewer rights.")
+    tokens: tuple[TokenGrant, ...] = setting((), "More tokens, with fewer rights.", unique="name")
     store: StoreSettings = setting(StoreSettings(), "Where conversations are kept.")
     providers: Annotated[
         Mapping[str, ProviderDef],
@@ -283,13 +283,17 @@ class GatewayConfig:
     ] = field(default_factory=dict)
     agent: AgentDef | None = setting(None, "The agent of all messages that match no binding.")
     agents: tuple[AgentDef, ...] = setting((), "Further agents.", needs=("id",))
-    projects: tuple[ProjectDef, ...] = setting((), "Agents that answer only selected users.")
+    projects: tuple[ProjectDef, ...] = setting(
+        (), "Agents that answer only selected users.", unique="id"
+    )
     subagents: tuple[SubagentDef, ...] = setting((), "Subagents that agents can call.")
     delegation: Delegation = setting(Delegation(), "Tool results that a subagent summarizes first.")
     limits: Limits = setting(Limits(), "Limits of every agent's runs.")
     context: ContextRules = setting(ContextRules(), "What every agent's model is shown.")
     budgets: Budgets = setting(Budgets(), "Hard limits of spending.")
-    plugins: tuple[PluginDef, ...] = setting((), "Third-party plugins, and what they may do.")
+    plugins: tuple[PluginDef, ...] = setting(
+        (), "Third-party plugins, and what they may do.", unique="name"
+    )
     sandbox: SandboxSettings = setting(SandboxSettings(), "The worker processes of plugins.")
     mcp: McpSettings = setting(McpSettings(), "MCP servers to use, and tools to serve.")
     channels: tuple[ChannelDef, ...] = setting(

@@ -119,6 +119,8 @@ def compile_expression(
 
 @dataclass(slots=True)
 class _Compiler:
+    """The methods `of_…` make the closure of a node of Python's syntax; there are no other nodes."""
+
     line: str
     start: int  # where in it the expression begins
     roots: Collection[str]
@@ -128,10 +130,10 @@ class _Compiler:
     def build(self, node: ast.AST, depth: int) -> Evaluate:
         if depth > MAX_DEPTH:
             raise self.refusal(node, f"is nested more than {MAX_DEPTH} deep")
-        rule = _RULES.get(type(node))
-        if rule is None:
+        build = getattr(self, f"of_{type(node).__name__.lower()}", None)
+        if build is None:
             raise self.not_allowed(node, node)
-        return rule(self, node, depth + 1)
+        return cast(Evaluate, build(node, depth + 1))
 
     def refusal(self, node: ast.AST, problem: str) -> ExpressionInvalid:
         offset = getattr(node, "col_offset", 0)  # in bytes
@@ -141,7 +143,7 @@ class _Compiler:
     def not_allowed(self, node: ast.AST, what: ast.AST) -> ExpressionInvalid:
         return self.refusal(node, f'"{type(what).__name__.lower()}" is not allowed')
 
-    def constant(self, node: ast.Constant, _depth: int) -> Evaluate:
+    def of_constant(self, node: ast.Constant, _depth: int) -> Evaluate:
         value = node.value
         if not isinstance(value, str | int | float | None):
             raise self.not_allowed(node, node)
@@ -149,7 +151,7 @@ class _Compiler:
             raise self.refusal(node, "is too large a number")
         return lambda scope: value
 
-    def name(self, node: ast.Name, _depth: int, *, is_path: bool = False) -> Evaluate:
+    def of_name(self, node: ast.Name, _depth: int, *, is_path: bool = False) -> Evaluate:
         name = node.id
         if name not in self.roots and not (self.open_roots and is_path and name[0] != "_"):
             choices = (*self.roots, "True", "False", "None")
@@ -159,10 +161,10 @@ class _Compiler:
 
     def base(self, node: ast.expr, depth: int) -> Evaluate:
         if isinstance(node, ast.Name):
-            return self.name(node, depth, is_path=True)
+            return self.of_name(node, depth, is_path=True)
         return self.build(node, depth)
 
-    def attribute(self, node: ast.Attribute, depth: int) -> Evaluate:
+    def of_attribute(self, node: ast.Attribute, depth: int) -> Evaluate:
         key = node.attr
         if key.startswith("_"):
             raise self.refusal(node, f"{quoted(key)} begins with an underscore")
@@ -174,11 +176,11 @@ class _Compiler:
 
         return look
 
-    def subscript(self, node: ast.Subscript, depth: int) -> Evaluate:
+    def of_subscript(self, node: ast.Subscript, depth: int) -> Evaluate:
         base, key = self.base(node.value, depth), self.build(node.slice, depth)
         return lambda scope: _item(base(scope), key(scope))
 
-    def boolean(self, node: ast.BoolOp, depth: int) -> Evaluate:
+    def of_boolop(self, node: ast.BoolOp, depth: int) -> Evaluate:
         *parts, last = [self.build(value, depth) for value in node.values]
         stops_at = isinstance(node.op, ast.Or)
 
@@ -191,14 +193,14 @@ class _Compiler:
 
         return decide
 
-    def unary(self, node: ast.UnaryOp, depth: int) -> Evaluate:
+    def of_unaryop(self, node: ast.UnaryOp, depth: int) -> Evaluate:
         operand = self.build(node.operand, depth)
         if not isinstance(node.op, ast.Not | ast.USub):
             raise self.not_allowed(node, node.op)
         is_not = isinstance(node.op, ast.Not)
         return lambda scope: not operand(scope) if is_not else -_number(operand(scope))
 
-    def arithmetic(self, node: ast.BinOp, depth: int) -> Evaluate:
+    def of_binop(self, node: ast.BinOp, depth: int) -> Evaluate:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
             raise self.not_allowed(node, node.op)
@@ -208,7 +210,7 @@ class _Compiler:
         left, right = self.build(node.left, depth), self.build(node.right, depth)
         return lambda scope: _number(compute(_number(left(scope)), _number(right(scope))))
 
-    def comparison(self, node: ast.Compare, depth: int) -> Evaluate:
+    def of_compare(self, node: ast.Compare, depth: int) -> Evaluate:
         for operation, right in zip(node.ops, node.comparators, strict=True):
             is_identity = isinstance(operation, ast.Is | ast.IsNot)
             if is_identity and not (isinstance(right, ast.Constant) and right.value is None):
@@ -216,33 +218,30 @@ class _Compiler:
         first = self.build(node.left, depth)
         compares = [_COMPARISONS[type(operation)] for operation in node.ops]
         rest = [self.build(right, depth) for right in node.comparators]
-        if len(rest) == 1:
-            [compare], [second], [right] = compares, rest, node.comparators
-            if isinstance(right, ast.Constant):
-                value = right.value
-                return lambda scope: compare(first(scope), value)
-            return lambda scope: compare(first(scope), second(scope))
 
         def chain(scope: ExpressionScope) -> object:
             left = first(scope)
             for compare, right_of in zip(compares, rest, strict=True):
                 right = right_of(scope)
-                if not compare(left, right):
+                is_lacking = compare in _ORDERED and (left is None or right is None)
+                if is_lacking or not compare(left, right):
                     return False
                 left = right
             return True
 
         return chain
 
-    def choice(self, node: ast.IfExp, depth: int) -> Evaluate:
+    def of_ifexp(self, node: ast.IfExp, depth: int) -> Evaluate:
         test, then, other = (self.build(x, depth) for x in (node.test, node.body, node.orelse))
         return lambda scope: then(scope) if test(scope) else other(scope)
 
-    def display(self, node: ast.List | ast.Tuple, depth: int) -> Evaluate:
+    def of_list(self, node: ast.List | ast.Tuple, depth: int) -> Evaluate:
         parts = [self.build(part, depth) for part in node.elts]
         return lambda scope: [part(scope) for part in parts]
 
-    def call(self, node: ast.Call, depth: int) -> Evaluate:
+    of_tuple = of_list
+
+    def of_call(self, node: ast.Call, depth: int) -> Evaluate:
         if not isinstance(node.func, ast.Name):
             raise self.refusal(node, "only functions can be called, and by their name")
         name = node.func.id
@@ -280,10 +279,6 @@ def _item(base: object, key: object) -> object:
 _Compare = Callable[[Any, Any], bool]
 
 
-def _ordered(compare: _Compare) -> _Compare:
-    return lambda left, right: left is not None and right is not None and compare(left, right)
-
-
 def _is_in(left: object, right: object) -> bool:
     if right is not None and not isinstance(right, str | Sequence | Mapping | Set):
         raise TypeError(f"{type(right).__name__} has no members")
@@ -293,15 +288,16 @@ def _is_in(left: object, right: object) -> bool:
 _COMPARISONS: Mapping[type[ast.cmpop], _Compare] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-    ast.Lt: _ordered(operator.lt),
-    ast.LtE: _ordered(operator.le),
-    ast.Gt: _ordered(operator.gt),
-    ast.GtE: _ordered(operator.ge),
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
     ast.In: _is_in,
     ast.NotIn: lambda left, right: not _is_in(left, right),
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
+_ORDERED = frozenset({operator.lt, operator.le, operator.gt, operator.ge})  # None has no place
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -310,19 +306,3 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_RULES = cast(
-    Mapping[type[ast.AST], Callable[[_Compiler, ast.AST, int], Evaluate]],
-    {
-        ast.Constant: _Compiler.constant,
-        ast.Name: _Compiler.name,
-        ast.Attribute: _Compiler.attribute,
-        ast.Subscript: _Compiler.subscript,
-        ast.BoolOp: _Compiler.boolean,
-        ast.UnaryOp: _Compiler.unary,
-        ast.BinOp: _Compiler.arithmetic,
-        ast.Compare: _Compiler.comparison,
-        ast.IfExp: _Compiler.choice,
-        **dict.fromkeys((ast.List, ast.Tuple), _Compiler.display),
-        ast.Call: _Compiler.call,
-    },
-)

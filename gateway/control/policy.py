@@ -1,36 +1,27 @@
-"""Whether a run goes on, and whether it goes in circles."""
+"""Whether a run goes on, and whether it repeats itself."""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from gateway.domain.agents import BOUNDS, Limits
-from gateway.domain.ports import Decode
 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def signature(tool: str, arguments: str, decode: Decode) -> str:
+def signature(tool: str, arguments: str) -> str:
     """The same for the same tool with the same arguments, however they are written."""
     try:
-        value = decode(arguments.strip() or "{}")
+        value = json.loads(arguments.strip() or "{}")
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         canonical = arguments.strip()
     return f"{tool}:{digest(canonical)}"
-
-
-@dataclass(frozen=True, slots=True)
-class CallAsked:
-    """A call that a model asks for."""
-
-    id: str
-    signature: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +35,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Circles:
+class LoopState:
     """The turns and calls of a run by which it is noticed that the run repeats itself."""
 
     repeats: tuple[Repeat, ...] = ()
@@ -52,44 +43,30 @@ class Circles:
     reported: frozenset[str] = frozenset()
     is_stuck: bool = False  # it asked once more for what was refused
 
-    def noted(self, signature: str, result: str) -> "Circles":
-        """The circles after one more result."""
+    def after_result(self, signature: str, result: str) -> "LoopState":
         others = tuple(one for one in self.repeats if one.signature != signature)
         same = (one for one in self.repeats if (one.signature, one.result) == (signature, result))
         count = 1 + next((one.count for one in same), 0)
         return replace(self, repeats=(*others, Repeat(signature, result, count)))
 
+    def after_calls(self, calls: Mapping[str, str], limits: Limits) -> "LoopFound":
+        """Looks for repetitions before the calls of a turn, by id with their signatures, are
+        executed. A call that is left out once is counted from the start when it comes again."""
+        most, asked = limits.no_progress_repeats, sorted(calls.values())
+        turn = "|".join(asked)
+        turns = (*self.turns, turn)[-limits.loop_window :]
+        is_loop = turns.count(turn) >= limits.loop_threshold and turn not in self.reported
+        fruitless = {one.signature for one in self.repeats if one.count >= most}
+        refused = frozenset(call for call, mark in calls.items() if mark in fruitless)
+        kept = [one for one in self.repeats if one.signature in asked]
+        is_stuck = self.is_stuck or any(one.was_refused for one in kept if one.count >= most)
+        repeats = tuple(replace(one, was_refused=one.count >= most) for one in kept)
+        reported = self.reported | {turn} if is_loop else self.reported
+        return LoopState(repeats, turns, reported, is_stuck), turn if is_loop else None, refused
 
-@dataclass(frozen=True, slots=True)
-class LoopFinding:
-    """`loop`: the turn's signature, when it is to be reported. `refused`: ids of fruitless calls."""
 
-    loop: str | None = None
-    refused: frozenset[str] = frozenset()
-
-
-def _going_on(circles: Circles, asked: Sequence[CallAsked]) -> Sequence[Repeat]:
-    """The repeats that are asked for again; the others are over."""
-    present = {call.signature for call in asked}
-    return [one for one in circles.repeats if one.signature in present]
-
-
-def looked_at(
-    circles: Circles, asked: Sequence[CallAsked], *, window: int, threshold: int, repeats: int
-) -> tuple[Circles, LoopFinding]:
-    """Looks for repetitions before the calls of a turn are executed. A call that is left out once is
-    counted from the start when it comes again."""
-    turn = "|".join(sorted(call.signature for call in asked))
-    turns = (*circles.turns, turn)[-window:]
-    is_loop = turns.count(turn) >= threshold and turn not in circles.reported
-    fruitless = {one.signature for one in circles.repeats if one.count >= repeats}
-    refused = frozenset(call.id for call in asked if call.signature in fruitless)
-    kept = _going_on(circles, asked)
-    is_stuck = circles.is_stuck or any(one.was_refused for one in kept if one.count >= repeats)
-    refusing = tuple(replace(one, was_refused=one.count >= repeats) for one in kept)
-    reported = circles.reported | {turn} if is_loop else circles.reported
-    after = Circles(refusing, turns, reported, is_stuck)
-    return after, LoopFinding(turn if is_loop else None, refused)
+# The state after it, the signature of the turn if a loop is to be reported, ids of fruitless calls.
+LoopFound = tuple[LoopState, str | None, frozenset[str]]
 
 
 AgentConfig = Limits
@@ -117,7 +94,7 @@ class AgentState:
     warnings: frozenset[str] = frozenset()  # what was warned of; once a run
     consecutive_errors: int = 0  # turns in which no call succeeded
     judged: tuple[int, bool] = (-1, False)  # the turn of the last result; did one of its calls work
-    circles: Circles = Circles()
+    circles: LoopState = LoopState()
     extensions: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -156,7 +133,7 @@ def _is_whole(state: AgentState) -> bool:
         isinstance(state.config, AgentConfig)
         and isinstance(state.recent_actions, tuple)
         and isinstance(state.warnings, frozenset)
-        and isinstance(state.circles, Circles)
+        and isinstance(state.circles, LoopState)
         and isinstance(state.consecutive_errors, int)
         and (state.termination_reason is None or isinstance(state.termination_reason, str))
         and all(isinstance(word, str) for word in (*state.recent_actions, *state.warnings))
@@ -222,7 +199,7 @@ class DefaultDecisionTree:
             errors, judged = errors + 1, (state.turn, False)
         return state.evolve(
             recent_actions=(*state.recent_actions, signature)[-RECENT_ACTIONS:],
-            circles=state.circles.noted(signature, digest),
+            circles=state.circles.after_result(signature, digest),
             consecutive_errors=errors,
             judged=judged,
         )

@@ -33,59 +33,29 @@ from gateway.domain.events import (
     RefusedRules,
     RuleDef,
     RuleProblem,
-    Severity,
     kind_named,
 )
 from gateway.domain.text import meant, quoted
 
-
-@dataclass(frozen=True, slots=True)
-class Notify:
-    notice: Notice
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    level: str  # debug, info, warning or error
-    message: str
+# What rules want done, by the action: what the value of the action is called in the act.
+VALUES: Mapping[str, str] = {
+    "log": "message",
+    "interrupt": "why",
+    "set_model": "model",
+    "add_tool": "name",
+    "remove_tool": "name",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class SetState:
-    """A value that the rules of this run keep already; it is returned so that it can be shown."""
+class Act:
+    """What a rule wants done. Kinds and values: those of VALUES, and a "level" for `log`; `notify` with
+    its "notice"; `emit_event` with "type", "payload" and "severity"; `set_state` with "key" and
+    "value", which the rules of the run keep already."""
 
-    key: str
-    value: object
+    kind: str
+    values: Mapping[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class EmitEvent:
-    type: str
-    payload: Mapping[str, object]
-    severity: Severity
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetModel:
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class AddTool:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveTool:
-    name: str
-
-
-Act = Notify | Log | SetState | EmitEvent | Interrupt | SetModel | AddTool | RemoveTool
 
 MOST = 2_000  # characters of one value: tools and people say whatever they like
 MOST_TEMPLATE, MOST_RENDERED = 2_000, 8_000  # characters of a text, before and after
@@ -260,8 +230,8 @@ class _Compiler:
             self.wrong(path, f'unknown event "{name}"{near}', fix)
 
     def makers(self, above: Place, action: Action, dedupe: Render) -> Sequence[Make]:
-        path, value, options = (*above, action.kind), action.value, action.options
-        match action.kind:
+        kind, value, path = action.kind, action.value, (*above, action.kind)
+        match kind:
             case "notify":
                 return [self._notify(above, action, dedupe)]
             case "emit":
@@ -269,12 +239,12 @@ class _Compiler:
             case "set_state":
                 assert isinstance(value, dict)
                 return [self._set((*path, key), key, one) for key, one in value.items()]
-        has_paths, act = _ACTS[action.kind]
-        if not has_paths:
-            made = act(str(value), options)
-            return [lambda event, scope: made]
-        text = self.read(path, str(value), compile_template)
-        return [lambda event, scope: act(text(scope), options)]
+        name, level = VALUES[kind], {"level": "info", **action.options} if kind == "log" else {}
+        if kind in {"log", "interrupt"}:
+            text = self.read(path, str(value), compile_template)
+            return [lambda event, scope: Act(kind, {**level, name: text(scope)})]
+        act = Act(kind, {name: value})
+        return [lambda event, scope: act]
 
     def _notify(self, above: Place, action: Action, dedupe: Render) -> Make:
         options: dict[str, Any] = {**action.options}
@@ -296,21 +266,24 @@ class _Compiler:
             end = event.at + timedelta(seconds=expires_s) if expires_s else None
             same, content = dedupe(scope), text(scope)
             key = f"{above[-1]} {same}" if same else None  # an action repeats only itself
-            return Notify(
-                Notice(content, **options, expires_at=end, dedupe_key=key, data=event.payload)
-            )
+            notice = Notice(content, **options, expires_at=end, dedupe_key=key, data=event.payload)
+            return Act("notify", {"notice": notice})
 
         return make
 
     def _set(self, path: Place, key: str, value: object) -> Make:
         if not isinstance(value, str):
-            return lambda event, scope: SetState(key, value)
+            return lambda event, scope: Act("set_state", {"key": key, "value": value})
         evaluate = self.read(path, value, _evaluation)
-        return lambda event, scope: SetState(key, _kept(key, evaluate(scope)))
+
+        def make(event: Event, scope: ExpressionScope) -> Act:
+            return Act("set_state", {"key": key, "value": _kept(key, evaluate(scope))})
+
+        return make
 
     def _emit(self, above: Place, action: Action) -> Make:
         event_type, given = str(action.value), action.options.get("payload", {})
-        severity: Any = action.options.get("severity", "info")
+        severity = action.options.get("severity", "info")
         assert isinstance(given, dict)
         if kind_named(event_type):
             message = f'"{event_type}" is an event of the gateway\'s own'
@@ -326,19 +299,10 @@ class _Compiler:
 
         def make(event: Event, scope: ExpressionScope) -> Act:
             rendered = {key: text(scope) for key, text in texts.items()}
-            return EmitEvent(event_type, {**given, **rendered}, severity)
+            values = {"type": event_type, "payload": {**given, **rendered}, "severity": severity}
+            return Act("emit_event", values)
 
         return make
-
-
-# The actions of one value: whether it may hold paths in braces, and what they do.
-_ACTS: Mapping[str, tuple[bool, Callable[[str, Mapping[str, object]], Act]]] = {
-    "log": (True, lambda text, options: Log(str(options.get("level", "info")), text)),
-    "interrupt": (True, lambda text, options: Interrupt(text)),
-    "set_model": (False, lambda name, options: SetModel(name)),
-    "add_tool": (False, lambda name, options: AddTool(name)),
-    "remove_tool": (False, lambda name, options: RemoveTool(name)),
-}
 
 
 def _kept(key: str, value: object) -> object:
@@ -413,14 +377,17 @@ class RuleSet:
         """Of each rule by its id: another one for every other rule."""
         return {rule.definition.id: _digest(rule.definition) for rule in self.rules}
 
-    def failed(self, rule: Rule, error: ExpressionFailed) -> EmitEvent:
+    def failed(self, rule: Rule, error: ExpressionFailed) -> Act:
+        """Counts the failure. Returns the act that tells of it."""
         rule_id = rule.definition.id
         faults = self.faults[rule_id]
         faults.count, faults.last = faults.count + 1, str(error)[:500]
         if faults.count == QUARANTINE_AT:
             log.warning("a rule is quarantined", extra={"rule": rule_id, "why": faults.last})
         payload = {"rule": rule_id, "error": faults.last, "errors": faults.count}
-        return EmitEvent("rule.error", {**payload, "quarantined": faults.is_quarantined}, "error")
+        payload["quarantined"] = faults.is_quarantined
+        values = {"type": "rule.error", "payload": payload, "severity": "error"}
+        return Act("emit_event", values)
 
     def keep_faults(self, before: "RuleSet") -> None:
         """Takes over the failures of rules that have not changed."""
@@ -463,10 +430,10 @@ class _View:
     """The names of one event, and behind them those of the turn."""
 
     own: Mapping[str, object]
-    given: Mapping[str, object]
+    outer: Mapping[str, object]
 
     def get(self, name: str, /) -> object:
-        return self.own[name] if name in self.own else self.given.get(name)
+        return self.own[name] if name in self.own else self.outer.get(name)
 
 
 def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]) -> _View:
@@ -517,7 +484,7 @@ class RunRules:
         is_sound = not self._rules.faults[one.id].is_quarantined
         return is_on and not is_spent and is_sound and rule.is_severe_enough(event)
 
-    def _fire(self, rule: Rule, event: Event, seen: _View) -> Sequence[Act]:
+    def _fire(self, rule: Rule, event: Event, seen: ExpressionScope) -> Sequence[Act]:
         try:
             if rule.when and not rule.when(seen):
                 return []
@@ -528,8 +495,8 @@ class RunRules:
         if rule.definition.once_per == "session":
             self._keep(ONCE + rule.definition.id, True)  # noqa: FBT003  # a value like any other
         for act in acts:
-            if isinstance(act, SetState):
-                self._keep(act.key, act.value)
+            if act.kind == "set_state":
+                self._keep(act.values["key"], act.values["value"])
         return acts
 
     def _keep(self, key: str, value: object) -> None:

@@ -128,7 +128,9 @@ class AgentDef:
         None, "Template of the system prompt, a Markdown file.", form="path"
     )
     tools: tuple[str, ...] = setting(
-        (), "Plugins, each with all of its tools, or PLUGIN/TOOL; mcp:SERVER, or mcp:SERVER/TOOL."
+        (),
+        "Plugins, each with all of its tools, or PLUGIN/TOOL; mcp:SERVER, or mcp:SERVER/TOOL.",
+        unique="",
     )
     project: str = setting(
         OPEN_PROJECT,
@@ -163,6 +165,11 @@ class AgentDef:
     subagents: tuple[str, ...] = setting(
         (), "Names of [[subagents]] that it may call.", refers="subagent"
     )
+
+    @property
+    def chain(self) -> "tuple[AgentDef, ...]":
+        """The agent and its fallbacks, in the order in which they are asked."""
+        return (self, *(self.fallback.chain if self.fallback else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +248,9 @@ class SubagentDef:
     description: str = setting(
         "", "What it is good for; the model of its parent reads it.", form="any"
     )
-    tools: tuple[str, ...] = setting((), "Names of plugins, or of their tools: PLUGIN/TOOL.")
+    tools: tuple[str, ...] = setting(
+        (), "Names of plugins, or of their tools: PLUGIN/TOOL.", unique=""
+    )
     max_turns: int = setting(10, "Model calls of one task.", 1, 50)
     timeout_seconds: int = setting(1_200, "Seconds of one task, if its parent has them.", 1, 86_400)
     provider: str | None = setting(None, "Absent: its parent's.")

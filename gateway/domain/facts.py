@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 from unicodedata import category, normalize
 
-from gateway.domain.agents import OWN_CHANNELS, AgentDef, key_peer, of_person, peer_of, person_in
+from gateway.domain.agents import OWN_CHANNELS, key_peer, of_person, peer_of, person_in
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.messages import Node, Role
+from gateway.domain.messages import Role
 
 LONGEST = 64  # characters of a word that count
 MOST_GROWN = 4  # times
@@ -212,7 +212,7 @@ def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) ->
 def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
     """In a direct chat all facts of the person; in a room only those learned in it."""
     if is_shared or not is_room(key, sender):
-        return Whose(scope=scope_of(key, sender, is_shared=is_shared))
+        return Whose(scope=str(key.agent) if is_shared else of_person(key, sender))
     return Whose(room=key)
 
 
@@ -582,21 +582,6 @@ class FoundTurns:
 
 # Chooses, of what was found, the depths of the messages to read, with their scores.
 Choose = Callable[[FoundTurns], Mapping[int, float]]
-
-
-class Remember(Protocol):
-    async def for_turn(
-        self,
-        question: str,
-        key: SessionKey,
-        sender: str | None,
-        agent: AgentDef,
-        window: Sequence[Node],
-        *,
-        is_all: bool = False,
-    ) -> tuple[Recalled, ...]:
-        """What fits a question, the best first, without what stands in the window; `is_all`: nothing
-        else was ever said there."""
 
 
 OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it

@@ -121,7 +121,9 @@ class McpServing:
     """What clients get at /mcp; `tools` as an agent's list has them."""
 
     is_enabled: bool = setting(False, "Whether POST /mcp answers.", key="enabled")
-    tools: tuple[str, ...] = setting((), "Names of the plugins whose tools are served.")
+    tools: tuple[str, ...] = setting(
+        (), "Names of the plugins whose tools are served.", refers="plugin", unique=""
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class PluginDef:
         Path, Setting("Its file, or bundled:NAME for one that is shipped.", form="path")
     ]
     capabilities: tuple[Capability, ...] = setting(
-        (), "What it may do: http:HOST, store:NAME, host_function:NAME."
+        (), "What it may do: http:HOST, store:NAME, host_function:NAME.", unique=""
     )
     sha256: str | None = setting(
         None, "SHA-256 of its file; any other file is refused.", form="sha256"

@@ -55,9 +55,6 @@ from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import Origin, PluginDef, PluginSecret
 from gateway.domain.sessions import Erased, Path, SessionPage, SessionQuery, SessionRecord, TakenIn
 
-Encode = Callable[[object], bytes]  # a plain value -> compact JSON
-Decode = Callable[[bytes | str], object]  # the inverse; raises ValueError
-
 
 class Clock(Protocol):
     def now(self) -> datetime:

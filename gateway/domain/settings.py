@@ -28,6 +28,7 @@ class Setting:
     above: float | None = None  # a bound that is not allowed itself
     form: str = "text"  # of the texts in the value
     refers: str | None = None  # to what the text is the name of: agent, project, plugin ...
+    unique: str | None = None  # the key in which the tables of a list differ; "": its texts differ
     names: str = "text"  # form of the names in a table that the operator fills
     key: str | None = None  # the name in the file, if the field has another
     usual: object = NEEDED  # the default in the file, if the field has another or none

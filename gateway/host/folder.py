@@ -7,9 +7,9 @@ from pathlib import Path
 
 from anyio import to_thread
 
+from gateway.codec import decode, encode
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import Decode, Encode
 
 BATCH_BYTES = 256 * 1024
 LARGEST_FILE = 512 * 1024
@@ -19,15 +19,12 @@ _ASKED = 'ask with {"op": "next", "path": "prefix" or null, "cursor": the last o
 class Folder:
     """Implements HostFunction. It skips hidden files, links, large files, and files that are no text."""
 
-    def __init__(self, encode: Encode, decode: Decode) -> None:
-        self._encode, self._decode = encode, decode
-
     async def __call__(self, text: str, plugin: PluginDef) -> str:
         root = plugin.config.get("folder")
         if not isinstance(root, str) or not Path(root).is_absolute():
             raise Denied("the operator has to set config.folder to an absolute path")
         try:
-            asked = self._decode(text)
+            asked = decode(text)
         except ValueError as error:
             raise Denied(_ASKED) from error
         if not isinstance(asked, dict) or asked.get("op") != "next":
@@ -38,7 +35,7 @@ class Folder:
         read = partial(_batch, root, prefix, tuple(filter(None, cursor.split("/"))))
         files, last = await to_thread.run_sync(read)
         batch = [{"path": path, "text": content} for path, content in files]
-        return self._encode({"files": batch, "cursor": last}).decode()
+        return encode({"files": batch, "cursor": last}).decode()
 
 
 def _batch(

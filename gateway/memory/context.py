@@ -35,14 +35,14 @@ Part = tuple[PartKind, int, Sequence[Item]]
 @dataclass(frozen=True, slots=True)
 class Context:
     """The context of a model call, with estimated tokens. Questions that are answered together end
-    `history`; `question_tokens` counts them too."""
+    `history`; `tokens` is the sum of all parts."""
 
     system: str
     history: tuple[Message, ...]
     question: Message
     system_tokens: int
     history_tokens: int
-    question_tokens: int
+    tokens: int
     tools_tokens: int
     memory: Message | None = None  # facts and recalled turns: for this question, and never kept
     parts: tuple[Part, ...] = ()  # the last are tools and question; notices come later
@@ -52,12 +52,6 @@ class Context:
     def messages(self) -> tuple[Message, ...]:
         memory = () if self.memory is None else (self.memory,)
         return (*self.history, *memory, self.question)
-
-    @property
-    def tokens(self) -> int:
-        """The sum of all parts."""
-        said = self.system_tokens + self.history_tokens + self.question_tokens
-        return said + self.tools_tokens + (message_tokens(self.memory) if self.memory else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +131,15 @@ class Packer:
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
         shown, first, is_crowded = _shown(window, first, room, crowded_from, follows)
-        nodes, seen = shown.since(first), shown.size(first)
+        begins, seen = shown.begins[first:], shown.size(first)
+        ends = [*map(_BEFORE, begins[1:]), shown.tokens]
+        items = [*zip(map(_ID, begins), map(sub, ends, map(_BEFORE, begins)), repeat(RECENT))]
+        question_items = [(extras.question_id, asked, ASKED)]
         parts: tuple[Part, ...] = (
-            *fixed.parts,
-            of_summary,
-            ("window", seen, _items_of(shown, first)),
-            *memory.parts,
-            fixed.tools,
-            ("question", asked, [(extras.question_id, asked, ASKED)]),
+            *(*fixed.parts, of_summary, ("window", seen, _capped(items)), *memory.parts),
+            *(fixed.tools, ("question", asked, question_items)),
         )
-        history = tuple(map(_MESSAGE, nodes))
+        history = tuple(map(_MESSAGE, shown.since(first)))
         history = (*(paired(history) if shown.has_tools else history), *extras.earlier)
         system, of_system = fixed.system, fixed.tokens
         placed: Mapping[str, Message] = {}
@@ -157,7 +150,7 @@ class Packer:
             of_system += sum(map(message_tokens, placed.values()))
         if summary is not None and "summary" not in placed:
             history, seen = (summary, *history), seen + of_summary[1]
-        counted = (of_system, seen, asked, fixed.tools[1])
+        counted = (of_system, seen, sum(map(_TOKENS, parts)), fixed.tools[1])
         return Context(system, history, question, *counted, memory.message, parts, is_crowded)
 
     def _fixed(
@@ -276,13 +269,6 @@ def _shown(
     return window, window.fitting(first, room, follows), window.size(first) > crowded_from
 
 
-def _items_of(window: Window, first: int) -> Sequence[Item]:
-    shown = window.begins[first:]
-    before = [*map(_BEFORE, shown), window.tokens]
-    items = [*zip(map(_ID, shown), map(sub, before[1:], before), repeat(RECENT))]
-    return _capped(items) if len(items) > MOST_ITEMS else items
-
-
 _Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that
 
 
@@ -345,11 +331,12 @@ _EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
 
 
 def _part(kind: PartKind, items: Sequence[Item]) -> Part:
-    items = _capped(items) if len(items) > MOST_ITEMS else items
-    return kind, sum(map(_TOKENS, items)), items
+    return kind, sum(map(_TOKENS, items)), _capped(items)
 
 
 def _capped(items: Sequence[Item]) -> Sequence[Item]:
+    if len(items) <= MOST_ITEMS:
+        return items
     rest = items[MOST_ITEMS:]
     others = ("others", sum(map(_TOKENS, rest)), f"{len(rest)} more")
     return (*items[:MOST_ITEMS], others)

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import anyio
 from anyio.abc import TaskGroup
 
+from gateway.codec import decode, encode
 from gateway.domain.agents import AgentDef, Extraction
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable
@@ -32,7 +33,7 @@ from gateway.domain.facts import (
 from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import ModelRequest
-from gateway.domain.ports import Clock, Decode, Encode, FactStore, Ids, Model
+from gateway.domain.ports import Clock, FactStore, Ids, Model
 from gateway.domain.supervision import Work, contained, result_of
 from gateway.memory import wording as dates
 from gateway.memory.recall import Indexer, Recall
@@ -80,7 +81,6 @@ def request(
     key: SessionKey,
     said: Sequence[SaidMessage],
     known: Sequence[Fact],
-    encode: Encode,
 ) -> ModelRequest:
     """`said` holds messages of one person. The session of the last message pays."""
     facts = [f"{one.subject} {one.predicate}: {one.object}"[:200] for one in known[:KNOWN_SHOWN]]
@@ -101,9 +101,7 @@ def request(
     )
 
 
-def claims_of(
-    reply: str, key: SessionKey, said: Sequence[SaidMessage], decode: Decode
-) -> tuple[Claim, ...] | None:
+def claims_of(reply: str, key: SessionKey, said: Sequence[SaidMessage]) -> tuple[Claim, ...] | None:
     """Parses the claims in a model's reply. Claims whose quote does not occur in the named message
     are left out. None if the reply is not in the requested form. Never raises."""
     if len(reply) > REPLY_CHARACTERS:
@@ -231,8 +229,6 @@ class FactExtractor:
     model: Model
     clock: Clock
     ids: Ids
-    encode: Encode
-    decode: Decode
     group: TaskGroup
     last: dict[SessionKey, Claim] = field(default_factory=dict)
     _queue: dict[SessionKey, _Queued] = field(default_factory=dict)  # for a model, one task each
@@ -463,14 +459,14 @@ class FactExtractor:
         theirs = whose(key, person, is_shared=agent.context.fact_scope == "agent")
         words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
         known = await self.facts.facts_matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
-        asked = request(agent, key, said, known, self.encode)
+        asked = request(agent, key, said, known)
         try:
             with anyio.fail_after(ASK_S):
                 reply = await self.model.reply(asked, lambda _: None)
         except (BudgetExceeded, ModelFailed, TimeoutError) as error:
             log.warning("facts are left to patterns", extra={"why": str(error), "key": str(key)})
             return ()
-        claims = claims_of(reply.text, key, said, self.decode)
+        claims = claims_of(reply.text, key, said)
         if claims is None:
             log.warning("a model's facts cannot be read", extra={"session": str(key)})
         return claims or ()

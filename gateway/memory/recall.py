@@ -153,7 +153,7 @@ _LEAST_SHARE, _MOST_READ = 0.45, 16
 KINDS: tuple[RecallKind, ...] = ("fact", "turn")
 
 _MINE = frozenset(words_of("i me my mine we us our ours"))
-_STOP = _MINE | frozenset(
+STOP_WORDS = _MINE | frozenset(
     words_of(
         "a about after all also am an and any are as at be been before being but by can could did do "
         "does doing don for from had has have having he her here hers him his how if in into is it its "
@@ -168,11 +168,11 @@ _ID, _SCORE = attrgetter("id"), attrgetter("score")
 _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
 
 
-@dataclass(frozen=True, slots=True)
 class Recall:
-    """Finds the facts and turns that a question is about. Implements Remember."""
+    """Finds the facts and turns that a question is about."""
 
-    facts: FactStore
+    def __init__(self, facts: FactStore) -> None:
+        self.facts = facts
 
     async def for_turn(
         self,
@@ -184,6 +184,8 @@ class Recall:
         *,
         is_all: bool = False,
     ) -> tuple[Recalled, ...]:
+        """What fits a question, the best first, without what stands in the window. `is_all`: nothing else
+        was ever said there."""
         most = agent.context.facts
         theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
         is_known = self.facts.knows(theirs)
@@ -216,7 +218,8 @@ class Recall:
         """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, whose
         first and last messages are `shown`, only turns that are worth being shown."""
         said = words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
-        words = asked_words(said)
+        asked = dict.fromkeys(filterfalse(STOP_WORDS.__contains__, said))
+        words = tuple(asked)[:_MOST_WORDS]
         if not words:
             return ()
         facts: Sequence[Recalled] = ()
@@ -263,11 +266,6 @@ class Recall:
             recalled_fact(fact, 1 / (1 + _FADES * place), whys[fact.id])
             for place, fact in enumerate(facts)
         ]
-
-
-def asked_words(said: Iterable[str]) -> tuple[str, ...]:
-    """The first words of a question that are no stop words."""
-    return tuple(dict.fromkeys(filterfalse(_STOP.__contains__, said)))[:_MOST_WORDS]
 
 
 def _sources(facts: Sequence[Recalled]) -> Mapping[str, float]:
@@ -323,7 +321,7 @@ def _speaker(turn: PastTurn, said: frozenset[str]) -> str | None:
     """Who said it, if the question is about them."""
     label = _SPEAKER.match(turn.text)
     for name in (label and label[1], turn.sender):
-        if name and said.intersection(words_of(name)) - _STOP:
+        if name and said.intersection(words_of(name)) - STOP_WORDS:
             return name
     return "the user" if turn.role == "user" and said & _MINE else None
 
@@ -471,7 +469,7 @@ class Vault:
 def vault_of(
     offered: Iterable[ToolSpec], plugins: Mapping[str, PluginDef], store: ToolStore
 ) -> Vault | None:
-    """None if the agent has none of the bundled reading tools."""
+    """What the bundled notes plugin keeps, for an agent that is offered its reading tools."""
     mine = {one.name: one.family for one in offered if one.name in _LISTS}
     plugin = next((plugins.get(family) for family in mine.values()), None)
     grant = plugin.store_grant(SPACE) if plugin is not None and plugin.is_bundled else None

@@ -30,21 +30,14 @@ class Souls:
         self._clock = clock
         self._paths = dict(paths)
         self._template_paths = dict(templates or {})
-        self._souls: dict[AgentId, Soul] = {}
-        self._templates: dict[str, Template] = {}
+        self.by_agent: dict[AgentId, Soul] = {}
+        self.templates: dict[AgentId, Template] = {}
         self._problems: dict[str, str] = {}
 
     async def load(self) -> None:
         """Reads every file; raises SoulUnreadable for the first that cannot be used."""
         for path in self._files():
             await self._read(path)
-
-    def of(self, agent: AgentId) -> Soul | None:
-        return self._souls.get(agent)
-
-    def template_of(self, agent: AgentId) -> Template | None:
-        path = self._template_paths.get(agent)
-        return None if path is None else self._templates[path]
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -60,7 +53,7 @@ class Souls:
 
     async def refresh(self, path: str) -> None:
         """Loads the new version of a file. A bad one is logged and changes nothing."""
-        before = {agent: soul.content for agent, soul in self._souls.items()}
+        before = {agent: soul.content for agent, soul in self.by_agent.items()}
         try:
             await self._read(path)
         except SoulUnreadable as error:
@@ -68,24 +61,24 @@ class Souls:
             log.warning("text not reloaded", extra={"path": path, "why": str(error)})
             return
         self._problems.pop(path, None)
-        for agent, soul in self._souls.items():
+        for agent, soul in self.by_agent.items():
             if soul.content != before[agent]:
                 log.info("soul reloaded", extra={"agent": agent, "tokens": soul.token_count})
-        if path in self._templates:
+        if path in self._template_paths.values():
             log.info("prompt template reloaded", extra={"path": path})
 
     async def _read(self, path: str) -> None:
         """Loads a file for each agent that uses it as soul or template. Raises SoulUnreadable."""
         content, now = await self._texts.read(path), self._clock.now()
-        if path in self._template_paths.values():
+        for agent in [agent for agent, its in self._template_paths.items() if its == path]:
             try:
-                self._templates[path] = compile_prompt(content)
+                self.templates[agent] = compile_prompt(content)
             except TemplateInvalid as error:
                 raise SoulUnreadable(f"{path}:{error}") from error
         tokens = estimate_tokens(content)
         for agent in [agent for agent, its_path in self._paths.items() if its_path == path]:
             if tokens > LONG_SOUL_TOKENS:
                 log.warning("soul is long", extra={"agent": agent, "tokens": tokens})
-            known = self._souls.get(agent)
+            known = self.by_agent.get(agent)
             if known is None or known.content != content:
-                self._souls[agent] = Soul(agent, content, tokens, path, now)
+                self.by_agent[agent] = Soul(agent, content, tokens, path, now)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from gateway.domain.agents import MEMORY
 from gateway.domain.errors import StoreUnavailable, ToolFailed
@@ -16,8 +15,6 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Recalled,
-    RecallKind,
     SourceReader,
     Whose,
     by_time,
@@ -28,7 +25,7 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, FactStore, Ids, ToolScope
 from gateway.memory import wording as dates
-from gateway.memory.recall import MOST_HOPS, neighbours
+from gateway.memory.recall import MOST_HOPS, Recall, neighbours
 from gateway.memory.wording import is_functional, kept_under
 
 MOST_FOUND = 10
@@ -44,18 +41,6 @@ HIDDEN = (
 UNKNOWN = "There is no such fact of this person. Use history to find it."
 
 OPERATIONS = ("remember", "recall", "history", "as_of", "why", "neighbours", "forget")
-Kinds = Sequence[RecallKind]
-BOTH: Kinds = ("fact", "turn")
-
-
-class Find(Protocol):
-    """Finds what was known or said."""
-
-    async def of(
-        self, question: str, key: SessionKey, whose: Whose, *, kinds: Kinds = BOTH, limit: int
-    ) -> Sequence[Recalled]: ...
-
-
 _TEXTS = ["query", "subject", "predicate", "object", "since", "at", "known_at", "quote", "fact_id"]
 _PARAMETERS: Mapping[str, object] = {
     "type": "object",
@@ -113,7 +98,7 @@ class MemoryTool:
     """Implements the Tool port. `shared`: agents whose facts belong to all who talk to them."""
 
     facts: FactStore
-    find: Find
+    recall: Recall
     clock: Clock
     ids: Ids
     shared: Set[AgentId] = frozenset()
@@ -153,7 +138,7 @@ class MemoryTool:
         return {"remembered": told(kept[0])}
 
     async def _recall(self, asked: _Asked) -> object:
-        found = await self.find.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
+        found = await self.recall.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
         facts = [told(one.fact) for one in found if one.fact]
         turns = [(one, one.text[:LONGEST_SAID]) for one in found if not one.fact]
         said = [{"at": _day(one.at), "by": one.said_by, "text": text} for one, text in turns]

@@ -9,8 +9,8 @@ import asyncio
 import re
 import ssl
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import lru_cache, partial
 from os import strerror
@@ -40,7 +40,7 @@ _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})  # ours to say
 _PORTS = {"http": 80, "https": 443}
-_KEPT_IN_PATHS = "%/?:@!$&'()*+,;=-._~"
+_KEPT = "%/?:@!$&'()*+,;=-._~"
 _HOST = re.compile(r"[0-9A-Za-z._~:%-]+")
 
 # Most special first.
@@ -72,27 +72,6 @@ class Endpoint(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name}:{self.port}"
 
-    @property
-    def host(self) -> str:
-        """As a request names it."""
-        host = f"[{self.name}]" if ":" in self.name else self.name
-        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
-
-
-@lru_cache(maxsize=256)
-def read_target(url: str) -> tuple[Endpoint, str, str]:
-    """An address taken apart, with host and path as a request writes them. Raises ValueError for what
-    is no address of http or https."""
-    parts = urlsplit(url)
-    usual, name = _PORTS.get(parts.scheme), parts.hostname or ""
-    if not name.isascii():
-        name = name.encode("idna").decode()
-    if usual is None or parts.username is not None or not _HOST.fullmatch(name):
-        raise ValueError("it is no address that can be asked")
-    endpoint = Endpoint(usual == 443, name, parts.port or usual)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return endpoint, endpoint.host, quote(path, safe=_KEPT_IN_PATHS)
-
 
 @asynccontextmanager
 async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["HttpClient"]:
@@ -117,30 +96,57 @@ class HttpClient:
         self._names: dict[str, tuple[float, Sequence[str]]] = {}  # until when, and the addresses
         self._tls: ssl.SSLContext | None = None
 
-    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
-        return _Exchange(self, call)
+    @asynccontextmanager
+    async def send(self, call: HttpCall) -> AsyncIterator[HttpAnswer]:
+        """Leaving early closes the connection."""
+        try:
+            endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
+        except ValueError as error:
+            raise HttpFailed("network", str(error), sent=False) from error
+        has_body = call.body or call.method in _WITH_BODY
+        length = b"content-length: %d\r\n" % len(call.body) if has_body else b""
+        connection = await self._ask(call, endpoint, b"%b%b\r\n%b" % (head, length, call.body))
+        try:
+            yield connection
+        finally:
+            kept = self.kept[endpoint]
+            if connection.is_reusable and len(kept) < MAX_KEPT:
+                kept[connection] = None
+                connection.rest()
+            else:
+                connection.abort()
 
-    def take(self, endpoint: Endpoint) -> "HttpConnection | None":
-        """A connection that is kept, and still open."""
-        kept = self.kept[endpoint]
-        while kept:
-            connection, _ = kept.popitem()
-            if not connection.transport.is_closing():
+    async def _ask(self, call: HttpCall, endpoint: Endpoint, request: bytes) -> "HttpConnection":
+        """Sends a request; gives the connection on which its answer has begun. Raises HttpFailed."""
+        while True:
+            kept = self.kept[endpoint]
+            is_kept = len(kept) > 0
+            connection = (
+                kept.popitem()[0]
+                if is_kept
+                else await self._connect(endpoint, call.connect_timeout_s)
+            )
+            is_head = call.method == "HEAD"
+            if await connection.ask(request, call.idle_timeout_s, is_head=is_head):
                 return connection
-        return None
+            may_repeat = connection.is_unsent or call.method in _REPEATABLE
+            if not (is_kept and may_repeat and connection.is_unheard):
+                raise connection.failed()
 
-    async def connect(self, endpoint: Endpoint, timeout_s: float) -> "HttpConnection":
-        """Raises HttpFailed."""
+    async def _connect(self, endpoint: Endpoint, timeout_s: float) -> "HttpConnection":
         try:
             with anyio.fail_after(timeout_s):
-                return await self._connect(endpoint)
+                connection = await self._dial(endpoint)
         except TimeoutError as error:
             detail = f"{endpoint} could not be connected within {timeout_s:g} s"
             raise HttpFailed("timeout", detail, sent=False) from error
         except (OSError, ValueError) as error:
             raise HttpFailed("network", f"{endpoint} {what_failed(error)}", sent=False) from error
+        if not connection.transport.is_closing():
+            self._open.add(connection)
+        return connection
 
-    async def _connect(self, endpoint: Endpoint) -> "HttpConnection":
+    async def _dial(self, endpoint: Endpoint) -> "HttpConnection":
         is_tls, name, port = endpoint
         found = [
             (AF_INET6 if ":" in address else AF_INET, SOCK_STREAM, IPPROTO_TCP, "", (address, port))
@@ -155,8 +161,6 @@ class HttpClient:
             ssl=self._tls if is_tls else None,
             server_hostname=name if is_tls else None,
         )
-        if not connection.transport.is_closing():
-            self._open.add(connection)
         return connection
 
     async def _addresses(self, name: str, port: int) -> Sequence[str]:
@@ -186,63 +190,25 @@ def _tls() -> ssl.SSLContext:
     return context
 
 
-class _Exchange:
-    """One request and its answer; leaving early closes the connection."""
-
-    __slots__ = ("_call", "_client", "_connection", "_endpoint")
-
-    def __init__(self, client: HttpClient, call: HttpCall) -> None:
-        self._client, self._call = client, call
-        self._connection: HttpConnection | None = None
-
-    async def __aenter__(self) -> "HttpConnection":
-        call = self._call
-        endpoint, request = _encoded(call)
-        self._endpoint = endpoint
-        while True:
-            kept = self._client.take(endpoint)
-            connection = kept or await self._client.connect(endpoint, call.connect_timeout_s)
-            connection.begin(request, call.idle_timeout_s, is_head=call.method == "HEAD")
-            try:
-                while not connection.status and connection.failure is None:
-                    await connection.arrival()
-            finally:
-                if not connection.status:
-                    connection.abort()
-            if connection.status:
-                self._connection = connection
-                return connection
-            if kept is None or not connection.is_unheard or call.method not in _REPEATABLE:
-                raise connection.failed()
-
-    async def __aexit__(self, *_: object) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        kept = self._client.kept[self._endpoint]
-        if connection.is_reusable and len(kept) < MAX_KEPT:
-            kept[connection] = None
-            connection.rest()
-        else:
-            connection.abort()
-
-
-def _encoded(call: HttpCall) -> tuple[Endpoint, bytes]:
-    """Where the request goes, and its bytes. Raises HttpFailed."""
-    try:
-        endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
-    except ValueError as error:
-        raise HttpFailed("network", str(error), sent=False) from error
-    if call.body or call.method in _WITH_BODY:
-        return endpoint, b"%bcontent-length: %d\r\n\r\n%b" % (head, len(call.body), call.body)
-    return endpoint, head + b"\r\n"
+def _target_of(url: str) -> tuple[Endpoint, str, str]:
+    """An address taken apart, with host and path as a request writes them. Raises ValueError for what
+    is no address of http or https."""
+    parts = urlsplit(url)
+    usual, name = _PORTS.get(parts.scheme), (parts.hostname or "").encode("idna").decode()
+    if usual is None or parts.username is not None or not _HOST.fullmatch(name):
+        raise ValueError("it is no address that can be asked")
+    endpoint = Endpoint(usual == 443, name, parts.port or usual)
+    host = f"[{name}]" if ":" in name else name
+    place = host if endpoint.port == usual else f"{host}:{endpoint.port}"
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return endpoint, place, quote(path, safe=_KEPT)
 
 
 @lru_cache(maxsize=256)
 def _head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[Endpoint, bytes]:
     """Where a request goes, and its head without the length of its body: calls of a model differ in
     that alone. Raises ValueError, also for a header that would smuggle another one."""
-    endpoint, host, path = read_target(url)
+    endpoint, host, path = _target_of(url)
     lines = [f"{method} {path} HTTP/1.1"]
     for key, text in {"host": host, **dict(headers)}.items():
         if key.lower() not in _FRAMING:
@@ -255,8 +221,8 @@ def _head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[
 
 
 class HttpConnection(asyncio.Protocol):
-    """Implements the HttpAnswer port, for one exchange at a time: `begin`, and once `status` is
-    there, `read_some`. `lost` is called once it is closed."""
+    """Implements the HttpAnswer port, for one exchange at a time: `ask`, then `read_some`. `lost` is
+    called once it is closed."""
 
     transport: asyncio.Transport
     _timer: asyncio.TimerHandle
@@ -265,8 +231,9 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._place, self._lost = place, lost
         self.status = 0  # 0: its answer has not begun
-        self.headers: Mapping[str, str] = {}
+        self.headers: dict[str, str] = {}
         self.failure: tuple[str, str] | None = None  # kind, and what the server did
+        self.is_unsent = False  # it was closed before the request
         self.is_unheard = False  # nothing at all came since the request
         self.is_reusable = False  # the last answer is whole, and the server keeps the line open
         self._has_ended = True
@@ -283,8 +250,9 @@ class HttpConnection(asyncio.Protocol):
         self.on_header, self.on_body = self._raw.__setitem__, self._pieces.append
         self._parser = HttpResponseParser(self)
 
-    def begin(self, request: bytes, idle_s: float, *, is_head: bool) -> None:
-        """Sends a request. `idle_s`: how long nothing may arrive."""
+    async def ask(self, request: bytes, idle_s: float, *, is_head: bool) -> bool:
+        """Sends a request. `idle_s`: how long nothing may arrive. False: no answer begins, and the
+        connection is closed."""
         self._raw.clear()
         self._pieces.clear()
         self.status, self.failure, self._unread = 0, None, 0
@@ -293,10 +261,18 @@ class HttpConnection(asyncio.Protocol):
         self._idle_s, self._since = idle_s, self._loop.time()
         self._timer.cancel()
         self._timer = self._loop.call_later(idle_s, self._check)
-        if self.transport.is_closing():
+        self.is_unsent = self.transport.is_closing()
+        if self.is_unsent:
             self.failure = "network", "closed the connection before it answered"
         self.transport.write(request)
         self._unsent = self.transport.get_write_buffer_size()
+        try:
+            while not self.status and self.failure is None:
+                await self.arrival()
+        finally:
+            if not self.status:
+                self.abort()
+        return self.status > 0
 
     def rest(self) -> None:
         """Nobody needs it for now: it is closed after a while."""
@@ -431,10 +407,9 @@ class HttpConnection(asyncio.Protocol):
         if status < 200:
             raw.clear()  # the answer itself follows
             return
-        self.headers = headers = {
-            name.decode("latin-1").lower(): value.decode("utf-8", "surrogateescape")
-            for name, value in raw.items()
-        }
+        self.headers = headers = {}
+        for name, value in raw.items():
+            headers[name.decode("latin-1").lower()] = value.decode("utf-8", "surrogateescape")
         coding = headers.get("transfer-encoding")
         if coding is not None and coding.lower() != "chunked":
             raise HttpParserError("a body that is packed on its way")

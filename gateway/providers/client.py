@@ -4,18 +4,19 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.ids import to_micros
+from gateway.domain.journal import OVERRUN
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.prices import missing_key, quirks_of
-from gateway.providers.wire import RECORDED_HEADERS, ReplyReader
+from gateway.providers.wire import RECORDED_HEADERS, Encoder, ReplyReader
 from gateway.providers.wire_anthropic import AnthropicEncoder, AnthropicReader
 from gateway.providers.wire_openai import OpenAiEncoder, OpenAiReader
 
@@ -27,21 +28,6 @@ ERROR_BODY_CAP = 64 * 1024
 # After the last event its connection may be used again, if the server ends the answer soon.
 END_WITHIN_S = 0.25
 _LEAST_SECRET = 8  # shorter header values are no secrets, and scrubbing them would mangle texts
-
-
-class Encoder(Protocol):
-    """What one wire knows of its requests."""
-
-    @property
-    def path(self) -> str: ...
-
-    def headers(self, api_key: str | None) -> Mapping[str, str]: ...
-
-    def body(self, request: ModelRequest) -> bytes: ...
-
-    def adapt(self, refusal: str) -> bool:
-        """Whether, after these words, the same request would be encoded in another way."""
-        ...
 
 
 class Models:
@@ -165,22 +151,26 @@ class _Attempt:
             record("sent", len(body))
         try:
             async with self._http.send(call) as answer:
-                if record is not None:
-                    said = answer.headers
-                    kept = {name: said[name] for name in RECORDED_HEADERS if name in said}
-                    record("head", answer.status, kept)
                 return await self._read(answer, reader)
         except HttpFailed as error:
             reader.end(error.kind, str(error))
-            detail = str(error)
-            if self._quirks.unreachable and not error.sent:
-                detail += f" ({self._quirks.unreachable})"
+            advice = self._quirks.unreachable if not error.sent else ""
+            detail = f"{error} ({advice})" if advice else str(error)
             raise reader.failed(_kind(error, "network"), detail, sent=error.sent) from error
         finally:
-            reader.leave()
+            if reader.is_overrun and record is not None:
+                record("end", OVERRUN, str(reader.progress.most))
+            elif not reader.is_recorded:
+                reader.end("cut")
 
     async def _read(self, answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
-        encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+        known: dict[str, str] = {}  # what the decoding looks at, and the record keeps
+        for name in RECORDED_HEADERS:
+            if name in answer.headers:
+                known[name] = answer.headers[name]
+        if reader.request.record is not None:
+            reader.request.record("head", answer.status, known)
+        encoding = known.get("content-encoding", "identity").strip().lower()
         is_packed = encoding not in {"", "identity"}
         if not 200 <= answer.status < 300:
             said = b"" if is_packed else await _read_upto(answer, reader, ERROR_BODY_CAP)
@@ -188,7 +178,7 @@ class _Attempt:
         if is_packed:
             raise reader.failed("protocol", f"the answer is encoded ({encoding}), unasked")
         # What the server says it sends counts; some say nothing, or nonsense.
-        content = answer.headers.get("content-type", "")
+        content = known.get("content-type", "")
         if "event-stream" in content or (reader.request.stream and "json" not in content):
             return await _read_stream(answer, reader)
         return await _read_whole(answer, reader)
@@ -218,7 +208,7 @@ async def _read_stream(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
             reader.breath = 0
             await checkpoint()
         else:
-            reader.end("complete", "")
+            reader.end("complete")
     except HttpFailed as error:
         reader.end(error.kind, str(error))
         try:
@@ -264,7 +254,7 @@ async def _read(answer: HttpAnswer, reader: ReplyReader) -> bytes:
         reader.end(error.kind, str(error))
         raise
     if not data:
-        reader.end("complete", "")
+        reader.end("complete")
     elif reader.request.record is not None:
         reader.request.record("bytes", data)
     return data

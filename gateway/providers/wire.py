@@ -5,16 +5,15 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import FailureKind, MalformedReply, ModelFailed, NeverSent
-from gateway.domain.journal import OVERRUN
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Extras,
@@ -42,10 +41,25 @@ log = logging.getLogger(__name__)
 
 MOST_HEADS = 64
 LONGEST_SENT = 64  # characters of a tool's name
-_SENDABLE, _UNSENDABLE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[^A-Za-z0-9_-]+")
+_UNSENDABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-class WireEncoder(ABC):
+class Encoder(Protocol):
+    """What one wire knows of its requests."""
+
+    @property
+    def path(self) -> str: ...
+
+    def headers(self, api_key: str | None) -> Mapping[str, str]: ...
+
+    def body(self, request: ModelRequest) -> bytes: ...
+
+    def adapt(self, refusal: str) -> bool:
+        """Whether, after these words, the same request would be encoded in another way."""
+        return False
+
+
+class WireEncoder(Encoder, ABC):
     """Encodes each message once in its life, and once for all calls of an agent what a request says
     before its messages: a request joins what is kept."""
 
@@ -56,9 +70,6 @@ class WireEncoder(ABC):
     @abstractmethod
     def encode_head(self, request: ModelRequest) -> bytes:
         """All of a request before its messages."""
-
-    def adapt(self, refusal: str) -> bool:
-        return False
 
     def head(self, request: ModelRequest) -> bytes:
         one = request
@@ -72,6 +83,19 @@ class WireEncoder(ABC):
         return head
 
 
+def tools_of(request: ModelRequest, parameters: str) -> list[dict[str, Any]]:
+    """The tools that a request offers; `parameters` is what a wire calls their schema."""
+    return [
+        {"name": one.name, "description": one.description, parameters: from_json(one.parameters)}
+        for one in request.tools
+    ]
+
+
+def sendable_name(name: str) -> str:
+    """The name of a call as every server takes it: a model may have called what no tool is named."""
+    return _UNSENDABLE.sub("_", name)[:LONGEST_SENT] or "unnamed"
+
+
 def parsed_object(arguments: str) -> dict[str, Any] | None:
     """A call's arguments as an object; None if they are none."""
     try:
@@ -79,13 +103,6 @@ def parsed_object(arguments: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None
-
-
-def sendable_name(name: str) -> str:
-    """The name of a call as every server takes it: a model may have called what no tool is named."""
-    if _SENDABLE.fullmatch(name):
-        return name
-    return _UNSENDABLE.sub("_", name)[:LONGEST_SENT] or "unnamed"
 
 
 def json_bytes(value: object) -> bytes:
@@ -104,9 +121,7 @@ def as_text(value: object) -> str:
     return value
 
 
-LINE_CAP = 1024 * 1024
-EVENT_CAP = 4 * 1024 * 1024
-_LINE_COST = 64  # what an empty line costs us in memory, so that millions of them hit the cap too
+EVENT_CAP = 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 _NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 
@@ -114,102 +129,55 @@ _NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 Event = tuple[bytes, bytes]
 
 
-class SseTooLong(ValueError):
-    """A line or an event is longer than anything that a provider honestly sends."""
-
-
 class SseDecoder:
     """Takes bytes as they arrive; the same bytes cut in any other way give the same events."""
 
-    def __init__(self, *, line_cap: int = LINE_CAP, event_cap: int = EVENT_CAP) -> None:
-        self._line = bytearray()  # the beginning of a line whose end has not come
-        self._data: list[bytes] = []
-        self._event = b""
-        self._size = 0
+    def __init__(self, cap: int = EVENT_CAP) -> None:
+        self.rest = bytearray()  # the beginning of an event whose end has not come
         self._skip_lf = False
-        self._start: bytes | None = b""  # what may be a byte order mark; None once decided
-        self._line_cap, self._event_cap = line_cap, event_cap
+        self._cap = cap
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that these bytes complete. Raises SseTooLong."""
-        if self._start is not None:
-            data = self._without_bom(data)
+        """The events that these bytes complete. Raises ValueError for one that is longer than
+        anything that a provider honestly sends."""
         if b"\r" in data or self._skip_lf:
             data = self._only_lf(data)
+        rest, seam = self.rest, max(len(self.rest) - 1, 0)
+        rest += data
+        blocks: list[bytes] = []
+        if rest.find(b"\n\n", seam) >= 0:
+            *blocks, rest[:] = bytes(rest).split(b"\n\n")
+        if max(map(len, (rest, *blocks))) > self._cap:
+            raise ValueError(f"an event is longer than {self._cap} bytes")
         events: list[Event] = []
-        if not any((self._line, self._data, self._event)):
-            *blocks, data = data.split(b"\n\n")
-            for block in blocks:
-                if block[:6] == b"data: " and b"\n" not in block and len(block) <= self._line_cap:
-                    events.append((block[6:], b""))
-                else:
-                    self._take_block(block, events)
-        if data:
-            self._feed_lines(data, events)
-        return events
-
-    def _without_bom(self, data: bytes) -> bytes:
-        data = (self._start or b"") + data
-        if len(data) < len(_BOM) and _BOM.startswith(data):
-            self._start = data
-            return b""
-        self._start = None
-        return data.removeprefix(_BOM)
-
-    def _take_block(self, block: bytes, events: list[Event]) -> None:
-        named = _NAMED_EVENT.fullmatch(block)
-        if named and len(block) <= self._line_cap:
-            events.append((named[2], named[1]))
-        else:
-            self._take([*block.split(b"\n"), b""], events)
-
-    def finish(self) -> list[Event]:
-        """At the end of the bytes: what an event without its empty line would have been."""
-        events: list[Event] = []
-        rest = (self._start or b"") + self._line
-        self._start = None
-        if rest or self._data:
-            self._take([rest, b""], events)
-            self._line.clear()
+        for block in blocks:
+            if block[:6] == b"data: " and b"\n" not in block:
+                events.append((block[6:], b""))
+            elif named := _NAMED_EVENT.fullmatch(block):
+                events.append((named[2], named[1]))
+            else:
+                events += _event(block)
         return events
 
     def _only_lf(self, data: bytes) -> bytes:
         """CR and CRLF become LF, also where a CRLF was cut in the middle."""
-        if not data:
-            return data
-        if self._skip_lf and data[0] == 10:
+        if self._skip_lf and data[:1] == b"\n":
             data = data[1:]
         self._skip_lf = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _feed_lines(self, data: bytes, events: list[Event]) -> None:
-        *lines, rest = data.split(b"\n")
-        if lines and self._line:
-            lines[0] = bytes(self._line) + lines[0]
-            self._line.clear()
-        self._take(lines, events)
-        self._line += rest
-        if len(self._line) > self._line_cap:
-            raise SseTooLong(f"a line is longer than {self._line_cap} bytes")
 
-    def _take(self, lines: list[bytes], events: list[Event]) -> None:
-        for line in lines:
-            if len(line) > self._line_cap:
-                raise SseTooLong(f"a line is longer than {self._line_cap} bytes")
-            name, _, value = line.partition(b":")  # a comment has no name
-            value = value.removeprefix(b" ")
-            if name == b"event":
-                self._event = value
-            elif name == b"data":
-                self._size += len(value) + _LINE_COST
-                if self._size > self._event_cap:
-                    raise SseTooLong(f"an event is longer than {self._event_cap} bytes")
-                self._data.append(value)
-            elif not line:
-                if self._data:
-                    events.append((b"\n".join(self._data), self._event))
-                    self._data = []
-                self._event, self._size = b"", 0
+def _event(block: bytes) -> Iterator[Event]:
+    """An event that is written in any way; none if it has no data."""
+    name, data = b"", list[bytes]()
+    for line in block.removeprefix(_BOM).split(b"\n"):
+        field, _, value = line.partition(b":")  # a comment has no name
+        if field == b"data":
+            data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.removeprefix(b" ")
+    if data:
+        yield b"\n".join(data), name
 
 
 # A reply may be longer than what was asked for (servers count differently), but not boundless.
@@ -240,7 +208,7 @@ WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
 LEAST_STREAM_CAP = 64 * 1024 * 1024
 STREAM_BYTES_A_TOKEN = 1024
 _PLAIN_TEXT = re.compile(rb"[ !#-\[\]-~]+")  # what stands in JSON as it is
-# What the decoding of an answer looks at, and nothing else, is recorded of its head.
+# What the decoding of an answer looks at, and nothing else, is known and recorded of its head.
 RECORDED_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-after-ms")
 
 
@@ -253,9 +221,6 @@ class CallDraft:
         self.extra: object = None  # opaque, goes back to the same provider
         # Found in the text. A broken one stays, so that the model learns of it.
         self.is_recovered = False
-
-    def is_begun(self) -> bool:
-        return bool(self.name or self.arguments or self.id)
 
     def is_whole(self) -> bool:
         """Whether the arguments so far are one complete JSON object."""
@@ -303,8 +268,8 @@ class ReplyReader(ABC):
         self._thinking: list[str] = []
         self._new_text: list[str] = []  # not heard yet
         self._new_thinking: list[str] = []
-        self.recovers = recovers and bool(request.tools)
         self.texts, self.thoughts = self._new_text, self._new_thinking
+        self.recovers = recovers and bool(request.tools)
         if self.recovers:
             self.texts, self.thoughts = [], []  # in which calls may stand
             self._in_text = Recovery(request.tools)
@@ -343,12 +308,7 @@ class ReplyReader(ABC):
         self.breath += len(data)
         if self._size > self._stream_cap:
             raise self.failed("protocol", f"the stream is longer than {self._stream_cap} bytes")
-        try:
-            self._take_events(self._sse.feed(data))
-        except SseTooLong as error:
-            raise self.failed("protocol", str(error)) from error
-        except WRONG_SHAPE as error:
-            raise self._misshapen(error) from error
+        self._take_events(data)
         if self.recovers or self.progress.size > self.progress.most:
             return False
         self.tell()
@@ -356,12 +316,8 @@ class ReplyReader(ABC):
 
     def close(self) -> ModelReply:
         """The bytes of a stream have ended. Raises ModelFailed."""
-        if rest := self._sse.finish():
-            try:
-                # An event that was cut off is none: `reply` finds out whether it was needed.
-                self._take_events([event for event in rest if _is_json(event[0])])
-            except WRONG_SHAPE as error:
-                raise self._misshapen(error) from error
+        if self._sse.rest:
+            self._take_events(b"\n\n", is_cut=True)
         return self.reply()
 
     def take_whole(self, body: bytes) -> None:
@@ -382,30 +338,32 @@ class ReplyReader(ABC):
             raise self.failed("protocol", f"the answer is longer than {cap} bytes")
         self.grow(0)
 
-    def _take_events(self, events: list[Event]) -> None:
+    def _take_events(self, came: bytes, *, is_cut: bool = False) -> None:
+        """`is_cut`: an event that is no JSON was cut off; `reply` finds out whether it was needed."""
         progress, most = self.progress, min(self.progress.most, self._cap)
-        for data, event in events:
-            if self.has_ended:
-                break
-            around, plain = self.around_text, None
-            if (
-                around
-                and event != b"error"
-                and data.startswith(around[0])
-                and data.endswith(around[1])
-            ):
-                plain = _PLAIN_TEXT.fullmatch(data, len(around[0]), len(data) - len(around[1]))
-            if plain:
-                text = plain[0].decode()
-                progress.size += len(text)
-                self.texts.append(text)
-            else:
-                self.take(self._parsed(data, event), data)
-            if progress.size > most:  # than was reserved, or than any reply
-                self.has_ended = self.is_overrun
-                self.grow(0)
+        try:
+            for data, event in self._sse.feed(came):
+                if self.has_ended:
+                    break
+                around, plain = self.around_text, None
+                if around and event != b"error" and data.startswith(around[0]):
+                    end = len(data) - len(around[1])
+                    plain = data.endswith(around[1]) and _PLAIN_TEXT.fullmatch(
+                        data, len(around[0]), end
+                    )
+                if plain:
+                    text = plain[0].decode()
+                    progress.size += len(text)
+                    self.texts.append(text)
+                else:
+                    self.take(self._parsed(data, event, is_cut=is_cut), data)
+                if progress.size > most:  # than was reserved, or than any reply
+                    self.has_ended = self.is_overrun
+                    self.grow(0)
+        except WRONG_SHAPE as error:
+            raise self._misshapen(error) from error
 
-    def _parsed(self, data: bytes, event: bytes) -> Any:
+    def _parsed(self, data: bytes, event: bytes, *, is_cut: bool) -> Any:
         """An event's object. Raises ModelFailed for an error, and for what is no JSON."""
         if not data or data == b"[DONE]":
             self.has_ended = bool(data)
@@ -414,6 +372,8 @@ class ReplyReader(ABC):
         try:
             chunk = from_json(data)
         except ValueError as error:
+            if is_cut:
+                return {}
             chunk = self._with_surrogates(data, error)
         if event == b"error" or type(chunk) is not dict or "error" in chunk:
             self._refuse_error(chunk, is_error=event == b"error")
@@ -435,10 +395,8 @@ class ReplyReader(ABC):
         self._add(text, self.thoughts)
 
     def _add(self, text: str, into: list[str]) -> None:
-        if not isinstance(text, str):
-            raise TypeError("something that should be text is none")
-        if text:
-            self.progress.size += len(text) if text.isascii() else len(text.encode())
+        if as_text(text):
+            self.progress.size += text_bytes(text)
             into.append(text)
 
     @property
@@ -513,19 +471,11 @@ class ReplyReader(ABC):
             self.started = True
             self._hear(TextDelta(text))
 
-    def end(self, how: str, detail: str) -> None:
-        """Records how the answer ended: once, and first come."""
+    def end(self, how: str, detail: str = "") -> None:
+        """Records how the answer ended: first come."""
         if self._record is not None and not self.is_recorded:
             self._record("end", how, detail)
         self.is_recorded = True
-
-    def leave(self) -> None:
-        """The answer is left. Where its end was not reached, the recording says why; and of a whole
-        answer, that it was too long although its last byte was read."""
-        if not self.is_overrun:
-            self.end("cut", "")
-        elif self._record is not None:
-            self._record("end", OVERRUN, str(self.progress.most))
 
     def failed(self, kind: FailureKind, detail: str, *, sent: bool = True) -> ModelFailed:
         """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
@@ -584,7 +534,7 @@ class ReplyReader(ABC):
             self.tell(is_end=True)
 
     def _finished_calls(self, finish: FinishReason, answer: str) -> tuple[ToolCall, ...]:
-        drafts = self.calls = [*filter(CallDraft.is_begun, self.calls)]
+        drafts = self.calls = [one for one in self.calls if any((one.name, one.arguments, one.id))]
         if self.recovers and not drafts:
             self._find_calls(answer)
         if finish == "length":
@@ -648,16 +598,6 @@ class ReplyReader(ABC):
             refusal = read_refusal(chunk)
             said = refusal.message or "an error without an explanation"
             raise self.failed(kind_of(refusal, None), said)
-
-
-def _is_json(data: bytes) -> bool:
-    if data == b"[DONE]":
-        return True
-    try:
-        from_json(data)
-    except ValueError:
-        return False
-    return True
 
 
 def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:

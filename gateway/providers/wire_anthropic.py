@@ -19,6 +19,7 @@ from gateway.providers.wire import (
     json_bytes,
     parsed_object,
     sendable_name,
+    tools_of,
 )
 
 VERSION = "2023-06-01"
@@ -67,14 +68,7 @@ class AnthropicEncoder(WireEncoder):
         if request.system:
             fields["system"] = request.system
         if request.tools:
-            fields["tools"] = [
-                {
-                    "name": t.name,
-                    "description": t.description,
-                    "input_schema": from_json(t.parameters),
-                }
-                for t in request.tools
-            ]
+            fields["tools"] = tools_of(request, "input_schema")
         return json_bytes(fields)[:-1] + b',"messages":['
 
     def _plain(self, message: Message) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from gateway.providers.wire import (
     json_bytes,
     parsed_object,
     sendable_name,
+    tools_of,
 )
 
 
@@ -80,14 +81,7 @@ class OpenAiEncoder(WireEncoder):
         if request.thinking:
             fields |= _thinking(quirks, request.model)
         if request.tools:
-            functions = [
-                {
-                    "name": t.name,
-                    "description": t.description,
-                    "parameters": from_json(t.parameters),
-                }
-                for t in request.tools
-            ]
+            functions = tools_of(request, "parameters")
             fields["tools"] = [{"type": "function", "function": one} for one in functions]
         head = json_bytes(fields)[:-1] + b',"messages":['
         if request.system:
@@ -178,12 +172,11 @@ class OpenAiReader(ReplyReader):
             if self._guesses:
                 self._guesses -= 1
                 self.around_text = self.around_text or _around_text(chunk, data)
-        else:
+        elif delta:
             self._take_delta(delta)
-        reason = choice.get("finish_reason")
-        if reason == "error":
-            raise self.failed("server", "the provider gave up in the middle of its reply")
-        if reason:
+        if reason := choice.get("finish_reason"):
+            if reason == "error":
+                raise self.failed("server", "the provider gave up in the middle of its reply")
             self.finish = _FINISH.get(reason, "stop")
 
     def take_body(self, body: dict[str, Any]) -> None:

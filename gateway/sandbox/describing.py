@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.codec import encode
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import AdapterSaid, PluginDef, PluginKind
-from gateway.domain.ports import Encode
 
 LARGEST = 256 * 1024  # characters of all that it describes
 LONGEST_DESCRIPTION = 4096
@@ -59,7 +59,6 @@ def described(
     plugin: PluginDef,
     kind: PluginKind,
     answer: str,
-    encode: Encode,
     read_adapter: Callable[[str], AdapterSaid],
 ) -> Described:
     """Raises ValueError with what is wrong, on one line."""

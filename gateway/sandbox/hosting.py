@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
+from gateway.codec import decode, encode
 from gateway.domain.errors import Denied, GatewayError
 from gateway.domain.plugins import AdapterSaid, PluginDef
 from gateway.domain.ports import (
     Clock,
-    Decode,
-    Encode,
     Fetch,
     FetchGrant,
     FetchRequest,
@@ -48,8 +47,6 @@ class Means:
     fetch: Fetch
     store: ToolStore
     clock: Clock
-    encode: Encode
-    decode: Decode
     read_adapter: Callable[[str], AdapterSaid]  # raises ValueError
     functions: Mapping[str, HostFunction] = field(default_factory=dict)
     ledger: UseLedger = field(default_factory=UseLedger)
@@ -106,7 +103,7 @@ class Host:
                 kept = await store.get(space, key)
                 return ("none", "") if kept is None else ("ok", kept)
             case "list", prefix:
-                return "ok", self.means.encode(list(await store.list(space, prefix))).decode()
+                return "ok", encode(list(await store.list(space, prefix))).decode()
             case "set", key, value:
                 if space.person is not None and not self.keeps:
                     raise Denied(NOT_KEPT)
@@ -147,7 +144,7 @@ class Host:
     async def _http(self, request: str) -> Answer:
         """Status and headers as JSON, and the body as it came: a large one is not read here."""
         _check_flat(request)
-        ask = _ask(self.means.decode(request))
+        ask = _ask(decode(request))
         if not self.plugin.origins:
             self._check("http:HOST", is_granted=False)
         leave = FetchGrant(self.plugin.origins, self.plugin.secrets)
@@ -162,7 +159,7 @@ class Host:
             told["body"], body = "body", answer.body.decode()
         except UnicodeDecodeError:
             told["body"], body = "body_base64", await _packed(answer.body)
-        return "ok", self.means.encode(told).decode(), body
+        return "ok", encode(told).decode(), body
 
 
 def _check_flat(request: str) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.abc import TaskGroup
 
+from gateway.codec import encode
 from gateway.domain.errors import AdapterFailed, ToolFailed
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import AdapterSaid, PluginAccount, PluginDef, PluginInfo
@@ -60,7 +61,7 @@ class PluginTool:
     sandbox: "Sandbox"
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
-        means, plugin = self.sandbox.means, self.loaded.plugin
+        plugin = self.loaded.plugin
         asked = {
             "tool": self.name,
             "arguments": arguments,
@@ -68,7 +69,7 @@ class PluginTool:
             "session": {"id": _opaque(plugin.name, str(scope.session_key))},
             "config": plugin.config,
         }
-        text = means.encode(asked).decode()
+        text = encode(asked).decode()
         outcome = await self.sandbox.run(
             self.loaded,
             "handle-tool-call",
@@ -132,7 +133,7 @@ class Sandbox:
             raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
             means, kind = self.means, compiled.inspection.kind
-            said = described(plugin, kind, outcome.text, means.encode, means.read_adapter)
+            said = described(plugin, kind, outcome.text, means.read_adapter)
         except ValueError as error:
             raise PluginRefused(plugin.name, str(error)) from error
         return Loaded(plugin, _with_room(program, said.adapter), compiled, said)

@@ -11,6 +11,7 @@ import anyio
 
 from gateway.agent.effects import Gate
 from gateway.agent.leaves import Plans
+from gateway.codec import encode
 from gateway.domain.agents import Address, AgentDef, Share, share_of, speaker
 from gateway.domain.errors import Busy, Conflict, NoRoute, NotFound, NotOfProject, StoreUnavailable
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
@@ -18,7 +19,7 @@ from gateway.domain.inbox import Accepted, Entry, EntryState, Inbound, NewEntry,
 from gateway.domain.mcp import Client, Served
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Clock, Decode, Encode, Ids, Inbox, SessionStore, ToolScope
+from gateway.domain.ports import Clock, Ids, Inbox, SessionStore, ToolScope
 from gateway.domain.sessions import Erased, TakenIn
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episodes, message_tokens
@@ -200,7 +201,6 @@ class MessageIntake:
     def _join(self, entry: Entry, counted: Counted, size: int, *, wait: bool = True) -> None:
         run = LiveRun(
             entry,
-            self.worker.encode,
             opened=self.worker.clock.monotonic(),
             leave=partial(self._release, counted, size),
             share=counted[1],
@@ -324,8 +324,6 @@ class ServedDesk:
     front: Front
     gate: Gate
     agent: AgentDef
-    encode: Encode
-    decode: Decode
     ids: Ids
 
     def offered(self, client: Client) -> Sequence[ToolSpec]:
@@ -341,7 +339,7 @@ class ServedDesk:
         ]
 
     async def call(self, client: Client, name: str, arguments: Mapping[str, object]) -> Served:
-        call = ToolCall(self.ids.new(), name, self.encode(arguments).decode())
+        call = ToolCall(self.ids.new(), name, encode(arguments).decode())
         key = SessionKey(self.agent.id, "mcp", client.principal)
         person = speaker(CHANNEL, client.principal, client.principal)  # as one who chats is known
         scope = ToolScope(key, RunId(f"r_{call.id}"), person)
@@ -373,7 +371,7 @@ class ServedDesk:
         run_id: str | None = accepted.run_id
         while run_id is not None:
             run = await self.front.run(run_id)
-            events = await whole(run, self.decode)
+            events = await whole(run)
             end = events[-1]
             facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
             run_id = end.get("merged_into")  # one turn answers it together with a later message

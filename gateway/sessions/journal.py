@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, astuple, dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
-from itertools import repeat
+from itertools import repeat, zip_longest
+from operator import attrgetter
 from os.path import commonprefix
 from typing import Any
 
@@ -14,8 +15,9 @@ import anyio
 from anyio import to_thread
 
 from gateway.agent.driver import RunControl, Withdrawn
-from gateway.agent.effects import Job, Moment, Steered, StopRequested, TurnEvent
+from gateway.agent.effects import Job, Moment, Steered, StopRequested
 from gateway.agent.journal import PART, RunJournal, retry_store
+from gateway.codec import decode, encode
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import BadSessionKey, ModelFailed
 from gateway.domain.events import Batching, Notice
@@ -31,9 +33,9 @@ from gateway.domain.journal import (
     pack_text,
 )
 from gateway.domain.mcp import Lacking
-from gateway.domain.messages import Message, Spent, ToolCall
+from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
-from gateway.domain.ports import Clock, Decode, Encode, Journal
+from gateway.domain.ports import Clock, Journal
 from gateway.domain.scrubbing import STARS, scanner
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ _LONG = 256 * 1024  # bytes that are packed in a thread
 _ENTRY_BYTES = 32  # that an entry takes besides its texts
 _REQUESTS = {StopRequested: "stop", Steered: "said", Withdrawn: "unsaid"}
 _TEXTS = frozenset({"bytes", "text", "thinking"})
+_FAILURE = ("provider", "kind", "detail", "started", "status", "retry_after_s")
 
 Pack = Callable[[], bytes]
 
@@ -84,56 +87,54 @@ def unequal(recorded: object, now: object, name: str = "") -> Difference | None:
 # -- requests
 
 
-@dataclass(frozen=True, slots=True)
-class RequestParts:
-    """`tools` and `messages` are digests: by name, and by place with the role in front."""
-
-    settings: Mapping[str, object] = field(default_factory=dict)
-    system: str = ""
-    tools: Mapping[str, str] = field(default_factory=dict)
-    messages: tuple[str, ...] = ()
-
-    def since(self, before: "RequestParts") -> dict[str, object]:
-        """What differs from the request before, as plain values."""
-        kept = len(commonprefix((before.messages, self.messages)))
-        changes: dict[str, object] = {"kept": kept, "messages": list(self.messages[kept:])}
-        for name in ("settings", "system", "tools"):
-            if getattr(self, name) != getattr(before, name):
-                changes[name] = getattr(self, name)
-        return changes
-
-    def then(self, changes: Mapping[str, object]) -> "RequestParts":
-        """The inverse; raises ValueError for what `since` never gives."""
-        match {**asdict(self), **changes}:
-            case {
-                "settings": dict(settings),
-                "system": str(system),
-                "tools": dict(tools),
-                "kept": int(kept),
-                "messages": list(messages),
-            }:
-                return RequestParts(settings, system, tools, (*self.messages[:kept], *messages))
-            case _:
-                raise ValueError("it holds a request that is none")
+# A request as a journal has it: settings, system text, and digests of tools by name and of messages.
+RequestParts = Mapping[str, Any]
+NO_REQUEST: RequestParts = {"settings": {}, "system": "", "tools": {}, "messages": []}
+_SETTINGS = ("provider", "model", "max_tokens", "temperature", "thinking", "stream")
+_settings_of = attrgetter(*_SETTINGS)
 
 
 def parts_of(request: ModelRequest) -> RequestParts:
-    settings = {
-        "provider": request.provider,
-        "model": request.model,
-        "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
-        "thinking": request.thinking,
-        "stream": request.stream,
+    return {
+        "settings": dict(zip(_SETTINGS, _settings_of(request), strict=True)),
+        "system": request.system,
+        "tools": _tools(request.tools),
+        "messages": [one.kept.get("digest") or _digest(one) for one in request.messages],
     }
-    messages = tuple([one.kept.get("digest") or _digest(one) for one in request.messages])
-    return RequestParts(settings, request.system, _tools(request.tools), messages)
 
 
 def parts_at(job: Job) -> RequestParts:
     """What is known of the first request before it is made."""
-    messages = tuple(map(_digest, job.context.messages))
-    return RequestParts({}, job.context.system, _tools(job.tools), messages)
+    context = job.context
+    messages = list(map(_digest, context.messages))
+    return {"system": context.system, "tools": _tools(job.tools), "messages": messages}
+
+
+def changed_parts(before: RequestParts, now: RequestParts) -> dict[str, object]:
+    """What differs from the request before."""
+    messages: list[str] = now["messages"]
+    kept = len(commonprefix((before["messages"], messages)))
+    changes: dict[str, object] = {"kept": kept, "messages": messages[kept:]}
+    for name in ("settings", "system", "tools"):
+        if now[name] != before[name]:
+            changes[name] = now[name]
+    return changes
+
+
+def parts_after(before: RequestParts, changes: Mapping[str, object]) -> RequestParts:
+    """The inverse of `changed_parts`; raises ValueError for what it never gives."""
+    match {**before, "messages": None, **changes}:
+        case {
+            "settings": dict(),
+            "system": str(),
+            "tools": dict(),
+            "kept": int(kept),
+            "messages": list(more),
+        } as parts:
+            del parts["kept"]
+            return {**parts, "messages": [*before["messages"][:kept], *more]}
+        case _:
+            raise ValueError("it holds a request that is none")
 
 
 @lru_cache(maxsize=256)
@@ -159,21 +160,21 @@ def _hashed(text: str) -> str:
 
 def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> Difference | None:
     """The first part that is another; `call` and `soul` name the call and the soul's file."""
-    if (other := unequal(recorded.settings, now.settings)) is not None:
-        return Difference(f"{call}: the setting {other.at}", other.recorded, other.now)
-    if list(recorded.tools) != list(now.tools):
-        return Difference(f"{call}: the tools offered", list(recorded.tools), list(now.tools))
-    if recorded.system != now.system:
-        return apart(f"{call}: the system text (soul {soul})", recorded.system, now.system)
-    if (other := unequal(recorded.tools, now.tools)) is not None:
-        where = f"{call}: the description or the parameters of the tool {other.at}"
-        return Difference(where, other.recorded, other.now)
-    if recorded.messages == now.messages:
-        return None
-    place = len(commonprefix((recorded.messages, now.messages)))
-    here = slice(place, place + 1)
-    first, second = ("".join(one.messages[here]) or None for one in (recorded, now))
-    return Difference(f"{call}: message {place + 1} of the request", first, second)
+    settings = unequal(recorded.get("settings"), now.get("settings"))
+    tools, names = (recorded["tools"], now["tools"]), (list(recorded["tools"]), list(now["tools"]))
+    if settings is not None:
+        return replace(settings, at=f"{call}: the setting {settings.at}")
+    if names[0] != names[1]:
+        return Difference(f"{call}: the tools offered", *names)
+    if recorded["system"] != now["system"]:
+        return apart(f"{call}: the system text (soul {soul})", recorded["system"], now["system"])
+    if (tool := unequal(*tools)) is not None:
+        return replace(tool, at=f"{call}: the description or the parameters of the tool {tool.at}")
+    pairs = zip_longest(recorded["messages"], now["messages"])
+    for place, (one, other) in enumerate(pairs, 1):
+        if one != other:
+            return Difference(f"{call}: message {place} of the request", one, other)
+    return None
 
 
 # -- what a run read
@@ -265,9 +266,7 @@ def _provider_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
     return data.decode("latin-1")
 
 
-def packed(
-    lines: Sequence[Line], encode: Encode, secrets: Sequence[str] = (), *, is_cut: bool = False
-) -> bytes:
+def packed(lines: Sequence[Line], secrets: Sequence[str] = (), *, is_cut: bool = False) -> bytes:
     """A part of a journal, with every secret blotted out. What has no form is left out, and the run
     cannot be replayed: it ends all the same."""
     text, at, is_broken = _provider_text(lines, secrets), 0, False
@@ -291,23 +290,11 @@ def packed(
     return pack_text(packed_lines)
 
 
-async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
+async def last_attempt(parts: Sequence[bytes]) -> Attempt:
     """Raises JournalUnreadable. A long journal is read in a thread."""
     if sum(map(len, parts)) < _LONG_PACKED:
         return attempt_of(parts, decode)
     return await to_thread.run_sync(attempt_of, parts, decode)
-
-
-def failure_values(failed: ModelFailed) -> dict[str, object]:
-    known = ("provider", "kind", "detail", "started", "status", "retry_after_s")
-    return {name: getattr(failed, name) for name in known}
-
-
-def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
-    tally, scope, unit = refusal.tally, refusal.tally.scope, refusal.unit
-    name = "tokens" if unit == "tokens" else "nano_usd"
-    used, held = getattr(tally.used, name), getattr(tally.held, name)
-    return scope.kind, scope.name, unit, used, refusal.bound, held, refusal.retry_after_s
 
 
 # -- the journal of a run that is kept
@@ -325,22 +312,21 @@ class RecordedJournal(RunJournal):
         run_id: RunId,
         clock: Clock,
         store: Journal,
-        encode: Encode,
         *,
         granted: Sequence[JournalEntry] = (),
         parts: int = 0,
     ) -> None:
         super().__init__(clock, granted)
-        self._run_id, self._store, self._encode, self._parts = run_id, store, encode, parts
+        self._run_id, self._store, self._parts = run_id, store, parts
         self.lines: list[Line] = []  # not written yet; bytes are chunks
-        self._asked = RequestParts()
+        self._asked = NO_REQUEST
         self._writing = anyio.Lock()
         self._secrets: set[str] = set()
         self._size = self._packed = 0  # of texts that only a replay reads
 
     def begin(self, attempt: int, asked: Sequence[RunId], control: RunControl) -> Moment:
         """Begins an attempt, which answers these runs. From now on the requests of others are recorded."""
-        self.lines.append(("attempt", (attempt, list(asked))))
+        self("attempt", attempt, asked)
         moment = self.moment()
         for one in control.requests:
             self._requested(one)
@@ -357,8 +343,6 @@ class RecordedJournal(RunJournal):
             self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # it is a text
         self.lines.append((kind, values))
 
-    grant = __call__  # no kind of a grant is a text, or sent
-
     def hide(self, *secrets: str) -> None:
         self._secrets.update(secrets)
 
@@ -367,17 +351,9 @@ class RecordedJournal(RunJournal):
         self.lines.append(("at", (to_micros(moment.wall), moment.at)))
         return moment
 
-    async def begins(
-        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
-    ) -> None:
-        self.lines.append(("begin", (scene, read)))
-
-    def tells(self, events: Sequence[TurnEvent]) -> None:
-        self.lines.append(("told", ([type(event).__name__ for event in events],)))
-
     def asks(self, request: ModelRequest) -> None:
         parts = parts_of(request)
-        self.lines.append(("ask", (parts.since(self._asked),)))
+        self("ask", changed_parts(self._asked, parts))
         self._asked, self.has_sent = parts, False
 
     def replied(self, step: int, reply: ModelReply) -> None:
@@ -385,30 +361,28 @@ class RecordedJournal(RunJournal):
         if has_bytes and (reply.warnings or is_overrun or usage.cost_usd is not None):
             warnings = [asdict(one) for one in reply.warnings] if reply.warnings else []
             self("metered", usage.cost_usd, warnings, asdict(usage) if is_overrun else None)
-        plain = None if has_bytes and not reply.tool_calls else asdict(reply)
-        self.lines.append(("reply", (step, plain)))
+        self("reply", step, None if has_bytes and not reply.tool_calls else asdict(reply))
 
     def failed(self, failure: Exception) -> None:
         if isinstance(failure, BudgetExceeded):
-            self("refused", *refusal_values(failure))
+            tally, unit = failure.tally, failure.unit
+            amounts = (tally.used.of(unit), failure.bound, tally.held.of(unit))
+            self("refused", *tally.scope, unit, *amounts, failure.retry_after_s)
         elif isinstance(failure, ModelFailed):
-            self("failed", None if self.has_sent else failure_values(failure))
+            known = {name: getattr(failure, name) for name in _FAILURE}
+            self("failed", None if self.has_sent else known)
 
-    def spends(self, call: ToolCall, spent: Spent) -> None:
-        self("spent", call.id, [asdict(spent)])
-
-    def ends(self) -> None:
-        self.lines.append(("over", ()))
-
-    async def keep(self, what: str) -> None:
+    async def grant(self, name: str, kind: str, *values: object) -> None:
+        if kind != "reply":  # that stands there already
+            self(kind, *values)
         async with self._writing:  # one part after the other, so that none is missing
             if count := len(self.lines):
                 part, pack = await self.last_part()
                 await retry_store(self.clock, self._store.append, self._run_id, part, pack)
                 del self.lines[:count]  # written for certain; else the next part has them too
                 self._parts += 1
-        if not what.startswith(PART):
-            self("kept", what)
+        if not name.startswith(PART):
+            self("kept", name)
 
     async def last_part(self) -> tuple[int, Pack]:
         """The number of the part that is not written yet, and its text. A part is packed where the
@@ -417,7 +391,7 @@ class RecordedJournal(RunJournal):
         part, lines = self._parts, tuple(self.lines)
         size, self._packed = self._size - self._packed + sum(map(len, lines)), self._size
         secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES
-        pack = partial(packed, lines, self._encode, secrets, is_cut=is_cut)
+        pack = partial(packed, lines, secrets, is_cut=is_cut)
         if size < _LONG:
             return part, pack
         done = await to_thread.run_sync(pack)

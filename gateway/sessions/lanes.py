@@ -10,8 +10,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.agent.effects import Steered
-from gateway.domain.agents import AgentDef, Share, speaker_in
-from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.agents import AgentDef, Share
+from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import QueueMode
 from gateway.domain.ports import Clock
 from gateway.domain.supervision import contained, result_of
@@ -183,29 +183,17 @@ class QueuePolicy:
 
 @dataclass(slots=True)
 class TurnBatch:
-    """What one turn answers, oldest first: the newest of `asked` carries it. Of the messages that wait
-    `behind`, it may take some on its way, which it `took` then."""
+    """What one turn answers: the question of the run that carries it, after those of `earlier` runs. Of
+    the messages that wait `behind`, it may take some on its way, which it `took` then. The runs of
+    others end with that of the carrier."""
 
-    asked: Sequence[LiveRun]
+    run: LiveRun
+    earlier: Sequence[LiveRun] = ()
     behind: Iterable[LiveRun] = ()
     model: str | None = None  # that was chosen for this session
     took: Sequence[LiveRun] = ()
     crowded: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
-    run: LiveRun = field(init=False)
-    merged: Sequence[LiveRun] = field(init=False)  # their end is that of the carrier
-    person: str = field(init=False)  # whose settings apply, and for whom tools act
-
-    def __post_init__(self) -> None:
-        self.run = self.asked[-1]
-        self.merged = (*self.asked[:-1], *self.took)
-        self.person = speaker_in(self.run.session_key, self.run.new.sender)
-
-    def take(self, runs: Sequence[RunId]) -> None:
-        """Of the messages behind, it has taken those of these runs."""
-        waiting = {one.run_id: one for one in self.behind}
-        self.took = [waiting[run] for run in runs if run in waiting]
-        self.merged = (*self.asked[:-1], *self.took)
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]
@@ -214,7 +202,7 @@ WorkOn = Callable[[TurnBatch], Awaitable[None]]
 @dataclass(slots=True)
 class _Queue:
     waiting: deque[LiveRun] = field(default_factory=deque)
-    at_work: Sequence[LiveRun] = ()
+    at_work: Sequence[LiveRun] = ()  # the last one carries the turn
     newest: float = 0.0  # when the last one came
     together: int = 0  # so many of the first came within one wait
 
@@ -258,7 +246,7 @@ class SessionQueues:
             if wait and self._policy.debounce_s:
                 self._lanes.beside(partial(self._settle, key, queue))
             else:
-                self._submit(key, queue)
+                self._lanes.submit(key, partial(self._turn, key, queue), one.share)
             return
         queue.newest = now
         if self.mode(key) == "interrupt":
@@ -286,9 +274,6 @@ class SessionQueues:
             self.stop(run, at_once=True)
         return len(runs)
 
-    def _submit(self, key: SessionKey, queue: _Queue) -> None:
-        self._lanes.submit(key, partial(self._turn, key, queue), queue.waiting[0].share)
-
     async def _settle(self, key: SessionKey, queue: _Queue) -> None:
         """Waits until nothing has come for a while, but not for ever."""
         wait, now = self._policy.debounce_s, self._clock.monotonic
@@ -296,25 +281,29 @@ class SessionQueues:
         while (rest := min(queue.newest + wait, latest) - now()) > 0:
             await self._clock.sleep(rest)
         queue.together = len(queue.waiting)
-        self._submit(key, queue)
+        self._lanes.submit(key, partial(self._turn, key, queue), queue.waiting[0].share)
 
     async def _turn(self, key: SessionKey, queue: _Queue) -> None:
+        waiting, choice = queue.waiting, self._choices.get(key, NOTHING)
         queue.at_work = asked = self._next(key, queue)
-        batch = TurnBatch(asked, queue.waiting, self._choices.get(key, NOTHING).model)
-        for one in asked:
-            one.control = batch.run.control  # to stop one of them is to stop the turn
-        if queue.waiting:
+        *earlier, run = asked
+        for one in earlier:
+            one.control = run.control  # to stop one of them is to stop the turn
+        if waiting:
             self._offer(queue)
         try:
-            await self._work(batch)
+            await self._work(TurnBatch(run, earlier, waiting, choice.model))
         finally:
             queue.at_work = ()
             for one in asked:
                 one.leave()
-            if queue.waiting:
-                _drop_ended(queue)
-            if queue.waiting:
-                self._submit(key, queue)
+            for one in tuple(waiting):
+                one.is_offered = False
+                if one.ended:  # it was answered along with the turn
+                    waiting.remove(one)
+                    one.leave()
+            if waiting:
+                self._lanes.submit(key, partial(self._turn, key, queue), waiting[0].share)
             else:
                 del self._queues[key]
 
@@ -347,17 +336,6 @@ class SessionQueues:
             if not one.is_offered:
                 return
             had.append(one)
-
-
-def _drop_ended(queue: _Queue) -> None:
-    """Keeps those who wait and were not answered along with the turn that has ended."""
-    waiting, queue.waiting = queue.waiting, deque()
-    for one in waiting:
-        one.is_offered = False
-        if one.ended:
-            one.leave()
-        else:
-            queue.waiting.append(one)
 
 
 def _fits(batch: Sequence[LiveRun], one: LiveRun) -> bool:

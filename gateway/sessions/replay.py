@@ -24,8 +24,9 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from gateway.agent.driver import RunControl, Runner
-from gateway.agent.effects import Gate, Job, Steered, TurnEvent
+from gateway.agent.effects import NAME_OF, Gate, Job, Steered
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
+from gateway.codec import decode
 from gateway.control.notices import Bus
 from gateway.control.rules import CurrentRules, RuleSet
 from gateway.domain.agents import AgentDef, ContextRules
@@ -54,12 +55,14 @@ from gateway.domain.model import (
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, SessionStore, ToolScope
 from gateway.memory.window import Episode
 from gateway.sessions.journal import (
+    NO_REQUEST,
     Difference,
     RequestParts,
     RunInputs,
     apart,
     last_attempt,
     parted,
+    parts_after,
     parts_at,
     parts_of,
     read_in,
@@ -143,7 +146,7 @@ class Player(RunJournal):
         super().__init__(self.played, attempt.earlier)
         self._entries = [one for one in attempt.entries if one.kind not in _SKIPPED]
         self._control, self._on_difference, self._soul = control, on_difference, soul
-        self._parts = RequestParts()
+        self._parts = NO_REQUEST
         self._moved = anyio.Event()
         self._queue = EventQueue()  # on which the run waits
         self._ends_unread = 0
@@ -243,9 +246,7 @@ class Player(RunJournal):
 
     # -- what the driver asks of it
 
-    async def begins(
-        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
-    ) -> None:
+    async def compare(self, job: Job, scene: Mapping[str, object]) -> None:
         """Compares what decides over the run, and what the first request will begin with."""
         recorded = (await self.reach("begin")).values[0]
         if (difference := unequal(recorded, scene)) is not None:
@@ -253,21 +254,23 @@ class Player(RunJournal):
         ask = next((one for one in self.coming() if one.kind == "ask"), None)
         if ask is None:
             return
-        first = await self.read(partial(self._parts.then, ask.values[0]))
+        first = await self.read(partial(parts_after, NO_REQUEST, ask.values[0]))
         now = parts_at(job)
         # Notices may stand before the question; a request that was made shorter has other messages.
-        known = len(now.messages) - 1
-        known = known if len(first.messages) > known else 0
-        first = replace(first, settings={}, messages=first.messages[:known])
-        await self._compare("call 1", first, replace(now, messages=now.messages[:known]))
+        known = len(now["messages"]) - 1
+        known = known if len(first["messages"]) > known else 0
+        begins = [
+            {**one, "settings": None, "messages": one["messages"][:known]} for one in (first, now)
+        ]
+        await self._compare("call 1", *begins)
 
-    async def keep(self, what: str) -> None:
-        await self.reach("kept", key=(what,))
+    async def grant(self, name: str, kind: str, *values: object) -> None:
+        await self.reach("kept", key=(name,))
 
     async def asked(self, call: str, request: ModelRequest) -> None:
         """Compares what is asked with what was."""
         entry = await self.reach("ask")
-        self._parts = await self.read(partial(self._parts.then, entry.values[0]))
+        self._parts = await self.read(partial(parts_after, self._parts, entry.values[0]))
         await self._compare(call, self._parts, parts_of(request))
 
     async def _compare(self, call: str, recorded: RequestParts, now: RequestParts) -> None:
@@ -279,21 +282,24 @@ class Player(RunJournal):
         while True:
             queue.came = anyio.Event()
             entry = self._next()
-            if entry.kind == "told" and entry.values[0] == _names(queue.items):
+            if entry == JournalEntry("told", (list(map(NAME_OF, queue.items)),)):
                 return True
             if entry.kind == "late":
                 self.advance()
                 return False
             await self._stall("something to tell", queue.came)
 
-    def tells(self, events: Sequence[TurnEvent]) -> None:
-        entry = self.peek()
-        if entry.kind == "told" and entry.values[0] == _names(events):
-            self.advance()
-        else:
-            self._on_difference(Difference("what the turn is told", entry.kind, _names(events)))
+    def __call__(self, kind: str, *values: object) -> None:
+        if kind == "told":
+            entry = self.peek()
+            if entry == JournalEntry(kind, values):
+                self.advance()
+            else:
+                self._on_difference(Difference("what the turn is told", entry.kind, values[0]))
+        elif kind == "over":
+            self._end()
 
-    def ends(self) -> None:
+    def _end(self) -> None:
         """All that was told has been told again, but for what nobody heard any more."""
         for entry in self.coming():
             if entry.kind not in _UNHEARD:
@@ -303,10 +309,6 @@ class Player(RunJournal):
             self.advance()
             if entry.kind == "over":
                 break
-
-
-def _names(events: Iterable[TurnEvent]) -> list[str]:
-    return [type(event).__name__ for event in events]
 
 
 class Reel:
@@ -525,7 +527,7 @@ class Replayer:
         attempt = await self.attempt(record)
         batch = await self._batch(record, attempt)
         runner, run, agent_id = self.worker.runner, batch.run, batch.run.session_key.agent
-        agent, soul = self.worker.agents.get(agent_id), self.worker.souls.of(agent_id)
+        agent, soul = self.worker.agents.get(agent_id), self.worker.souls.by_agent.get(agent_id)
         scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
         comparison = _Comparison(record, scope)
         player = Player(attempt, run.control, comparison, soul.loaded_from if soul else "none")
@@ -564,9 +566,9 @@ class Replayer:
         run.release()
         if asked.refusal is not None:
             raise asked.refusal
-        steps = [_steps(map(worker.decode, log)) for log in (record.log.split(b"\n"), run.events)]
-        tokens = end.result.usage.total if end.result else 0
-        return Replayed(_first_difference(*steps), len(run.events), asked.calls, end.text, tokens)
+        steps = [_steps(map(decode, log)) for log in (record.log.split(b"\n"), run.events)]
+        text, tokens = end.result.end.text, end.result.usage.total
+        return Replayed(_first_difference(*steps), len(run.events), asked.calls, text, tokens)
 
     async def _end_of(
         self,
@@ -605,7 +607,7 @@ class Replayer:
             raise JournalUnreadable(why)
         if not parts:
             raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
-        attempt = await last_attempt(parts, self.worker.decode)
+        attempt = await last_attempt(parts)
         if attempt.is_cut:
             most = MOST_BYTES // 1024 // 1024
             raise JournalUnreadable(f"the run was told more than the {most} MiB that are recorded")
@@ -615,15 +617,15 @@ class Replayer:
         """What it answered, and what was said to it on its way."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
-        return TurnBatch([*asked, LiveRun(record.entry, self.worker.encode)], behind)
+        return TurnBatch(LiveRun(record.entry), asked, behind)
 
     async def _queued(self, ids: Sequence[str]) -> Sequence[LiveRun]:
         records = [await self.worker.inbox.find_run(RunId(run_id)) for run_id in ids]
-        return [LiveRun(one.entry, self.worker.encode) for one in records if one is not None]
+        return [LiveRun(one.entry) for one in records if one is not None]
 
     async def _episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""
-        new = batch.asked[0].new
+        new = (*batch.earlier, batch.run)[0].new
         question = await self.sessions.node(new.session_key, NodeId(new.message_id))
         if question is None:
             raise NotFound(f"the question of run {new.run_id[:64]!r}")

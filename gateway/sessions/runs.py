@@ -10,12 +10,13 @@ import anyio
 
 from gateway.agent.driver import RunControl
 from gateway.agent.effects import Moment
-from gateway.domain.agents import Share
+from gateway.codec import decode, encode
+from gateway.domain.agents import Share, speaker_in
 from gateway.domain.errors import Busy
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Entry, NewEntry, RunRecord
 from gateway.domain.messages import Chunk, DoneReason
-from gateway.domain.ports import Clock, Decode, Encode
+from gateway.domain.ports import Clock
 from gateway.sessions.journal import RecordedJournal
 
 # What `run.inspect` shows of a run that nothing has driven yet.
@@ -43,7 +44,6 @@ class LiveRun:
     order of `seq`; `leave` is called when it has ended."""
 
     entry: Entry
-    encode: Encode
     opened: float = 0.0  # opened and began: by the clock that never jumps
     leave: Callable[[], None] = lambda: None
     share: Share = ((), "")
@@ -63,12 +63,14 @@ class LiveRun:
     new: NewEntry = field(init=False)
     run_id: RunId = field(init=False)
     session_key: SessionKey = field(init=False)
+    person: str = field(init=False)  # whose settings apply, and for whom tools act
     _listeners: dict[int, tuple[Listener, Callable[[], None] | None]] = field(default_factory=dict)
     _prefix: bytes = b""
 
     def __post_init__(self) -> None:
         self.new = self.entry.new
         self.run_id, self.session_key = self.new.run_id, self.new.session_key
+        self.person = speaker_in(self.session_key, self.new.sender)
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
         self.is_stopped = True
@@ -79,13 +81,13 @@ class LiveRun:
         self.attempt, self.state, self.journal = attempt, "running", journal
         self.started_at, self.began = moment.wall, moment.at
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
-        ids = self.encode({"run_id": self.run_id, "session_key": str(self.session_key)})
+        ids = encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
 
     def emit(self, chunk: Chunk) -> None:
         """Numbers a chunk, records it and sends it to every listener, without waiting for any."""
         events = self.events
-        body = self.encode({"type": chunk.type, **chunk.data})
+        body = encode({"type": chunk.type, **chunk.data})
         event = b"%b%d,%b" % (self._prefix, self.first_seq + len(events), body[1:])
         events.append(event)
         if self.journal is not None:
@@ -96,7 +98,7 @@ class LiveRun:
 
     def seal(self, chunk: Chunk) -> None:
         """Adds the terminal chunk; listeners get it when it is published."""
-        self.sealed = True
+        self.sealed, self.state = True, "ended"
         self.emit(chunk)
 
     def unseal(self) -> None:
@@ -114,13 +116,11 @@ class LiveRun:
         self.progress, self.journal = dict, None
         self.control.close()
 
-    def publish(self) -> None:
-        """The end is durable: sends it to the listeners."""
-        self.ended = True
-        self.abandon(self.events[-1])
-
-    def abandon(self, last: bytes = b"") -> None:
-        """Sends a last event: an empty one ends the waiting when the gateway stops before the run."""
+    def publish(self, *, is_over: bool = True) -> None:
+        """Sends the end, which is durable now, to the listeners; or if the gateway stops before the run, an
+        empty event, which ends the waiting."""
+        self.ended = is_over
+        last = self.events[-1] if is_over else b""
         for listener, _ in tuple(self._listeners.values()):
             listener(last, True)  # noqa: FBT003  # the shape of a Listener
         self._listeners.clear()
@@ -210,7 +210,7 @@ async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
         stop()
 
 
-async def whole(run: LiveRun | RunRecord, decode: Decode) -> Sequence[Mapping[str, Any]]:
+async def whole(run: LiveRun | RunRecord) -> Sequence[Mapping[str, Any]]:
     """All events of a run once it has ended. Raises Busy if the gateway stops before."""
     events: list[Any] = [decode(event) async for event in events_of(run)]
     if not events or events[-1]["type"] not in {"done", "error"}:

@@ -26,7 +26,7 @@ from gateway.memory.window import message_tokens
 from gateway.sessions.intake import with_boundary
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunEnd, RunWorker, answered, refused
+from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunEnd, RunWorker, end_with, refused
 
 CHANNEL = "api"
 MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
@@ -147,7 +147,7 @@ class StatelessRuns:
         moment = RunJournal(clock).moment()
         # The run may be remembered for a while, and its question is not.
         new = NewEntry(message_id, run_id, session, "", moment.wall)
-        run = LiveRun(Entry(new, 1, "running", 1), self._worker.encode)
+        run = LiveRun(Entry(new, 1, "running", 1))
         run.start(1, moment)
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
@@ -174,7 +174,7 @@ class StatelessRuns:
     def abandon_all(self) -> None:
         """The gateway stops before they have ended; their listeners hear it at once."""
         for run, scope in tuple(self._working.values()):
-            run.abandon()
+            run.publish(is_over=False)
             scope.cancel()
 
     async def _work(self, run: LiveRun, question: Question, scope: anyio.CancelScope) -> None:
@@ -186,12 +186,12 @@ class StatelessRuns:
             del self._working[run.run_id]
             run.release()
             if end is None:
-                run.abandon()
+                run.publish(is_over=False)
             else:
                 run.seal(end.terminal)
                 run.publish()
-                if end.event is not None:
-                    worker.bus.publish(end.event)
+                if end.result.farewell is not None:
+                    worker.bus.publish(end.result.farewell)
             is_answered = end is not None and end.outcome not in {"failed", "timeout"}
             self._answers.end(question, worker.clock.monotonic(), is_answered=is_answered)
             if not self._working:
@@ -203,19 +203,19 @@ class StatelessRuns:
     async def _end_of(self, run: LiveRun, question: Question) -> RunEnd:
         journal, batch, facts = (
             RunJournal(self._worker.clock),
-            TurnBatch([run]),
+            TurnBatch(run),
             {"run": run.run_id},
         )
         result = await result_of("a run failed", facts, self._drive, run, question, journal)
         if result is None:
             return refused(batch, None, "internal_error", DEFECT, journal.moment())
-        return answered(batch, None, result, journal.moment())
+        return end_with(batch, None, result, journal.moment())
 
     async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
         worker, person = self._worker, speaker(CHANNEL, question.account, "")
         settings = await retry_store(worker.clock, worker.settings.of, person)
         agent = question.shaped(with_settings(question.agent, settings, {}))
-        own, template = agent.system_prompt, worker.souls.template_of(agent.id)
+        own, template = agent.system_prompt, worker.souls.templates.get(agent.id)
         if template is not None and "system_prompt" not in template.places:
             own, template = "", Template((*template.parts, ("\n\n", "system_prompt")))
         agent = replace(
@@ -227,10 +227,9 @@ class StatelessRuns:
             agent,
             question.text,
             ToolScope(run.session_key, run.run_id, person, is_kept=False),
-            plan_of=agent.id,
-            soul=worker.souls.of(agent.id),
+            soul=worker.souls.by_agent.get(agent.id),
             earlier=self._nodes(question.earlier, run),
-            besides=ContextExtras(template=template),
+            extras=ContextExtras(template=template),
         )
         return await worker.runner.answer(assignment, journal, run.emit, run.control)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from math import ceil
+from operator import attrgetter
 
 import anyio
 
@@ -14,28 +15,28 @@ from gateway.agent.driver import Assignment, Driver, Runner
 from gateway.agent.effects import Fail, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line, plain_limits
+from gateway.codec import decode, encode
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.events import Event
-from gateway.domain.facts import Recalled, Remember, SaidMessage, SaidSource
+from gateway.domain.facts import Recalled, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
-from gateway.domain.journal import JournalEntry, grants_of, pack_text
+from gateway.domain.journal import grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
-from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
-from gateway.domain.sessions import with_settings
+from gateway.domain.ports import Clock, Inbox, Journal, SessionStore, ToolScope
+from gateway.domain.sessions import RECORD_BYTES, SettingsRefused, UserSettings, with_settings
 from gateway.domain.supervision import result_of
 from gateway.memory.context import ContextExtras
 from gateway.memory.extraction import FactExtractor
-from gateway.memory.recall import Vault
+from gateway.memory.recall import Recall, Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episode, Episodes, message_tokens
 from gateway.sessions.journal import RecordedJournal, RunInputs
 from gateway.sessions.lanes import TurnBatch
-from gateway.sessions.runs import LiveRun, LiveRuns
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.runs import LiveRuns
 
 log = logging.getLogger(__name__)
 
@@ -43,37 +44,35 @@ SHOWN_TEXT = 150_000  # characters in the last event; all of it was sent before,
 MOST_ATTEMPTS = 3
 LAST_WORDS_S = 1.0
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
+_RUN_ID = attrgetter("run_id")
 
 # -- how a run ends
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ends. `outcome` is the reason of `done`, or `failed`; `result` is what the agent
-    came to, if it was asked; `event` is published once the end is durable."""
+    """How a run ends: what the agent came to, the nodes that are kept of it, and the last chunk.
+    `outcome` is the reason of `done`, or `failed`."""
 
-    outcome: str
+    result: RunResult
     nodes: tuple[Node, ...]
     terminal: Chunk
-    text: str
-    event: Event | None = None
-    result: RunResult | None = None
+    outcome: str
     state: EndState = "done"
 
 
-def answered(batch: TurnBatch, parent: NodeId | None, result: RunResult, moment: Moment) -> RunEnd:
-    """The end of a run that was driven, whether it was answered, stopped or broken off."""
+def end_with(batch: TurnBatch, parent: NodeId | None, result: RunResult, moment: Moment) -> RunEnd:
+    """The end of a run, whether it was answered, stopped, broken off or refused."""
     end = result.end
     status: NodeStatus = "complete"
     if isinstance(end, Fail):
         status = "error" if end.text == end.told else "partial"
     elif end.partial:
         status = "cancelled" if end.reason == "cancelled" else "partial"
-    nodes = _nodes(batch, parent, result.said, moment.wall, status=status, model=result.model)
+    nodes = _nodes(batch, parent, result, moment.wall, status)
     last = nodes[-1].id
     if isinstance(end, Fail):
-        error = _error(end, last, moment.wall)
-        return RunEnd("failed", nodes, error, end.text, result.farewell, result)
+        return RunEnd(result, nodes, _error(end, last, moment.wall), "failed")
     done: dict[str, object] = {
         "reason": end.reason,
         "message_id": last,
@@ -91,7 +90,36 @@ def answered(batch: TurnBatch, parent: NodeId | None, result: RunResult, moment:
     done["execution_time_ms"] = ceil((moment.at - batch.run.began) * 1000)
     done["partial"] = end.partial
     done["timestamp"] = moment.wall
-    return RunEnd(end.reason, nodes, Chunk("done", done), end.text, result.farewell, result)
+    return RunEnd(result, nodes, Chunk("done", done), end.reason)
+
+
+def _nodes(
+    batch: TurnBatch, parent: NodeId | None, result: RunResult, at: datetime, status: NodeStatus
+) -> tuple[Node, ...]:
+    """The questions and all that was said after them, each the parent of the next. A question keeps
+    the id of its message and the run that it was accepted with. `status` is that of the last."""
+    nodes, carrier, took = list[Node](), batch.run.new, iter(batch.took)
+    for one in (*batch.earlier, batch.run):
+        new, message = one.new, Message("user", one.new.content)
+        node_id, tokens = NodeId(new.message_id), message_tokens(message)
+        nodes.append(Node(node_id, parent, new.run_id, message, new.accepted_at, tokens))
+        parent = node_id
+    for place, message in enumerate(result.said, 1):
+        asked = next(took, None) if message.role == "user" else None
+        new = asked.new if asked else carrier
+        node = Node(
+            id=NodeId(new.message_id if asked else f"{new.message_id}.{place}"),
+            parent_id=parent,
+            run_id=new.run_id,
+            message=message,
+            created_at=new.accepted_at if asked else at,
+            token_count=message_tokens(message),
+            status=status if place == len(result.said) else "complete",
+            model=(result.model or None) if message.role == "assistant" else None,
+        )
+        nodes.append(node)
+        parent = node.id
+    return tuple(nodes)
 
 
 def refused(
@@ -99,43 +127,10 @@ def refused(
 ) -> RunEnd:
     """The end of a run that no model was asked for, or that a defect of ours broke off."""
     at, run = moment.wall, batch.run
-    answer = Message("assistant", told)
-    nodes = _nodes(batch, parent, [answer], at, status="error", model=None)
-    terminal = _error(Fail(told, told, error_type), nodes[-1].id, at)
     facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     event = Event("session.end", "info", "sessions", at, run.session_key, run.run_id, facts)
-    return RunEnd("failed", nodes, terminal, told, event)
-
-
-def _nodes(
-    batch: TurnBatch,
-    parent: NodeId | None,
-    said: Sequence[Message],
-    at: datetime,
-    *,
-    status: NodeStatus,
-    model: str | None,
-) -> tuple[Node, ...]:
-    """The questions and all that was said after them, each the parent of the next. A question keeps
-    the id of its message and the run that it was accepted with. `status` is that of the last."""
-    questions = [Message("user", one.new.content) for one in batch.asked]
-    runs = iter((*batch.asked, *batch.took))  # of what users said, in order
-    nodes: list[Node] = []
-    for place, message in enumerate((*questions, *said), 1 - len(questions)):
-        asked = next(runs, None) if message.role == "user" else None
-        node = Node(
-            id=NodeId(asked.new.message_id if asked else f"{batch.run.new.message_id}.{place}"),
-            parent_id=parent,
-            run_id=(asked or batch.run).run_id,
-            message=message,
-            created_at=asked.new.accepted_at if asked else at,
-            token_count=message_tokens(message),
-            status=status if place == len(said) else "complete",
-            model=model if message.role == "assistant" else None,
-        )
-        nodes.append(node)
-        parent = node.id
-    return tuple(nodes)
+    said, end = (Message("assistant", told),), Fail(told, told, error_type)
+    return end_with(batch, parent, RunResult(end, said, farewell=event), moment)
 
 
 def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
@@ -174,7 +169,56 @@ def _error(end: Fail, node_id: NodeId, at: datetime) -> Chunk:
     return Chunk("error", data)
 
 
-# -- what a run is shown of the past
+# -- the settings of users
+
+MOST_KNOWN = 4096  # users, of whom most have set nothing
+
+
+@dataclass(slots=True)
+class SettingsBook:
+    """A user is a principal's name, or `channel:account:sender` with its parts encoded."""
+
+    store: SessionStore
+    known: dict[str, UserSettings] = field(default_factory=dict)
+
+    async def of(self, user: str) -> UserSettings:
+        """Raises StoreUnavailable."""
+        known = self.known.get(user)
+        if known is not None:
+            return known
+        read = await self.store.read_settings(user)
+        # Whoever changed them meanwhile knows better than what was read before.
+        return self.known.get(user) or self._remember(user, self._opened(read))
+
+    async def change(self, user: str, patch: Mapping[str, object]) -> UserSettings:
+        """From now on; a run that is at work keeps what it began with.
+
+        Raises SettingsRefused if there would be too much to keep, and StoreUnavailable.
+        """
+        while True:
+            before = await self.store.read_settings(user)
+            after = self._opened(before).patched(patch)
+            record = encode(after.kept)
+            if len(record) > RECORD_BYTES:
+                raise SettingsRefused(RECORD_BYTES)
+            with anyio.CancelScope(shield=True):  # it is written even if nobody waits for it
+                self.known.pop(user, None)
+                if await self.store.write_settings(user, record.decode(), expected=before):
+                    return self._remember(user, after)
+
+    def _opened(self, record: str | None) -> UserSettings:
+        kept = {} if record is None else decode(record)
+        assert isinstance(kept, dict)
+        return UserSettings(kept)
+
+    def _remember(self, user: str, settings: UserSettings) -> UserSettings:
+        self.known[user] = settings
+        if len(self.known) > MOST_KNOWN:
+            del self.known[next(iter(self.known))]
+        return settings
+
+
+# -- the work
 
 LONGEST_S = 0.5
 TOO_SLOW = f"nothing was looked up: it took longer than {LONGEST_S:g} s"
@@ -182,45 +226,6 @@ FAILED = "nothing was looked up: it failed; the operator finds why in the log"
 SWITCHED_OFF = "switched off by context.semantic"
 
 Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRecall:
-    """An answer goes on without its memory rather than not at all."""
-
-    remember: Remember | None = None
-    vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # of agents that read notes
-
-    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
-        key, vault = new.session_key, self.vaults.get(agent.id)
-        listed: tuple[Recalled, ...] = ()
-        if vault is not None:
-            person = person_key(key, new.sender)
-            listed, _ = await _found(partial(vault.named, person, key, new.accepted_at), new)
-        if self.remember is None or not agent.context.semantic:
-            return listed, SWITCHED_OFF if self.remember else ""
-        look = partial(
-            self.remember.for_turn,
-            new.content,
-            key,
-            new.sender,
-            agent,
-            episode.nodes,
-            is_all=episode.is_all,
-        )
-        found, missing = await _found(look, new)
-        return (*listed, *found), missing
-
-
-async def _found(look: Callable[[], Awaitable[tuple[Recalled, ...]]], new: NewEntry) -> Found:
-    with anyio.move_on_after(LONGEST_S):
-        found = await result_of("nothing remembered", {"run": new.run_id}, look)
-        return ((), FAILED) if found is None else (found, "")
-    log.warning("nothing remembered in time", extra={"run": new.run_id})
-    return (), TOO_SLOW
-
-
-# -- the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +241,9 @@ class RunWorker:
     settings: SettingsBook
     clock: Clock
     bus: Bus
-    encode: Encode
-    decode: Decode
     runs: LiveRuns = field(default_factory=dict)
-    recall: TurnRecall = TurnRecall()
+    memory: Recall | None = None
+    vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # of agents that read notes
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     extractor: FactExtractor | None = None  # None: no facts are extracted
@@ -255,14 +259,12 @@ class RunWorker:
         if run.entry.state == "queued":
             attempt = await retry_store(self.clock, self.inbox.begin, run.run_id)
         parts: Sequence[bytes] = ()
-        granted: Sequence[JournalEntry] = ()
         if attempt > 1:
             parts = await retry_store(self.clock, self.journal.read, run.run_id)
-            granted = grants_of(parts, self.decode)
-        journal = RecordedJournal(
-            run.run_id, self.clock, self.journal, self.encode, granted=granted, parts=len(parts)
-        )
-        asked = [one.run_id for one in batch.asked]
+        granted = grants_of(parts, decode) if parts else ()
+        store = (self.clock, self.journal)
+        journal = RecordedJournal(run.run_id, *store, granted=granted, parts=len(parts))
+        asked = [*map(_RUN_ID, batch.earlier), run.run_id]
         run.start(attempt, journal.begin(attempt, asked, run.control), journal)
         try:
             end = await self._finish(batch, journal)
@@ -273,13 +275,13 @@ class RunWorker:
             raise
         finally:
             run.release()
-        for ended in (*batch.merged, run):
+        for ended in (*batch.earlier, *batch.took, run):
             self.runs.pop(ended.run_id, None)
             ended.publish()
         if self.extractor is not None:
             self.extractor.extract(key, _said(batch), end.nodes[-1].id)
-        if end.event is not None:
-            self.bus.publish(end.event)
+        if end.result.farewell is not None:
+            self.bus.publish(end.result.farewell)
         if batch.crowded is not None:
             self.compact(key, batch.crowded, run.run_id)
 
@@ -297,12 +299,13 @@ class RunWorker:
         if not await result_of(unstored, facts, self._commit, batch, episode, end, journal):
             # Something in the answer cannot be kept; the question can, and an honest word.
             run.progress = dict
-            for sealed in (run, *batch.merged):
+            for sealed in (run, *batch.earlier, *batch.took):
                 sealed.unseal()
-            batch.take(())
+            batch.took = ()
             state = end.state
             end = refused(batch, episode.head, "internal_error", DEFECT, journal.moment())
-            await self._commit(batch, episode, replace(end, state=state), journal)
+            end = replace(end, state=state)
+            await self._commit(batch, episode, end, journal)
         return end
 
     async def _episode(self, batch: TurnBatch, agent: AgentDef | None) -> Episode:
@@ -336,13 +339,16 @@ class RunWorker:
         if agent is None:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
             return refused(batch, parent, "config_error", told, journal.moment())
+        if run.attempt > 1:
+            run.emit(_made_anew(journal.moment().wall))
         facts, drive = {"run": run.run_id}, self._drive
         result = await result_of("a run failed", facts, drive, batch, agent, episode, journal, read)
         if result is None:
             return refused(batch, parent, "internal_error", DEFECT, journal.moment())
         if result.taken:
-            batch.take(result.taken)
-        return answered(batch, parent, result, journal.moment())
+            behind = {one.run_id: one for one in batch.behind}
+            batch.took = [behind[taken] for taken in result.taken if taken in behind]
+        return end_with(batch, parent, result, journal.moment())
 
     async def _drive(
         self,
@@ -353,19 +359,15 @@ class RunWorker:
         read: RunInputs | None,
     ) -> RunResult:
         run, runner, rules = batch.run, self.runner, self.runner.rules.now
-        settings = self.settings.known.get(batch.person)
+        settings = self.settings.known.get(run.person)
         if settings is None:
-            settings = await retry_store(self.clock, self.settings.of, batch.person)
+            settings = await retry_store(self.clock, self.settings.of, run.person)
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
         if settings.kept or run.new.limits:
             agent = with_settings(agent, settings, run.new.limits)
-        if run.attempt > 1:
-            run.emit(_made_anew(journal.moment().wall))
-        if read is None:
-            read = await self._read(batch, agent, episode, rules)
-        assignment = self._assignment(batch, agent, episode, read)
-        job = runner.job(assignment, rules, journal, read.lacking)
+        found = read or await self._read(batch, agent, episode, rules)
+        job = runner.job(self._assignment(batch, agent, episode, found), journal, rules)
         if job.context.tokens >= context_line(agent) and await self._was_near(episode):
             job = replace(job, was_near=True)
         batch.most_nodes = agent.context.max_nodes
@@ -378,35 +380,38 @@ class RunWorker:
             "decision": job.agent.decision,
             "rules": dict(rules.digests),
         }
-        await journal.begins(job, scene, read.plain())
+        if read is None:
+            journal("begin", scene, found.plain())
+        else:
+            await journal.compare(job, scene)
         try:
             return await driver.drive()
         finally:
-            journal.ends()
+            journal("over")
 
     def _assignment(
         self, batch: TurnBatch, agent: AgentDef, episode: Episode, read: RunInputs
     ) -> Assignment:
-        new, key, earlier = batch.run.new, batch.run.session_key, batch.asked[:-1]
+        new, key, earlier = batch.run.new, batch.run.session_key, batch.earlier
         said_by = new.sender or key.peer
         source = SaidSource(new.message_id, key, new.accepted_at, new.content, said_by)
-        besides = ContextExtras(
+        extras = ContextExtras(
             summary=episode.summary,
             recalled=read.recalled,
             missing=read.missing,
             earlier=[Message("user", one.new.content) for one in earlier] if earlier else (),
             question_id=new.message_id,
-            template=self.souls.template_of(agent.id),
+            template=self.souls.templates.get(agent.id),
         )
         return Assignment(
             agent,
             new.content,
-            ToolScope(key, new.run_id, batch.person, asked=source),
-            plan_of=agent.id,
-            soul=self.souls.of(agent.id),
+            ToolScope(key, new.run_id, batch.run.person, asked=source),
+            soul=self.souls.by_agent.get(agent.id),
             earlier=episode.nodes,
-            besides=besides,
+            extras=extras,
             notices=read.notices,
+            lacking=read.lacking,
             kept=read.kept,
             context_id=new.context_id,
         )
@@ -416,14 +421,15 @@ class RunWorker:
     ) -> RunInputs:
         run, key, clock, journal = batch.run, batch.run.session_key, self.clock, self.journal
         notices = await retry_store(
-            clock, journal.claim_notices, batch.person, key, run.run_id, now=clock.now()
+            clock, journal.claim_notices, run.person, key, run.run_id, now=clock.now()
         )
         lacking = await self.runner.lacking(agent, run.control)
-        recalled, missing = await self.recall.of(run.new, agent, episode)
+        vault = self.vaults.get(agent.id)
+        recalled, missing = await recall(run.new, agent, episode, self.memory, vault)
         state: object = None
         if rules.keeps_state:
             text = await retry_store(clock, journal.rule_state, key)
-            state = self.decode(text) if text else None
+            state = decode(text) if text else None
         kept = state if isinstance(state, dict) else {}
         return RunInputs(tuple(notices), kept, recalled, missing, tuple(lacking))
 
@@ -433,7 +439,7 @@ class RunWorker:
             return False
         before = episode.nodes[-1].run_id
         record = await retry_store(self.clock, self.inbox.find_run, before)
-        summary = self.decode(record.summary) if record and record.summary else {}
+        summary = decode(record.summary) if record and record.summary else {}
         return isinstance(summary, dict) and CONTEXT in summary.get("warned", ())
 
     async def _commit(
@@ -441,18 +447,15 @@ class RunWorker:
     ) -> bool:
         """Commits the end of the run, and of those that are merged into it; gives True."""
         run, new, key, result = batch.run, batch.run.new, batch.run.session_key, end.result
-        summary = self._seal(run, end.terminal, termination_reason=end.outcome)
+        run.seal(end.terminal)
+        summary = {**run.summary(self.clock), "termination_reason": end.outcome}
         part, pack = await journal.last_part()
-        kept = result.kept if result else None
         deliveries: tuple[NewDelivery, ...] = ()
         # What came by a channel that is gone is kept for the operator.
         if key.channel in self.channels or new.whence is not None:
-            peer, thread = new.destination
-            name = f"d_{new.message_id}"
-            delivery = NewDelivery(
-                name, key.channel, key.account, peer, thread, end.text, new.whence
-            )
-            deliveries = (delivery,)
+            place = (key.channel, key.account, *new.destination)
+            name, text = f"d_{new.message_id}", result.end.text
+            deliveries = (NewDelivery(name, *place, text, new.whence),)
         ending = Ending(
             run_id=new.run_id,
             session_key=key,
@@ -463,14 +466,14 @@ class RunWorker:
             take_head=new.context_id is not None and episode.head is not None,
             journal=pack,
             part=part,
-            summary=summary,
+            summary=encode(summary).decode(),
             finished_at=self.clock.now(),
             deliveries=deliveries,
-            person=batch.person,
-            posts=result.posts if result else (),
-            leaves_claimed=result is not None and not result.has_told,
-            rule_state=None if kept is None else self.encode(dict(kept)).decode(),
-            merged=self._merged(batch, end),
+            person=run.person,
+            posts=result.posts,
+            leaves_claimed=not result.has_told,
+            rule_state=None if result.kept is None else encode(dict(result.kept)).decode(),
+            merged=self._merged(batch, end) if batch.earlier or batch.took else (),
             most_nodes=batch.most_nodes,
         )
         moved = await retry_store(self.clock, self.inbox.finish, ending)
@@ -482,28 +485,48 @@ class RunWorker:
             self.episodes.forget(key)
         return True
 
-    def _seal(self, run: LiveRun, terminal: Chunk, **ended: object) -> str:
-        """Ends the run; gives the summary that is kept of it."""
-        run.seal(terminal)
-        run.state = "ended"
-        return self.encode({**run.summary(self.clock), **ended}).decode()
-
     def _merged(self, batch: TurnBatch, end: RunEnd) -> tuple[Merged, ...]:
         """Ends the runs that this one answers along with its own."""
         into, found = batch.run.run_id, list[Merged]()
-        for one in batch.merged:
+        for one in (*batch.earlier, *batch.took):
             moment = Moment(self.clock.now(), self.clock.monotonic())
             one.start(max(1, one.entry.attempts), moment)
-            terminal = merged(into, end.nodes[-1].id, moment.wall)
-            summary = self._seal(one, terminal, termination_reason="merged", merged_into=into)
+            one.seal(merged(into, end.nodes[-1].id, moment.wall))
+            told = {"termination_reason": "merged", "merged_into": into}
+            summary = encode({**one.summary(self.clock), **told}).decode()
             found.append(Merged(one.run_id, pack_text(one.events), summary))
         return tuple(found)
+
+
+async def recall(
+    new: NewEntry, agent: AgentDef, episode: Episode, memory: Recall | None, vault: Vault | None
+) -> Found:
+    """What the run is shown of the past. An answer goes on without it rather than not at all."""
+    key, listed = new.session_key, list[Recalled]()
+    if vault is not None:
+        names = partial(vault.named, person_key(key, new.sender), key, new.accepted_at)
+        listed += (await _found(names, new))[0]
+    if memory is None or not agent.context.semantic:
+        return tuple(listed), SWITCHED_OFF if memory else ""
+    asked, window = (new.content, key, new.sender, agent), episode.nodes
+    found, missing = await _found(
+        partial(memory.for_turn, *asked, window, is_all=episode.is_all), new
+    )
+    return (*listed, *found), missing
+
+
+async def _found(look: Callable[[], Awaitable[tuple[Recalled, ...]]], new: NewEntry) -> Found:
+    with anyio.move_on_after(LONGEST_S):
+        found = await result_of("nothing remembered", {"run": new.run_id}, look)
+        return ((), FAILED) if found is None else (found, "")
+    log.warning("nothing remembered in time", extra={"run": new.run_id})
+    return (), TOO_SLOW
 
 
 def _said(batch: TurnBatch) -> Sequence[SaidMessage]:
     """What users said in this turn."""
     said: list[SaidMessage] = []
-    for one in (*batch.asked, *batch.took):
+    for one in (*batch.earlier, batch.run, *batch.took):
         new, node_id = one.new, NodeId(one.new.message_id)
         said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, new.accepted_at))
     return said

@@ -10,6 +10,7 @@ from secrets import token_hex
 
 import anyio
 
+from gateway.codec import decode_strictly
 from gateway.domain.agents import RESULT, AgentDef, Original
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import SessionKey
@@ -23,7 +24,7 @@ from gateway.domain.messages import (
     estimate_tokens,
 )
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope, ToolStore
+from gateway.domain.ports import Clock, SchemaCheck, Tool, ToolScope, ToolStore
 from gateway.tools import results
 from gateway.tools.results import MOST_KEPT, MOST_RESULT, NOTHING, Listed, reference_of
 
@@ -67,13 +68,12 @@ class ToolGate:
         tools: Sequence[Tool],
         *,
         schemas: SchemaCheck,
-        decode: Decode,
         clock: Clock,
         originals: ToolStore | None = None,
         boundary: Callable[[], str] = new_boundary,
     ) -> None:
         self.boundary, self._originals = boundary, originals
-        self._schemas, self._decode, self._clock = schemas, decode, clock
+        self._schemas, self._clock = schemas, clock
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
         self.refused: Sequence[RefusedTool] = ()  # the tools that are offered to no agent
@@ -174,7 +174,7 @@ class ToolGate:
 
     def listed(self, result: ToolResult) -> Listed:
         """The sources that a result names, and the number of its entries."""
-        return NOTHING if result.is_error else results.listed(result.content, self._decode)
+        return NOTHING if result.is_error else results.listed(result.content)
 
     def _take(self, tool: Tool) -> None:
         """Registers a tool. One that cannot be used is refused with the reason."""
@@ -198,7 +198,7 @@ class ToolGate:
             other = self._tools[spec.name].spec.family
             raise ValueError("the name is taken" + (f" by the plugin {other}" if other else ""))
         problem = self._schemas.compile(spec.parameters)
-        schema = self._decode(spec.parameters)
+        schema = decode_strictly(spec.parameters)
         if not isinstance(schema, dict) or schema.get("type") != "object":
             raise ValueError('its parameters must be a schema with "type": "object"')
         return problem
@@ -227,7 +227,7 @@ class ToolGate:
         if known is None:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
-        return await known.tool.call(_arguments(call, known, self._decode), scope)
+        return await known.tool.call(_arguments(call, known), scope)
 
 
 def _families(name: str) -> Sequence[str]:
@@ -236,10 +236,10 @@ def _families(name: str) -> Sequence[str]:
     return (whole, name) if whole != name else (name,) if name else ()
 
 
-def _arguments(call: ToolCall, known: _Checked, decode: Decode) -> Mapping[str, object]:
+def _arguments(call: ToolCall, known: _Checked) -> Mapping[str, object]:
     what = f"The arguments of {call.name}"
     try:
-        arguments = decode(call.arguments or "{}")
+        arguments = decode_strictly(call.arguments or "{}")
     except ValueError as error:
         raise ToolFailed(f"{what} are not valid JSON ({error}). Call it again.") from error
     if not isinstance(arguments, dict):

@@ -12,12 +12,13 @@ from hashlib import blake2b
 
 from anyio import to_thread
 
+from gateway.codec import decode
 from gateway.domain.agents import RESULT
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.messages import BYTES_A_TOKEN, ToolResult
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Decode, SessionStore, ToolScope, ToolStore
+from gateway.domain.ports import SessionStore, ToolScope, ToolStore
 
 MOST_RESULT = 262_144  # characters of a result in a conversation; docs/protocol.md tells it
 MOST_KEPT = 4_194_304  # and of the whole, for the tool `result`
@@ -210,7 +211,7 @@ class Listed:
 NOTHING = Listed()
 
 
-def listed(content: str, decode: Decode) -> Listed:
+def listed(content: str) -> Listed:
     """Parses the sources of a result, each once, in order. Malformed ones are left out."""
     if content.lstrip()[:1] not in {"{", "["} or content.count(",") >= MOST_VALUES:
         return NOTHING

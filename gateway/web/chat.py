@@ -16,13 +16,14 @@ from gateway.api.conversations import TokenUsage
 from gateway.api.declarations import build, differing
 from gateway.api.errors import Forbidden, InvalidParams, InvalidRequest
 from gateway.api.http import MCP
+from gateway.codec import decode, encode
 from gateway.domain.agents import Address, address_in
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbox import Accepted, Inbound, RunRecord
 from gateway.domain.mcp import CLIENT, Client, Door
 from gateway.domain.messages import Node
-from gateway.domain.ports import Decode, Encode, Ids
+from gateway.domain.ports import Ids
 from gateway.domain.sessions import Path, SessionQuery
 from gateway.memory.context import told_in_full
 from gateway.routing import Route
@@ -50,8 +51,6 @@ TOLD = 2  # times that a message's calls are shown: as they are, and in its meta
 class ChatMethods:
     front: Front
     replays: Replayer
-    encode: Encode
-    decode: Decode
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -78,7 +77,7 @@ class ChatMethods:
         if params.idempotency_key is not None:
             same = differing(params)
             del same["idempotency_key"]
-            fingerprint = self.encode({**same, "account": account}).decode()
+            fingerprint = encode({**same, "account": account}).decode()
         address = address_in(params.channel, account, params.peer, is_raw=False)
         inbound = Inbound(
             replace(address, guild=params.guild, team=params.team, thread=params.thread),
@@ -137,7 +136,7 @@ class ChatMethods:
         if isinstance(run, LiveRun):
             return run.summary(self.front.clock)
         if run.summary:
-            kept = self.decode(run.summary)
+            kept = decode(run.summary)
             assert isinstance(kept, dict)
             return kept
         new = run.entry.new
@@ -274,8 +273,6 @@ TOO_LATE = "the run reached its time limit; what there is comes with this error"
 @dataclass(frozen=True, slots=True)
 class ChatApi:
     front: Front
-    encode: Encode
-    decode: Decode
     ids: Ids
 
     def routes(self) -> Sequence[Described]:
@@ -295,7 +292,7 @@ class ChatApi:
         headers = {"x-exogate-run": accepted.run_id}
         if body.stream or "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
-        return self._answer(accepted, await whole(run, self.decode), headers)
+        return self._answer(accepted, await whole(run), headers)
 
     async def _accept(self, body: http.ChatBody, principal: Principal, key: str | None) -> Accepted:
         conversation = body.conversation_id or self.ids.new()
@@ -305,7 +302,7 @@ class ChatApi:
             address=Address(CHANNEL, principal.name, conversation),
             content=body.message,
             key=key,
-            fingerprint=self.encode(same).decode(),
+            fingerprint=encode(same).decode(),
             requested_agent=body.agent,
             limits=differing(body.limits) if body.limits else {},
         )

@@ -28,11 +28,11 @@ from gateway.domain.facts import (
 from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.ports import Clock, FactStore, Ids
 from gateway.domain.sessions import Choosable, Erased, UserSettings, problem_with
-from gateway.memory.recall import neighbours
-from gateway.memory.tool import Find, select
+from gateway.memory.recall import Recall, neighbours
+from gateway.memory.tool import select
 from gateway.memory.wording import as_asked, is_functional, kept_under
 from gateway.sessions.intake import Front
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.worker import SettingsBook
 from gateway.web.identity import (
     Principal,
     may,
@@ -50,7 +50,7 @@ class MemoryMethods:
     facts belong to all who talk to them."""
 
     facts: FactStore
-    find: Find
+    recall: Recall
     clock: Clock
     ids: Ids
     settled: Callable[[SessionKey], Awaitable[None]]
@@ -71,7 +71,7 @@ class MemoryMethods:
     async def search(self, call: Call, params: api.MemorySearch) -> api.MemoryFound:
         key, seen = await self._asked(call, params)
         kinds = params.kinds
-        found = await self.find.of(params.query, key, seen, kinds=kinds, limit=params.limit)
+        found = await self.recall.of(params.query, key, seen, kinds=kinds, limit=params.limit)
         facts = [one for one in found if one.kind == "fact"]
         turns = [one for one in found if one.kind == "turn"]
         in_turn = [one for both in zip_longest(facts, turns) for one in both if one]

@@ -12,11 +12,11 @@ from starlette.responses import Response, StreamingResponse
 from gateway.api import openai as api
 from gateway.api.declarations import build, differing
 from gateway.api.errors import InvalidRequest, Stopping
+from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.errors import GatewayError, NotFound, NotOfProject
 from gateway.domain.inbox import Inbound
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.ports import Decode, Encode
 from gateway.sessions.intake import Front
 from gateway.sessions.runs import LiveRun, events_of
 from gateway.sessions.stateless import CHANNEL, Question, StatelessRuns
@@ -199,8 +199,6 @@ class Telling:
 class OpenAiApi:
     front: Front
     stateless: StatelessRuns
-    encode: Encode
-    decode: Decode
     started: int  # seconds since 1970
 
     def routes(self) -> Sequence[Described]:
@@ -257,7 +255,7 @@ class OpenAiApi:
         if key is not None:
             same = differing(asked)
             same = {name: same[name] for name in same if name not in {"stream", "stream_options"}}
-            digest = sha256(self.encode(same)).hexdigest()
+            digest = sha256(encode(same)).hexdigest()
         question = Question(
             agent,
             principal.name,
@@ -285,7 +283,7 @@ class OpenAiApi:
             address=Address(CHANNEL, principal.name, session),
             content=text,
             key=key,
-            fingerprint=self.encode([asked.model, session, text]).decode(),
+            fingerprint=encode([asked.model, session, text]).decode(),
             requested_agent=asked.model,
         )
         accepted = await self.front.intake.accept(inbound)
@@ -294,7 +292,7 @@ class OpenAiApi:
     async def events(self, run: Run) -> AsyncIterator[Mapping[str, Any]]:
         """Of the run; and where another one answered its question, of that one."""
         async for event in events_of(run):
-            value = self.decode(event)
+            value = decode(event)
             assert isinstance(value, dict)
             if value.get("reason") != "merged":
                 yield value

@@ -11,6 +11,7 @@ import anyio
 from gateway.api import operating as api
 from gateway.api.declarations import Params, build
 from gateway.api.errors import InvalidParams
+from gateway.codec import decode
 from gateway.control.notices import Bus
 from gateway.control.rules import CurrentRules, RuleSet
 from gateway.domain.agents import OWN_CHANNELS, AgentDef, SubagentDef, address_in
@@ -22,7 +23,7 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
-from gateway.domain.ports import Decode, Ids, Model
+from gateway.domain.ports import Ids, Model
 from gateway.sessions.intake import Front
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal, may, may_use, sees_session, visible_key
@@ -50,7 +51,6 @@ class StatusMethods:
     front: Front
     about: About
     reasons: Callable[[], Sequence[str]]
-    decode: Decode
     gate: ToolGate
     plugins: Callable[[], Sequence[PluginInfo]]
     account: Callable[[str], PluginAccount | None]
@@ -117,13 +117,13 @@ class StatusMethods:
 
     def list_plugins(self, call: Call, params: Params) -> Sequence[api.Plugin]:
         refused = self._refused_tools()
-        return [plugin(one, refused, self.decode) for one in self.plugins()]
+        return [plugin(one, refused) for one in self.plugins()]
 
     def inspect_plugin(self, call: Call, params: api.InspectPlugin) -> api.PluginInspected:
         told = self.account(params.name)
         if told is None:
             raise NotFound(f"plugin {params.name[:64]!r}")
-        return inspected(told, self._refused_tools(), self.decode)
+        return inspected(told, self._refused_tools())
 
     def _refused_tools(self) -> Mapping[tuple[str, str], str]:
         return {(one.family, one.name): one.why for one in self.gate.refused}
@@ -155,7 +155,7 @@ class StatusMethods:
         return build(api.Agent, agent, fallbacks=fallbacks, offered=offered, soul=soul)
 
     def _soul(self, agent: str) -> api.AgentSoul | None:
-        soul = self.front.souls.of(AgentId(agent))
+        soul = self.front.souls.by_agent.get(AgentId(agent))
         return None if soul is None else build(api.AgentSoul, soul, path=soul.loaded_from)
 
     def explain(self, call: Call, params: api.RouteExplain) -> api.RouteExplained:
@@ -174,24 +174,22 @@ class StatusMethods:
         return await self.trial.test(params.provider, params.model)
 
 
-def plugin(info: PluginInfo, refused: Mapping[tuple[str, str], str], decode: Decode) -> api.Plugin:
+def plugin(info: PluginInfo, refused: Mapping[tuple[str, str], str]) -> api.Plugin:
     """`refused` says by (family, name) why a tool is offered to nobody."""
     tools = info.tools if info.state == "loaded" else ()
-    told = [_tool(one, refused.get((one.family, one.name)), decode) for one in tools]
+    told = [_tool(one, refused.get((one.family, one.name))) for one in tools]
     return build(api.Plugin, info, tools=told, reason=info.why)
 
 
-def inspected(
-    told: PluginAccount, refused: Mapping[tuple[str, str], str], decode: Decode
-) -> api.PluginInspected:
+def inspected(told: PluginAccount, refused: Mapping[tuple[str, str], str]) -> api.PluginInspected:
     imports = [
         api.PluginImport(name=name, needs=need, denied=name in told.lacking)
         for name, need in told.needs.items()
     ]
-    return build(api.PluginInspected, plugin(told.info, refused, decode), told, imports=imports)
+    return build(api.PluginInspected, plugin(told.info, refused), told, imports=imports)
 
 
-def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> api.Tool:
+def _tool(spec: ToolSpec, why: str | None) -> api.Tool:
     """The parameters of one that is refused may be anything."""
     parameters = decode(spec.parameters) if why is None else None
     return build(api.Tool, spec, parameters=parameters, reason=why)

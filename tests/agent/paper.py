@@ -1,6 +1,5 @@
 """A turn played on paper: it is told what happened, and all that it says and wants is noted in order."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,7 +122,6 @@ class Paper:
             scope=SCOPE,
             rules=RunRules(load_rules(own)),
             publish=self._hear,
-            decode=json.loads,
             decision=self.decision,
             context_id=self.context_id,
             known=lambda step, wanted: self.known.get((step, wanted.id)),

@@ -29,10 +29,6 @@ LISTS = replace(PARENT, tools=("find", "result"), limits=Limits(token_budget=40_
 FIND = ToolCall("f", "find", '{"what":"facts"}')
 
 
-def encode(value: object) -> bytes:
-    return json.dumps(value).encode()
-
-
 def tool(content: str, name: str = "find", **more: Any) -> FakeTool:
     async def act(_: object) -> str:
         return content
@@ -52,12 +48,12 @@ class Study(World):
         gate, originals = subagents.runner.gate, self.originals
         assert isinstance(gate, ToolGate)
         gate.renew("own", [ResultTool(originals)])
-        return SummarizingGate(gate, subagents, self.delegation, originals, encode)
+        return SummarizingGate(gate, subagents, self.delegation, originals)
 
     async def run(self) -> RunResult:
         gate = await self.gate()
         self.runner = replace(self.runner, gate=gate)
-        assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)
+        assignment = Assignment(self.parent, "what is there?", SCOPE)
         with anyio.fail_after(5):
             return await self.runner.answer(assignment, self.journal, self.heard.append)
 

@@ -1,6 +1,5 @@
 """The driver grants wishes: models with fallbacks, tools side by side, and it stops when told."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -58,9 +57,7 @@ class Stage:
         plan: TreePlan | None = None,
     ) -> None:
         clock = FakeClock()
-        gate = ToolGate(
-            tools, schemas=NoSchemas(), decode=json.loads, clock=clock, boundary=lambda: "b"
-        )
+        gate = ToolGate(tools, schemas=NoSchemas(), clock=clock, boundary=lambda: "b")
         self.chunks: list[Chunk] = []
         self.journal = KeptJournal(clock, earlier)
         offered = gate.offered(agent)
@@ -74,7 +71,6 @@ class Stage:
             scope=SCOPE,
             rules=RunRules(load_rules(rules)),
             publish=self.events.append,
-            decode=json.loads,
             known=self.journal.result,
         )
         self.driver = Driver(job, model, gate, self.journal, self.chunks.append)

@@ -45,7 +45,7 @@ async def test_all_that_was_granted_comes_back_as_it_was(part: str) -> None:
     result = ToolResult("1", "echo", "done", True, 1.5, SPENT, "b", Excerpt(1, 2, 9, "ref"))
     await first.keep_reply(0, REPLY)
     await first.keep_result(0, REPLY.tool_calls[0], result)
-    await first.begin_call(0, REPLY.tool_calls[1])
+    await first.grant("begun:2", "begun", 0, "2")
     await first.take(1, SAID)
 
     then = again(root).inner(part) if part else again(root)
@@ -64,7 +64,7 @@ async def test_all_that_was_granted_comes_back_as_it_was(part: str) -> None:
 
 async def test_what_is_granted_is_known_in_its_own_part_alone() -> None:
     root = journal()
-    await root.inner(PART).begin_call(2, CALL)
+    await root.inner(PART).grant("begun:1", "begun", 2, "1")
     await root.keep_reply(1, REPLY)
 
     then = again(root)
@@ -79,7 +79,7 @@ async def test_what_is_granted_is_known_in_its_own_part_alone() -> None:
 async def test_a_part_within_a_part_is_the_runs_own() -> None:
     root, deep = journal(), part_of(PART, CALL, 3)
 
-    await root.inner(PART).inner(deep).begin_call(0, CALL)
+    await root.inner(PART).inner(deep).grant("begun:1", "begun", 0, "1")
 
     assert root.kept == [JournalEntry("sub", (deep, "begun", [0, "1"]))]
     assert again(root).inner(deep).begun == {(0, "1")}
@@ -124,7 +124,7 @@ async def test_a_run_that_nobody_records_keeps_nothing_and_knows_its_own() -> No
     alone = RunJournal(FakeClock())
 
     await alone.keep_reply(0, REPLY)
-    await alone.begin_call(0, CALL)
+    await alone.grant("begun:1", "begun", 0, "1")
     await alone.keep_result(0, CALL, ToolResult("1", "pay", "PAID"))
 
     assert not alone.is_recorded

@@ -387,7 +387,7 @@ def test_a_tree_is_given_what_it_declares_and_keeps_what_is_its_own() -> None:
     keys = ':query 5 :user_id "" :model "" :max_tokens 1 :tools [] :context_id nil'
     run = Paper(tree("(llm-call)", keys=keys)).begin().turn.run
 
-    assert run.snapshot() == {
+    assert run.frame.values == {
         "query": 5,
         "user_id": "somebody",
         "model": "fake-1",

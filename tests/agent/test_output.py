@@ -273,7 +273,6 @@ def test_every_event_says_whose_it_is_and_when(plan: str) -> None:
 def test_a_turn_that_let_go_refers_to_nobody() -> None:
     paper = Paper(rules=rule("house.*", 'emit = "house.seen"')).begin().reply("done")
 
-    paper.turn.output.release()
     paper.turn.output.event("house.late", {})
 
     assert paper.told_of("house.late") == []

@@ -1,6 +1,5 @@
 """A runner answers an assignment, and keeps what it grants apart from the run that it works for."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -36,14 +35,14 @@ CLOCK = FakeClock()
 
 
 async def runner(model: Model, *tools: FakeTool, gate: Gate | None = None) -> Runner:
-    gate = gate or ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=CLOCK)
-    plans = await shipped_plans([PARENT])
+    gate = gate or ToolGate(tools, schemas=NoSchemas(), clock=CLOCK)
+    plans = await shipped_plans([HELPER])
     rules = load_rules(())
-    return Runner(model, gate, plans, DecisionTrees(), CurrentRules(rules), json.loads)
+    return Runner(model, gate, plans, DecisionTrees(), CurrentRules(rules))
 
 
 def assignment(*earlier: Node) -> Assignment:
-    return Assignment(HELPER, "sum it up", SCOPE, PARENT.id, earlier=earlier)
+    return Assignment(HELPER, "sum it up", SCOPE, earlier=earlier)
 
 
 def said(role: str, text: str, place: int) -> Node:
@@ -92,7 +91,7 @@ async def test_what_it_has_done_is_not_done_again_and_is_none_of_what_its_run_ha
 async def test_a_template_frames_what_it_is_told() -> None:
     model = ScriptedModel(says("short"))
     template = compile_prompt("Frame: {system_prompt}.")
-    framed = replace(assignment(), besides=ContextExtras(template=template))
+    framed = replace(assignment(), extras=ContextExtras(template=template))
     framed = replace(framed, agent=replace(HELPER, system_prompt="inside"))
 
     with anyio.fail_after(5):

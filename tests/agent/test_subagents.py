@@ -89,13 +89,13 @@ class World:
         self.journal = KeptJournal(self.clock, self.earlier)
 
     async def subagents(self) -> Subagents:
-        gate = ToolGate(self.tools, schemas=NoSchemas(), decode=json.loads, clock=self.clock)
+        gate = ToolGate(self.tools, schemas=NoSchemas(), clock=self.clock)
         named = {AgentId(one.name): one.prompt_path for one in (LIBRARIAN, CLERK)}
         plans = await shipped_plans([PARENT, *(replace(BIG, id=name) for name in named)])
         souls, rules = Souls(FakeTexts(**SOULS), named, clock=self.clock), load_rules(())
         await souls.load()
         models = Models(big=self.big, small=self.small)
-        how = (DecisionTrees(), CurrentRules(rules), json.loads, self.events.append)
+        how = (DecisionTrees(), CurrentRules(rules), self.events.append)
         self.runner = Runner(models, gate, plans, *how)
 
         async def settings(user: str) -> UserSettings:
@@ -109,7 +109,7 @@ class World:
 
     async def run(self) -> RunResult:
         await self.subagents()
-        assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)
+        assignment = Assignment(self.parent, "what is there?", SCOPE)
         with anyio.fail_after(5):
             return await self.runner.answer(assignment, self.journal, self.heard.append)
 

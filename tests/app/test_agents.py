@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.authority import NO_AGENT, reach
+from gateway.config.access import NO_AGENT, reach
 from gateway.config.values import GatewayConfig, GatewaySettings
 from gateway.domain.agents import AgentDef, ProjectDef
 from gateway.domain.ids import AgentId

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gateway.app.assembly import assembled, strict_json
+from gateway.app.assembly import assembled
 from gateway.app.generation import soul_paths, web_settings
 from gateway.cli.configuration import known
+from gateway.codec import decode_strictly
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.host.shipped import shipped_folder
@@ -105,7 +106,7 @@ async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
     config = await to_thread.run_sync(read, tmp_path)
     for _ in range(2):
         async with assembled(config, version="1") as rooms:
-            soul = rooms.front.souls.of(config.agents[1].id)
+            soul = rooms.front.souls.by_agent.get(config.agents[1].id)
             assert soul is not None
             assert soul.content == "I am another."
             assert rooms.health.reasons() == ["the gateway is starting"]
@@ -114,4 +115,4 @@ async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_a_number_that_is_none_is_no_json(number: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
-        strict_json(f'{{"a": {number}}}')
+        decode_strictly(f'{{"a": {number}}}')

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio import to_thread
-from pydantic_core import from_json
 
 from gateway.app.assembly import Gateway, start
 from gateway.app.generation import Generation, build
@@ -46,7 +45,7 @@ async def ask(gateway: Gateway, text: str) -> Sequence[Any]:
     front = gateway.front
     front.intake.open()
     accepted = await front.intake.accept(Inbound(PEER, text))
-    return await whole(await front.run(accepted.run_id), from_json)
+    return await whole(await front.run(accepted.run_id))
 
 
 def test_a_generation_is_built_outside_any_loop_and_cannot_be_changed(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from pydantic_core import from_json, to_json
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
@@ -51,7 +50,7 @@ def test_one_that_cannot_be_loaded_is_left_out_and_logged(
 ) -> None:
     names = ("shelf", "broken", "absent", "clock")
     plugin = PluginDef("p", Path("p.wasm"), tuple(map(FunctionGrant, names)))
-    folder = Folder(to_json, from_json)
+    folder = Folder()
 
     assert set(host_functions([plugin], {"folder": folder})) == {"folder", "shelf"}
     said = {(one.getMessage(), vars(one)["function"]) for one in caplog.records}
@@ -90,7 +89,7 @@ async def test_a_plugin_that_takes_long_to_compile_keeps_nobody_waiting(
 async def test_the_tools_of_a_plugin_that_comes_late_are_offered_and_a_turn_waits_for_them(
     tmp_path: Path,
 ) -> None:
-    gate = ToolGate((), schemas=SchemaChecks(), decode=from_json, clock=SystemClock())
+    gate = ToolGate((), schemas=SchemaChecks(), clock=SystemClock())
     agent = AgentDef(AgentId("main"), "fake", "m", tools=("good",))
     plugins = Plugins()
     async with (

@@ -1,6 +1,5 @@
 """Commands in the chat do what they say, for the session they are given in, without any model."""
 
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -80,11 +79,10 @@ async def chatting(model: Model | None = None, *, agent: AgentDef = AGENT) -> As
             spending=stores.ledger,
             budgets=BUDGETS,
             facts=stores.facts,
-            find=Recall(stores.facts),
+            recall=Recall(stores.facts),
             settled=at_once,
             shared=frozenset(),
             book=a_book(stores, stage.clock),
-            decode=json.loads,
         )
         kept = (stores.channels, stores.channels, stage.clock, lambda: None)
         door = Doorman(commands.book)

@@ -13,7 +13,7 @@ from gateway.channels.progress import Health
 from gateway.channels.room import ChannelRoom, OpenChannel, delivering
 from gateway.channels.translating import WayIn
 from gateway.channels.webhooks import WebhookDoor
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.control.notices import Bus
 from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef

@@ -21,7 +21,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
 from tests.fakes.writer import Reply, WritingAdapter, keyed, posts
-from tests.sessions.stage import encode
 
 RUN = RunId("r1")
 NEW = NewEntry(MessageId("m1"), RUN, SessionKey(AgentId("a"), "chat", "bot"), "hi", NOON)
@@ -86,7 +85,7 @@ async def staged(
     state: str = "running",
 ) -> AsyncIterator[Stage]:
     clock, fetch = FakeClock(), FakeFetch(answer, gate)
-    run = LiveRun(Entry(NEW, 1, "running", 1), encode)
+    run = LiveRun(Entry(NEW, 1, "running", 1))
     run.start(1, Moment(NOON, 0.0))
     run.state = state
     adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})

@@ -358,7 +358,7 @@ def test_an_agent_may_belong_to_a_project_that_is_defined(arena: Arena) -> None:
     [
         (PROJECT.replace('id = "garden"', 'id = "gardens"'), "there is no project"),
         (PROJECT.replace('"garden"', '"default"'), "is open to all"),
-        (PROJECT + '[[projects]]\nid = "garden"\nusers = []', "is there twice"),
+        (PROJECT + '[[projects]]\nid = "garden"\nusers = []', "another one has the id"),
         (PROJECT.replace('users = ["ann"]', ""), "users"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.authority import note_start
+from gateway.config.access import note_start
 from gateway.config.values import GatewayConfig
 from gateway.domain.budgets import Budgets, Limit
 from gateway.domain.channels import ChannelDef, GroupRule

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.capabilities import BadCapability, parse_capability
+from gateway.config.sections import BadCapability, parse_capability
 from gateway.domain.plugins import (
     Capability,
     FunctionGrant,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.effective import effective
+from gateway.config.load import effective
 from gateway.domain.channels import ChannelDef, GroupRule
 from gateway.domain.plugins import Origin
 from tests.config.arena import Arena

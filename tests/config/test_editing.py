@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.capabilities import parse_capability
 from gateway.config.editing import (
-    CannotEdit,
-    _Edit,
     current,
     difference,
     save,
@@ -25,6 +22,8 @@ from gateway.config.editing import (
     without_capability,
 )
 from gateway.config.problems import ConfigInvalid
+from gateway.config.sections import parse_capability
+from gateway.config.toml import CannotEdit, rewritten
 from gateway.config.values import Surroundings
 from tests.config.arena import KNOWN, Arena
 
@@ -446,11 +445,13 @@ def test_what_is_no_scope_is_refused(scope: str) -> None:
 
 
 def one_more(text: str) -> str:
-    return _Edit.of(f"x = {text}").with_element(("x",), 9)[4:]
+    return rewritten(f"x = {text}", {"x": [*tomllib.loads(f"x = {text}")["x"], 9]})[4:]
 
 
 def one_less(text: str, index: int) -> str:
-    return _Edit.of(f"x = {text}").without_elements(("x",), [index])[4:]
+    elements = tomllib.loads(f"x = {text}")["x"]
+    del elements[index]
+    return rewritten(f"x = {text}", {"x": elements})[4:]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.config.effective import Row, effective
+from gateway.config.load import Row, effective
 from gateway.config.values import Overrides
 from tests.config.arena import Arena
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.environment import Choice, default_model, key_variables, usual_choice, value_of
+from gateway.config.environment import key_variables, value_of
 from gateway.config.load import find_file
+from gateway.config.reading import Choice, default_model, usual_choice
 from gateway.config.values import Overrides, Surroundings
 from tests.config.arena import KNOWN, Arena
 

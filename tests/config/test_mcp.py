@@ -172,7 +172,7 @@ def test_what_is_no_plugin_is_not_served(arena: Arena, tool: str) -> None:
     (problem,) = arena.problems(f'{SERVED}[mcp.serve]\ntools = ["echo", "{tool}"]')
 
     assert (problem.key, problem.line) == ("mcp.serve.tools.1", 13)
-    assert f'"{tool}" is no plugin' in problem.message
+    assert problem.message == f'there is no plugin "{tool}"'
     assert "choose one of: echo, off" in problem.fix
 
 

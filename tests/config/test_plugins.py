@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.capabilities import parse_capability
 from gateway.config.plugins import LARGEST_CONFIG
 from gateway.config.problems import Problem
+from gateway.config.sections import parse_capability
 from gateway.domain.plugins import Origin, PluginDef, PluginLimits
 from tests.config.arena import Arena
 

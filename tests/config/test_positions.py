@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.document import Positions
+from gateway.config.toml import Positions
 from tests.config.test_schema import EXAMPLE, WHOLE_EXAMPLE
 
 ODD = """\ufeff# c

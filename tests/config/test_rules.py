@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.effective import effective
+from gateway.config.load import effective
 from tests.config.arena import Arena
 from tests.fakes.rules import core_definitions, rule
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.policy import CallAsked, Circles, digest, looked_at, signature
+from gateway.control.policy import LoopState, digest, signature
+from gateway.domain.agents import Limits
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -17,7 +18,7 @@ PLAIN = st.recursive(
 
 
 def mark(arguments: str, tool: str = "echo") -> str:
-    return signature(tool, arguments, json.loads)
+    return signature(tool, arguments)
 
 
 # -- signatures
@@ -103,7 +104,7 @@ class Course:
     window: int = 6
     threshold: int = 3
     repeats: int = 3
-    circles: Circles = field(default_factory=Circles)
+    circles: LoopState = field(default_factory=LoopState)
 
     def found(self, turns: str) -> str:
         words = []
@@ -114,20 +115,19 @@ class Course:
         return " ".join(words)
 
     def _of(self, calls: list[str]) -> str:
-        asked = [CallAsked(str(number), one[0]) for number, one in enumerate(calls)]
-        self.circles, finding = looked_at(
-            self.circles,
-            asked,
-            window=self.window,
-            threshold=self.threshold,
-            repeats=self.repeats,
+        limits = Limits(
+            loop_window=self.window,
+            loop_threshold=self.threshold,
+            no_progress_repeats=self.repeats,
         )
-        word = ("L" if finding.loop else "") + ("R" if finding.refused else "")
+        asked = {str(number): one[0] for number, one in enumerate(calls)}
+        self.circles, loop, refused = self.circles.after_calls(asked, limits)
+        word = ("L" if loop else "") + ("R" if refused else "")
         if self.circles.is_stuck:
             return word + "S"
         for number, one in enumerate(calls):
-            if str(number) not in finding.refused:
-                self.circles = self.circles.noted(one[0], one[1:])
+            if str(number) not in refused:
+                self.circles = self.circles.after_result(one[0], one[1:])
                 counts = {each.signature: each.count for each in self.circles.repeats}
                 word += "N" if counts[one[0]] == self.repeats else ""
         return word
@@ -230,11 +230,12 @@ LETTERS = st.lists(
 @given(LETTERS)
 def test_the_order_inside_a_turn_never_matters_for_loops(turns: list[list[str]]) -> None:
     def loops(each: list[list[str]]) -> list[bool]:
-        circles, found = Circles(), []
+        circles, found = LoopState(), []
+        limits = Limits(loop_window=6, loop_threshold=3, no_progress_repeats=3)
         for turn in each:
-            asked = [CallAsked(str(number), one[0]) for number, one in enumerate(turn)]
-            circles, finding = looked_at(circles, asked, window=6, threshold=3, repeats=3)
-            found.append(finding.loop is not None)
+            asked = {str(number): one[0] for number, one in enumerate(turn)}
+            circles, loop, _ = circles.after_calls(asked, limits)
+            found.append(loop is not None)
         return found
 
     assert loops(turns) == loops([turn[::-1] for turn in turns])

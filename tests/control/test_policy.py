@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gateway.control.policy import (
     AgentState,
-    Circles,
     DecisionTree,
     DecisionTrees,
     DefaultDecisionTree,
+    LoopState,
     UnknownDecisionTree,
     tightened,
     warning_at,
@@ -145,7 +145,7 @@ HOLDS: Mapping[str, Mapping[str, Any]] = {
     "max_iterations": {"turn": LIMITS.max_iterations},
     "token_budget": {"tokens_used": LIMITS.token_budget},
     "timeout": {"now": float(LIMITS.timeout_seconds)},
-    "no_progress": {"circles": Circles(is_stuck=True)},
+    "no_progress": {"circles": LoopState(is_stuck=True)},
     "error_limit": {"consecutive_errors": LIMITS.error_limit},
 }
 ALMOST: Mapping[str, Mapping[str, Any]] = {

@@ -8,7 +8,7 @@ import anyio
 from gateway.channels.adapters import Outbound, TextLimits
 from gateway.channels.delivery import Courier, Post
 from gateway.channels.progress import Health
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores

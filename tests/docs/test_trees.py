@@ -95,7 +95,6 @@ class Paper:
             scope=ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c"),
             rules=RunRules(load_rules(())),
             publish=lambda event: None,
-            decode=from_json,
             decision=decision,
             context_id=NodeId("n"),
         )
@@ -134,15 +133,15 @@ def test_every_function_is_documented_with_what_it_writes_and_its_options_and_no
 
     assert documented == {
         name: (
-            set(offered.writes),
-            set(offered.options) | set(KINDS[name].options if name in HOSTED else ()),
+            set(function.writes),
+            set(function.options) | set(KINDS[name].options if name in HOSTED else ()),
         )
-        for name, offered in REGISTRY.offered.items()
+        for name, function in REGISTRY.functions.items()
     }
 
 
 def test_every_node_that_can_be_used_is_documented_with_its_options_and_no_other() -> None:
-    usable = {name for name in KINDS if name not in HOSTED or name in REGISTRY.offered}
+    usable = {name for name in KINDS if name not in HOSTED or name in REGISTRY.functions}
     documented = {
         name: {option.removeprefix(":") for option in words(options)}
         for name, (options, _) in rows("Nodes").items()
@@ -180,7 +179,7 @@ def test_every_documented_input_is_given() -> None:
     schema = " ".join(f":{key} nil" for key in keys)
     plan = load(f'(tree "t" :blackboard-schema {{{schema}}} (succeed))', registry=REGISTRY)
 
-    given = Paper(plan).turn.run.snapshot()
+    given = Paper(plan).turn.run.frame.values
 
     assert keys[0] == "query"
     assert [key for key in keys if given[key] is None] == []

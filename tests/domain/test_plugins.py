@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import Origin, PluginDef, PluginSecret, StoreGrant
 

@@ -35,14 +35,8 @@ class KeptJournal(RunJournal):
         super().__init__(clock, earlier)
         self.kept = list(earlier)
         self.written: list[str] = []
-        self._waiting: list[JournalEntry] = []
 
-    def grant(self, kind: str, *values: object) -> None:
-        self._waiting.append(JournalEntry(kind, values))
-
-    async def keep(self, what: str) -> None:
-        self.written.append(what)
-        for one in self._waiting:
-            kind, *values = from_json(to_json([one.kind, *one.values]))
-            self.kept.append(JournalEntry(kind, tuple(values)))
-        self._waiting.clear()
+    async def grant(self, name: str, kind: str, *values: object) -> None:
+        self.written.append(name)
+        kind, *plain = from_json(to_json([kind, *values]))
+        self.kept.append(JournalEntry(kind, tuple(plain)))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anyio import to_thread
-from pydantic_core import from_json, to_json
 
 from gateway.channels.crossing import read_description
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
 from gateway.domain.ports import Clock, Fetch, HostFunction, ToolStore
 from gateway.host.clock import SystemClock
@@ -36,8 +35,6 @@ def means(
         fetch or FakeFetch(),
         store or FakePlugins(),
         clock or SystemClock(),
-        to_json,
-        from_json,
         read_description,
         functions or {},
         UseLedger(),

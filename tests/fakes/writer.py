@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.channels.adapters import CallRecipe, Description, Outbound, Poll
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.errors import AdapterFailed
 from gateway.domain.plugins import Capability, PluginDef
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import PluginDef
@@ -18,7 +17,7 @@ def plugin(folder: object) -> PluginDef:
 
 async def walked(root: Path, prefix: str | None = None) -> list[list[str]]:
     """The paths of each batch."""
-    folder, batches, cursor = Folder(to_json, from_json), [], None
+    folder, batches, cursor = Folder(), [], None
     while True:
         asked = {"op": "next", "path": prefix, "cursor": cursor}
         answer = json.loads(await folder(json.dumps(asked), plugin(str(root))))
@@ -75,7 +74,7 @@ def test_no_cursor_leads_out_of_the_folder(tmp_path: Path, cursor: str) -> None:
     (tmp_path / "plain").write_text("here")
     asked = json.dumps({"op": "next", "path": None, "cursor": cursor})
 
-    answer = json.loads(anyio.run(Folder(to_json, from_json), asked, plugin(str(tmp_path))))
+    answer = json.loads(anyio.run(Folder(), asked, plugin(str(tmp_path))))
 
     assert {one["path"] for one in answer["files"]} <= {"plain"}
 
@@ -83,10 +82,10 @@ def test_no_cursor_leads_out_of_the_folder(tmp_path: Path, cursor: str) -> None:
 @pytest.mark.parametrize("folder", [None, 7, "relative/path", ""])
 def test_without_an_absolute_folder_the_operator_is_told(folder: object) -> None:
     with pytest.raises(Denied, match="absolute path"):
-        anyio.run(Folder(to_json, from_json), '{"op": "next"}', plugin(folder))
+        anyio.run(Folder(), '{"op": "next"}', plugin(folder))
 
 
 @pytest.mark.parametrize("asked", ["", "[]", "{}", '{"op": "read"}', '{"op":"next","path":7}'])
 def test_what_is_not_understood_is_said(tmp_path: Path, asked: str) -> None:
     with pytest.raises(Denied, match="ask with"):
-        anyio.run(Folder(to_json, from_json), asked, plugin(str(tmp_path)))
+        anyio.run(Folder(), asked, plugin(str(tmp_path)))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
-from pydantic_core import from_json
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
@@ -81,7 +80,7 @@ async def staged(
     own: Sequence[FakeTool] = (),
 ) -> AsyncIterator[Stage]:
     clock = SystemClock()
-    gate = ToolGate(own, schemas=SchemaChecks(), decode=from_json, clock=clock)
+    gate = ToolGate(own, schemas=SchemaChecks(), clock=clock)
     tools = (*(one.spec.name for one in own), *(listed or [f"mcp:{definition.name}"]))
     agent = AgentDef(AgentId("main"), "fake", "m", tools=tools)
     stages: list[Stage] = []

@@ -1,7 +1,6 @@
 """What a model is asked for facts, and what of its reply is believed."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from time import process_time
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Payer
@@ -39,16 +37,12 @@ GOOD = {
 }
 
 
-def encode(value: object) -> bytes:
-    return json.dumps(value).encode()
-
-
 def read(*facts: object) -> Any:
-    return claims_of(json.dumps({"facts": facts}), KEY, SAID, json.loads)
+    return claims_of(json.dumps({"facts": facts}), KEY, SAID)
 
 
 def test_a_model_is_shown_only_what_one_person_said_with_its_date() -> None:
-    asked = request(AGENT, KEY, SAID, (), encode)
+    asked = request(AGENT, KEY, SAID, ())
 
     (message,) = asked.messages
     shown = json.loads(message.text)
@@ -61,7 +55,7 @@ def test_a_model_is_shown_only_what_one_person_said_with_its_date() -> None:
 def test_a_long_message_is_shown_in_part() -> None:
     long = SaidMessage(NodeId("m1"), RunId("r1"), None, "x" * 100_000, NOW)
 
-    asked = request(AGENT, KEY, (long,), (), encode)
+    asked = request(AGENT, KEY, (long,), ())
 
     assert len(asked.messages[0].text) < SHOWN_CHARACTERS + 200
 
@@ -92,7 +86,7 @@ def test_what_is_still_to_come_is_no_fact(valid_from: str | None) -> None:
     soon = SaidMessage(NodeId("m1"), RunId("r1"), "ann", text, NOW)
     facts = [{**GOOD, "quote": text, "object": "Berlin", "valid_from": valid_from}]
 
-    assert claims_of(json.dumps({"facts": facts}), KEY, (soon,), json.loads) == ()
+    assert claims_of(json.dumps({"facts": facts}), KEY, (soon,)) == ()
 
 
 def test_a_third_party_is_a_subject_of_its_own() -> None:
@@ -126,7 +120,6 @@ def test_what_many_can_have_is_not_made_functional_by_a_model() -> None:
         {"object": ""},
         {"object": "x" * 301},
         {"object": ["Oslo"]},
-        {"object": "\ud800"},
         {"subject": ""},
         {"subject": "x" * 101},
         {"predicate": "!?"},
@@ -146,13 +139,13 @@ def test_a_claim_that_is_not_as_asked_for_is_dropped_and_the_others_stay(
     ["", "I found no facts.", "[]", "null", '{"facts": null}', "{" * 100_000, "[" * 60_000],
 )
 def test_a_reply_that_is_not_the_json_that_was_asked_for_is_none(reply: str) -> None:
-    assert claims_of(reply, KEY, SAID, json.loads) is None
+    assert claims_of(reply, KEY, SAID) is None
 
 
 def test_a_fence_around_the_json_is_no_harm() -> None:
     reply = f"```json\n{json.dumps({'facts': [GOOD]})}\n```"
 
-    assert claims_of(reply, KEY, SAID, json.loads) == read(GOOD)
+    assert claims_of(reply, KEY, SAID) == read(GOOD)
 
 
 def test_a_claim_counts_once_and_there_are_never_too_many() -> None:
@@ -166,8 +159,8 @@ def test_a_claim_counts_once_and_there_are_never_too_many() -> None:
 def test_no_reply_takes_long_to_refuse(inside: str) -> None:
     before = process_time()
 
-    assert claims_of(f"```json\n{inside}", KEY, SAID, from_json) is None
-    assert claims_of(f"```json\n{inside}```", KEY, SAID, from_json) is None
+    assert claims_of(f"```json\n{inside}", KEY, SAID) is None
+    assert claims_of(f"```json\n{inside}```", KEY, SAID) is None
     assert process_time() - before < 1
 
 
@@ -185,9 +178,7 @@ JSON = st.recursive(
 def test_whatever_a_model_says_of_a_fact_nothing_breaks_and_the_quote_is_real(
     fact: dict[str, object],
 ) -> None:
-    decode: Callable[[str | bytes], object] = lambda _: {"facts": [fact]}  # noqa: E731  # no file has it
-
-    for claim in claims_of("{}", KEY, SAID, decode) or ():
+    for claim in claims_of(json.dumps({"facts": [fact]}), KEY, SAID) or ():
         assert claim.source is not None
         assert any(claim.source.quote in one.text for one in SAID)
         assert 0 <= claim.confidence <= 1

@@ -104,8 +104,6 @@ async def kept(
                 model=asked,
                 clock=clock,
                 ids=ids or CountingIds(),
-                encode=lambda value: json.dumps(value).encode(),
-                decode=json.loads,
                 group=group,
             )
             await extractor.resume()

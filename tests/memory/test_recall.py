@@ -3,16 +3,17 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, Recalled, SaidSource, scope_of, whose, words_of
+from gateway.domain.facts import Claim, FoundTurns, Recalled, SaidSource, Whose, scope_of, whose
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.ports import Stores
-from gateway.memory.recall import Recall, asked_words
+from gateway.memory.recall import Recall
 from tests.conformance.test_turns import index, say
 from tests.fakes.store import NOON, open_memory, session_key
 
@@ -207,9 +208,26 @@ async def test_a_huge_question_is_looked_at_at_both_ends() -> None:
     assert {one.id for one in best} == {"a-1", "a-2"}
 
 
+class NoTurns:
+    """Finds nothing, and keeps the words that it was asked for."""
+
+    words: Sequence[str] = ()
+
+    def knows(self, whose: Whose) -> bool:
+        return False
+
+    async def find_turns(
+        self, key: SessionKey, words: Sequence[str], *choose: object, **bounds: object
+    ) -> FoundTurns:
+        self.words = words
+        return FoundTurns()
+
+
 @given(st.text())
 def test_what_is_asked_for_is_a_bounded_number_of_plain_words(question: str) -> None:
-    words = asked_words(words_of(question))
+    facts: Any = NoTurns()
+    anyio.run(Recall(facts).of, question, ANN, Whose(room=ANN))
+    words = facts.words
 
     assert len(words) <= 24
     assert len(set(words)) == len(words)

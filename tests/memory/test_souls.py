@@ -17,7 +17,7 @@ async def test_a_changed_soul_is_used_and_a_bad_one_is_not() -> None:
     clock, texts = FakeClock(), FakeTexts(one="first", two="other")
     souls = Souls(texts, {A: "one", B: "two"}, clock=clock)
     await souls.load()
-    before = souls.of(A)
+    before = souls.by_agent.get(A)
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
@@ -25,9 +25,9 @@ async def test_a_changed_soul_is_used_and_a_bad_one_is_not() -> None:
             await texts.watching.wait()
             clock.move(60)
             await texts.write("one", "second")
-            after = souls.of(A)
+            after = souls.by_agent.get(A)
             await texts.write("one", None)
-            kept, problems = souls.of(A), souls.problems
+            kept, problems = souls.by_agent.get(A), souls.problems
             await texts.write("one", "third")
             group.cancel_scope.cancel()
 
@@ -49,7 +49,7 @@ async def test_a_changed_template_is_used_and_a_bad_one_is_not() -> None:
     used = []
 
     def use() -> None:
-        template = souls.template_of(B)
+        template = souls.templates.get(B)
         used.append((template and template.render({"soul": "x"}), souls.problems))
 
     with anyio.fail_after(5):
@@ -68,7 +68,7 @@ async def test_a_changed_template_is_used_and_a_bad_one_is_not() -> None:
         ("b x", (f"prompt cannot be read: No such file{kept}",)),
         ("d", ()),
     ]
-    assert souls.template_of(A) is None
+    assert souls.templates.get(A) is None
 
 
 async def test_a_template_that_is_wrong_at_start_is_an_error() -> None:

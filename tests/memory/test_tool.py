@@ -12,7 +12,7 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.ports import Stores, ToolScope
 from gateway.memory.tool import MemoryTool
 from tests.fakes.clock import CountingIds, FakeClock
-from tests.fakes.find import FakeFind
+from tests.fakes.recall import FakeRecall
 from tests.fakes.store import open_memory
 
 AGENT = AgentId("a")
@@ -27,7 +27,7 @@ def scope(key: SessionKey = ANN, sender: str | None = None, said: str = SAID) ->
 
 
 def tool(stores: Stores, *found: Recalled, **more: Any) -> MemoryTool:
-    return MemoryTool(stores.facts, FakeFind(*found), FakeClock(), CountingIds(), **more)
+    return MemoryTool(stores.facts, FakeRecall(*found), FakeClock(), CountingIds(), **more)
 
 
 async def use(tool: MemoryTool, operation: str, at: ToolScope, /, **arguments: object) -> Any:
@@ -226,8 +226,8 @@ async def test_what_is_found_is_told_with_its_dates_and_not_at_any_length() -> N
 
     assert told["facts"] == []
     assert told["said"] == [{"at": "2025-01-02", "by": "user", "text": ("dog " * 250)}]
-    assert isinstance(memory.find, FakeFind)
-    assert memory.find.asked == [("dog", ANN, Whose(scope=str(ANN)))]
+    assert isinstance(memory.recall, FakeRecall)
+    assert memory.recall.asked == [("dog", ANN, Whose(scope=str(ANN)))]
 
 
 @pytest.mark.requirement("S-003-Memory-05")
@@ -280,7 +280,7 @@ async def test_a_call_that_cannot_work_tells_the_model_why(
 
 
 async def test_a_store_that_is_out_of_reach_is_no_end_of_the_turn() -> None:
-    class Gone(FakeFind):
+    class Gone(FakeRecall):
         async def of(self, *_: object, **__: object) -> Any:
             raise StoreUnavailable("disk full at /data")
 

@@ -1,6 +1,6 @@
 """Short ways to ask through the guard."""
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import HttpGrant, Origin, PluginSecret
 from gateway.domain.ports import FetchGrant, FetchRequest

@@ -132,7 +132,7 @@ async def test_a_call_that_is_cut_off_is_not_lost_and_cannot_run(finish: str) ->
 @pytest.mark.requirement("S-002-XML-08")
 async def test_the_gate_runs_a_recovered_call_and_tells_the_model_of_any_that_cannot_run() -> None:
     clock = FakeTool("clock")
-    gate = ToolGate((clock,), schemas=NoSchemas(), decode=json.loads, clock=FakeClock())
+    gate = ToolGate((clock,), schemas=NoSchemas(), clock=FakeClock())
     agent = AgentDef(AgentId("a"), "p", "m", tools=("clock",))
     scope = ToolScope(SessionKey(agent.id, "c", "p"), RunId("r"), "p")
     said = [hermes("clock"), hermes("weather"), hermes("clock", '{"a": oops}'), hermes()[:-5]]

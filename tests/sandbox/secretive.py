@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import HttpGrant, PluginSecret
 from gateway.outbound.client import open_guarded

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import to_json
 
 from gateway.channels.crossing import read_description
 from gateway.domain.plugins import PluginDef
@@ -19,7 +18,7 @@ BUNDLED = PluginDef("shop", Path("shop.wasm"), is_bundled=True)
 
 def said(answer: object, plugin: PluginDef = PLUGIN) -> Described:
     text = answer if isinstance(answer, str) else json.dumps(answer)
-    return described(plugin, "tool", text, to_json, read_description)
+    return described(plugin, "tool", text, read_description)
 
 
 def a_plugin(*tools: dict[str, Any], **more: object) -> dict[str, object]:

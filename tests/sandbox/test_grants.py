@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef
 from gateway.sandbox.grants import PluginRefused, missing, needed, require_granted
 from gateway.sandbox.plugins import Loaded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic_core import to_json
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.errors import Denied, StoreUnavailable
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginDef, PluginSecret

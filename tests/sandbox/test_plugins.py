@@ -10,7 +10,7 @@ import anyio
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.errors import AdapterFailed, ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.plugins import PluginDef, PluginLimits

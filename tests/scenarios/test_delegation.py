@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.config.values import GatewayConfig
 from gateway.domain.ports import PluginSpace
 from gateway.host.shipped import shipped_folder

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 import anyio
@@ -16,10 +15,10 @@ from gateway.control.policy import DecisionTrees
 from gateway.control.rules import CurrentRules, RuleSet, load_rules
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
-from gateway.domain.facts import Remember
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
+from gateway.memory.recall import Recall
 from gateway.memory.souls import Souls
 from gateway.memory.window import Episodes
 from gateway.routing import Closed, Router
@@ -28,9 +27,8 @@ from gateway.sessions.intake import Front, MessageIntake, QueueBounds
 from gateway.sessions.lanes import Lanes, QueuePolicy
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import StatelessRuns
-from gateway.sessions.worker import RunWorker, TurnRecall
+from gateway.sessions.worker import RunWorker, SettingsBook
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices
@@ -44,15 +42,6 @@ OURS = DecisionTrees()
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY, USUAL = QueueBounds(), QueuePolicy()
 Events = list[dict[str, Any]]
-
-
-def encode(value: object) -> bytes:
-    return json.dumps(value, default=_iso, separators=(",", ":")).encode()
-
-
-def _iso(value: object) -> str:
-    assert isinstance(value, datetime)
-    return value.isoformat()
 
 
 @dataclass
@@ -131,7 +120,7 @@ async def staged(
     decisions: DecisionTrees = OURS,
     bus: Bus | None = None,
     said: Callable[[SessionKey], None] = lambda key: None,
-    remember: Remember | None = None,
+    remember: Recall | None = None,
     compacts: bool = False,
     closed: Closed = EVERYBODYS,
 ) -> AsyncIterator[Stage]:
@@ -140,12 +129,12 @@ async def staged(
     used = inbox or stores.inbox
     souls = Souls(FakeTexts(), {}, clock=clock)
     episodes, runs = Episodes(stores.sessions), dict[str, LiveRun]()
-    settings = SettingsBook(stores.sessions, encode, json.loads)
-    gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
+    settings = SettingsBook(stores.sessions)
+    gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), clock=clock)
     ids = CountingIds(1_000_000 + ids_from)
     meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
     bus = bus or Bus()
-    how = (decisions, CurrentRules(rules), json.loads, bus.publish)
+    how = (decisions, CurrentRules(rules), bus.publish)
     worker = RunWorker(
         agents={agent.id: agent for agent in agents},
         runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),
@@ -156,12 +145,10 @@ async def staged(
         settings=settings,
         clock=clock,
         bus=bus,
-        encode=encode,
-        decode=json.loads,
         channels=channels,
         runs=runs,
         on_finished=said,
-        recall=TurnRecall(remember),
+        memory=remember,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):

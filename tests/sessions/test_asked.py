@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelRequest, ToolSpec
-from gateway.sessions.journal import RequestParts, parted, parts_of
+from gateway.sessions.journal import (
+    NO_REQUEST,
+    RequestParts,
+    changed_parts,
+    parted,
+    parts_after,
+    parts_of,
+)
 
 TOOLS = (ToolSpec("a", "does a"), ToolSpec("b", "does b"))
 CALL = ToolCall("c1", "a", "{}")
@@ -19,12 +26,13 @@ SAID = (
 )
 REQUEST = ModelRequest("p", "m", "You are brief.", SAID, TOOLS)
 
-PARTS = st.builds(
-    RequestParts,
-    st.dictionaries(st.text(max_size=2), st.integers()),
-    st.text(max_size=5),
-    st.dictionaries(st.text(max_size=2), st.text(max_size=2)),
-    st.lists(st.sampled_from("abc"), max_size=4).map(tuple),
+PARTS = st.fixed_dictionaries(
+    {
+        "settings": st.dictionaries(st.text(max_size=2), st.integers()),
+        "system": st.text(max_size=5),
+        "tools": st.dictionaries(st.text(max_size=2), st.text(max_size=2)),
+        "messages": st.lists(st.sampled_from("abc"), max_size=4),
+    }
 )
 
 
@@ -73,14 +81,14 @@ def test_what_a_model_is_not_told_makes_no_difference() -> None:
 def test_requests_that_are_written_as_changes_are_read_as_they_were(
     all_parts: list[RequestParts],
 ) -> None:
-    written, before = [], RequestParts()
+    written, before = [], NO_REQUEST
     for parts in all_parts:
-        written.append(parts.since(before))
+        written.append(changed_parts(before, parts))
         before = parts
 
-    read, before = [], RequestParts()
+    read, before = [], NO_REQUEST
     for told in written:
-        before = before.then(told)
+        before = parts_after(before, told)
         read.append(before)
 
     assert read == all_parts
@@ -89,4 +97,4 @@ def test_requests_that_are_written_as_changes_are_read_as_they_were(
 @pytest.mark.parametrize("told", [{}, {"kept": "x", "messages": []}, {"kept": 0, "messages": 1}])
 def test_what_is_no_request_is_refused(told: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="a request that is none"):
-        RequestParts().then(told)
+        parts_after(NO_REQUEST, told)

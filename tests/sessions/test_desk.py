@@ -19,14 +19,14 @@ from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.fakes.ports import PartOfInbox
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
-from tests.sessions.stage import AGENT, Stage, encode, staged
+from tests.sessions.stage import AGENT, Stage, staged
 
 ANN, BEN = Client("ann"), Client("ben", agents=frozenset({"b"}))
 SECOND = replace(AGENT, id=AgentId("b"))
 
 
 def desk_of(stage: Stage) -> ServedDesk:
-    return ServedDesk(stage.front, stage.gate, AGENT, encode, json.loads, CountingIds(900))
+    return ServedDesk(stage.front, stage.gate, AGENT, CountingIds(900))
 
 
 async def ask(desk: ServedDesk, message: str, **more: str) -> Served:
@@ -169,7 +169,7 @@ async def test_who_asks_while_the_gateway_ends_is_told_to_ask_again() -> None:
         group.start_soon(put)
         await model.until_asked(1)
         for run in tuple(stage.front.live.values()):
-            run.abandon()
+            run.publish(is_over=False)
         model.let()
 
     assert answers[0].is_error

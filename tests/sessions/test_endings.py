@@ -12,8 +12,7 @@ from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, U
 from gateway.domain.model import FinishReason
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import SHOWN_TEXT, RunEnd, answered, merged, refused
-from tests.sessions.stage import encode
+from gateway.sessions.worker import SHOWN_TEXT, RunEnd, end_with, merged, refused
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
@@ -27,11 +26,11 @@ SAID = (
 
 def asked(name: str) -> LiveRun:
     new = NewEntry(MessageId(f"m-{name}"), RunId(f"r-{name}"), KEY, name, AT)
-    return LiveRun(Entry(new, 1, "running", 1), encode)
+    return LiveRun(Entry(new, 1, "running", 1))
 
 
 def end_of(result: RunResult, parent: NodeId | None = None) -> RunEnd:
-    return answered(TurnBatch([asked("hi")]), parent, result, NOW)
+    return end_with(TurnBatch(asked("hi")), parent, result, NOW)
 
 
 def answer(end: Finish | Fail, *said: Message) -> RunResult:
@@ -69,7 +68,7 @@ def test_the_last_message_has_the_status_of_the_end(
 
 
 def test_a_refusal_keeps_the_question_and_says_why() -> None:
-    end = refused(TurnBatch([asked("hi")]), None, "config_error", "gone", NOW)
+    end = refused(TurnBatch(asked("hi")), None, "config_error", "gone", NOW)
 
     assert [node.message.text for node in end.nodes] == ["hi", "gone"]
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
@@ -98,10 +97,10 @@ def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:
 
 
 def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
-    batch = TurnBatch([asked("a"), asked("b")], took=[asked("c")])
+    batch = TurnBatch(asked("b"), [asked("a")], took=[asked("c")])
     said = (*SAID[:2], Message("user", "c"), Message("assistant", "done"))
 
-    end = answered(batch, None, answer(Finish("answered", "done"), *said), NOW)
+    end = end_with(batch, None, answer(Finish("answered", "done"), *said), NOW)
 
     shown = [(node.id, node.run_id, node.message.role) for node in end.nodes]
     assert shown == [

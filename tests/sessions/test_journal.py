@@ -6,7 +6,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from gateway.agent.driver import RunControl
 from gateway.agent.effects import Steered
@@ -37,7 +37,7 @@ PAID = ToolResult("1", "pay", "PAID")
 
 
 def journal(store: Journal | None = None, clock: FakeClock | None = None) -> RecordedJournal:
-    one = RecordedJournal(RUN, clock or FakeClock(), store or FakeJournal(), to_json)
+    one = RecordedJournal(RUN, clock or FakeClock(), store or FakeJournal())
     one.begin(1, [RunId("q"), RUN], RunControl())
     return one
 
@@ -92,7 +92,7 @@ async def test_a_secret_that_is_known_later_is_blotted_out_in_what_was_not_writt
     one = journal(store)
     one("bytes", KEY.encode())
     one.hide(KEY)
-    await one.keep("reply:0")
+    await one.grant("reply:0", "reply")
     one("bytes", f"again {KEY}".encode())
     last = await last_of(one)
 
@@ -107,11 +107,11 @@ async def test_what_was_granted_and_sent_is_read_again_over_its_parts(size: int)
     one.lines.append(b'{"seq":1}')
     one.replied(0, REPLY)
     await one.keep_reply(0, REPLY)
-    await one.begin_call(0, CALL)
+    await one.grant("begun:1", "begun", 0, "1")
     one.lines.append(b'{"seq":2}')
     await one.keep_result(0, CALL, PAID)
     await one.take(1, Steered(RunId("r_2"), "more"))
-    one.ends()
+    one("over")
     one.lines.append(b'{"seq":3}')
     number, pack = await one.last_part()
 
@@ -134,7 +134,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
     await first.keep_result(0, CALL, PAID)
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
-    second = RecordedJournal(RUN, FakeClock(), store, to_json, granted=granted, parts=len(earlier))
+    second = RecordedJournal(RUN, FakeClock(), store, granted=granted, parts=len(earlier))
     second.begin(2, [RUN], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(1, CALL, PAID)
@@ -148,7 +148,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
 
 
 async def test_what_others_did_before_and_while_it_runs_is_taken_down() -> None:
-    control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal(), to_json)
+    control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal())
     control.steer(Steered(RunId("r_2"), "more"))
 
     one.begin(1, [RUN], control)
@@ -171,7 +171,7 @@ async def test_a_run_that_is_told_too_much_keeps_what_it_was_granted_and_what_it
     for _ in range(9):
         one("bytes", b"x" * 1024 * 1024)
     one.lines.append(b'{"seq":1}')
-    await one.begin_call(1, CALL)
+    await one.grant("begun:1", "begun", 1, "1")
     one("text", "more")
     one.lines.append(b'{"seq":2}')
     first, *parts = [*await store.read(RUN), await last_of(one)]
@@ -191,7 +191,7 @@ async def test_a_run_that_is_told_too_much_keeps_what_it_was_granted_and_what_it
 async def test_as_much_as_is_kept_of_a_run_can_be_read_again() -> None:
     one = recorded(*[b"\0\xff" * (MOST_BYTES // 16 - 100)] * 8)
 
-    attempt = await last_attempt([await last_of(one)], from_json)
+    attempt = await last_attempt([await last_of(one)])
 
     assert not attempt.is_cut
     assert len("".join(pieces_of(attempt))) == MOST_BYTES - 1600
@@ -202,7 +202,7 @@ async def test_what_has_no_form_is_dropped_and_the_run_ends(size: int) -> None:
     one = recorded(b"x" * size)
     one("text", "half of a pair: \ud800")
     one.lines.append(b'{"seq":1}')
-    one.ends()
+    one("over")
 
     part = await last_of(one)
 
@@ -241,7 +241,7 @@ async def test_it_waits_for_the_store_before_anything_takes_effect() -> None:
     one, took = journal(store, clock), list[str]()
 
     async def keep() -> None:
-        await one.begin_call(0, CALL)
+        await one.grant("begun:1", "begun", 0, "1")
         took.append("effect")
 
     with anyio.fail_after(5):
@@ -261,7 +261,7 @@ async def test_a_stop_while_the_store_is_away_loses_nothing_that_was_sent() -> N
     one.lines.append(b'{"seq":1}')
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(one.begin_call, 0, CALL)
+            group.start_soon(one.grant, "begun:1", "begun", 0, "1")
             await clock.until_someone_sleeps()
             group.cancel_scope.cancel()
     store.is_away = False
@@ -277,14 +277,14 @@ async def test_a_part_that_was_never_written_is_in_the_way_of_no_later_one() -> 
     one = journal(store, clock)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(one.begin_call, 0, CALL)
+            group.start_soon(one.grant, "begun:1", "begun", 0, "1")
             await clock.until_someone_sleeps()
             group.cancel_scope.cancel()
     store.is_away = False
     await one.keep_result(1, CALL, PAID)
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
-    second = RecordedJournal(RUN, clock, store, to_json, granted=granted, parts=len(earlier))
+    second = RecordedJournal(RUN, clock, store, granted=granted, parts=len(earlier))
     second.begin(2, [RUN], RunControl())
     second.lines.append(b'{"seq":9}')
     await second.keep_result(2, CALL, PAID)

@@ -25,7 +25,7 @@ def test_one_step_of_whoever_was_stopped_is_no_divergence(
 ) -> None:
     parted: list[Difference | JournalUnreadable] = []
 
-    Player(Attempt((STOP, late, OVER)), RunControl(), parted.append, "none").ends()
+    Player(Attempt((STOP, late, OVER)), RunControl(), parted.append, "none")("over")
 
     assert bool(parted) is is_heard
 
@@ -36,6 +36,6 @@ def test_what_only_a_resumed_attempt_needs_is_passed_over() -> None:
     parted: list[Difference | JournalUnreadable] = []
     player = Player(Attempt((*needless, OVER)), RunControl(), parted.append, "none")
 
-    player.ends()
+    player("over")
 
     assert (parted, list(player.coming())) == ([], [])

@@ -7,7 +7,7 @@ from pydantic_core import from_json
 from gateway.domain.events import Notice
 from gateway.domain.journal import attempt_of, chunks_of, pack_text
 from gateway.domain.mcp import Lacking
-from gateway.sessions.journal import RequestParts, RunInputs, parts_of, read_in
+from gateway.sessions.journal import NO_REQUEST, RunInputs, parts_after, parts_of, read_in
 from tests.memory.test_context import NOW, a_fact, a_turn
 from tests.sessions.test_asked import REQUEST
 
@@ -25,6 +25,6 @@ def test_what_an_earlier_version_wrote_is_read_as_it_was_meant() -> None:
     assert read_in(attempt) == RunInputs(
         (NOTICE,), {"n": 1}, recalled, "why", (Lacking("s", "gone"),)
     )
-    assert RequestParts().then(ask) == parts_of(REQUEST)
+    assert parts_after(NO_REQUEST, ask) == parts_of(REQUEST)
     assert chunks_of(parts) == b'{"type":"content","content":"x","seq":1}'
     assert (attempt.asked, attempt.is_cut) == (("r",), False)

@@ -16,13 +16,13 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.events import Notice
 from gateway.domain.facts import Recalled
-from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
+from gateway.domain.ids import MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
-from gateway.memory.recall import Vault
+from gateway.memory.recall import Recall, Vault
 from gateway.memory.window import Episode
 from gateway.sessions.journal import RunInputs, packed, read_in
 from gateway.sessions.replay import Replayed
@@ -30,16 +30,16 @@ from gateway.sessions.worker import (
     FAILED,
     SWITCHED_OFF,
     TOO_SLOW,
-    TurnRecall,
+    recall,
 )
 from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.memory.test_context import KEY, NOW, a_fact, a_turn
-from tests.sessions.stage import AGENT, Stage, encode, staged
+from tests.sessions.stage import AGENT, Stage, staged
 
 
-class Memory:
+class Memory(Recall):
     """Knows one thing, whatever it is asked."""
 
     def __init__(self, *known: Recalled) -> None:
@@ -81,7 +81,7 @@ async def explained(stage: Stage, run_id: str) -> dict[str, list[list[object]]]:
     """The items of each part."""
     record = await stage.stores.inbox.find_run(RunId(run_id))
     assert record is not None
-    context = stage.replays.worker.decode(record.summary)["context"]  # type: ignore[index]  # JSON
+    context = json.loads(record.summary or "")["context"]
     return {kind: items for kind, _, items in context["parts"]}
 
 
@@ -173,11 +173,10 @@ async def test_names_of_notes_depend_on_no_other_memory(*, fails: bool, has_memo
     store: Any = Notes(fails=fails)
     vault = Vault(store, "notes", is_shared=False, tools=frozenset({"vault_read"}))
     agent = replace(AGENT, context=ContextRules(semantic=has_memory))
-    recollected = TurnRecall(Memory(a_fact(1)), {AGENT.id: vault})
-    new = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW)
+    new, memory = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW), Memory(a_fact(1))
 
-    found, missing = await recollected.of(new, agent, Episode(None))
-    other = await recollected.of(new, replace(agent, id=AgentId("other")), Episode(None))
+    found, missing = await recall(new, agent, Episode(None), memory, vault)
+    other = await recall(new, agent, Episode(None), memory, None)
 
     listed = [] if fails else ["notes"]
     facts = ["fact"] if has_memory else []
@@ -221,7 +220,7 @@ async def replayed(change: dict[str, object]) -> Replayed:
         attempt = await stage.replays.attempt(record)
         lines = [("attempt", (1, [*attempt.asked])), *_changed(attempt, change).entries]
         store = FakeJournal()
-        await store.append(run, 0, partial(packed, lines, encode))
+        await store.append(run, 0, partial(packed, lines))
         worker = replace(stage.replays.worker, journal=store)
         return await replace(stage.replays, worker=worker).replay(record)
 
@@ -249,7 +248,7 @@ async def test_another_memory_is_the_first_divergence() -> None:
 
 def written(read: RunInputs) -> Attempt:
     """As it stands in a journal that was read."""
-    return Attempt((JournalEntry("begin", ({}, json.loads(encode(read.plain())))),))
+    return Attempt((JournalEntry("begin", ({}, json.loads(json.dumps(read.plain())))),))
 
 
 @pytest.mark.parametrize("change", [{"at": "noon"}, {"session_key": "x"}, {"odd": 1}, {"fact": {}}])

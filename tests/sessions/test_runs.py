@@ -11,14 +11,13 @@ from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Chunk
 from gateway.sessions.runs import LiveRun
-from tests.sessions.stage import encode
 
 KEY = SessionKey(AgentId("a"), "c", "p")
 
 
 def live(attempt: int = 1) -> LiveRun:
     new = NewEntry(MessageId("m"), RunId("r"), KEY, "hi", datetime(2026, 1, 1, tzinfo=UTC))
-    run = LiveRun(Entry(new, 1, "running", 1), encode)
+    run = LiveRun(Entry(new, 1, "running", 1))
     run.start(attempt, Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0))
     return run
 

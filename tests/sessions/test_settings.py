@@ -1,17 +1,14 @@
 """The book of users' settings: read once, changed without losing anything."""
 
-import json
-
 import anyio
 import pytest
 
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import SessionStore
 from gateway.domain.sessions import RECORD_BYTES, SettingsRefused
-from gateway.sessions.settings import MOST_KNOWN, SettingsBook
+from gateway.sessions.worker import MOST_KNOWN, SettingsBook
 from tests.fakes.ports import PartOfSessionStore
 from tests.fakes.store import open_memory
-from tests.sessions.stage import encode
 
 
 class CountedStore(PartOfSessionStore):
@@ -41,7 +38,7 @@ class CountedStore(PartOfSessionStore):
 
 
 def book_of(store: SessionStore) -> SettingsBook:
-    return SettingsBook(store, encode, json.loads)
+    return SettingsBook(store)
 
 
 async def test_a_user_is_read_once_until_the_settings_change() -> None:

@@ -22,7 +22,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
-from tests.sessions.stage import AGENT, encode, staged
+from tests.sessions.stage import AGENT, staged
 
 HI = Question(AGENT, "alice", "hi")
 RUN = RunId("r_1")
@@ -207,7 +207,7 @@ async def until_told(run: LiveRun) -> None:
 
 
 def test_answers_are_kept_for_a_while_and_up_to_a_number() -> None:
-    answers, run = Answers(), LiveRun(ENTRY, encode)
+    answers, run = Answers(), LiveRun(ENTRY)
 
     def key(number: int) -> Question:
         return replace(KEYED, key=str(number))
@@ -223,7 +223,7 @@ def test_answers_are_kept_for_a_while_and_up_to_a_number() -> None:
 
 
 def test_large_answers_make_room_and_live_runs_are_never_forgotten() -> None:
-    large = LiveRun(ENTRY, encode, events=[b"x" * 2**25])
+    large = LiveRun(ENTRY, events=[b"x" * 2**25])
     answers, live, first, second, third = Answers(), *(replace(KEYED, key=key) for key in "l123")
     answers.begin(live, large)
     for number, one in enumerate((first, second, third)):

@@ -23,7 +23,7 @@ NOTES = (FakeTool("vault_read", family="notes"), FakeTool("vault_write", family=
 
 
 def gate(*tools: FakeTool) -> ToolGate:
-    return ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=FakeClock())
+    return ToolGate(tools, schemas=NoSchemas(), clock=FakeClock())
 
 
 def with_tools(*tools: str) -> AgentDef:

@@ -5,13 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic_core import from_json
 
 from gateway.tools.results import MOST_FIELD, MOST_SOURCES, MOST_VALUES, ToolSource, listed
 
 
 def found(*sources: object) -> tuple[ToolSource, ...]:
-    return listed(json.dumps({"sources": sources}), from_json).sources
+    return listed(json.dumps({"sources": sources})).sources
 
 
 @pytest.mark.requirement("S-002-Tools-09")
@@ -42,7 +41,7 @@ def test_each_source_is_found_once_and_in_order() -> None:
     ],
 )
 def test_what_is_no_object_with_sources_has_none(content: str) -> None:
-    assert listed(content, from_json).sources == ()
+    assert listed(content).sources == ()
 
 
 @pytest.mark.parametrize("one", [None, 1, "x", [], {}, {"id": 7}, {"id": " "}, {"name": "x"}])
@@ -94,7 +93,7 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_whatever_stands_there_is_no_error(value: object) -> None:
-    for source in listed(json.dumps({"sources": value}), from_json).sources:
+    for source in listed(json.dumps({"sources": value})).sources:
         assert source.id
         assert source.title
 
@@ -111,7 +110,7 @@ def test_whatever_stands_there_is_no_error(value: object) -> None:
     ],
 )
 def test_a_result_that_lists_something_says_how_much(content: str, items: int | None) -> None:
-    assert listed(content, from_json).items == items
+    assert listed(content).items == items
 
 
 HUGE, HUGER = "1" + "0" * 400, "1" + "0" * 800
@@ -135,9 +134,9 @@ def test_only_numbers_that_can_be_compared_are_scores(
 ) -> None:
     entries = ",".join(f'{{"score": {score}}}' for score in scores)
 
-    assert listed(f"[{entries}]", from_json).spread == (spread and pytest.approx(spread))
+    assert listed(f"[{entries}]").spread == (spread and pytest.approx(spread))
 
 
 def test_a_result_of_very_many_values_is_not_looked_into() -> None:
-    assert listed(f"[{'1,' * MOST_VALUES}1]", from_json).items is None
-    assert listed(f"[{'1,' * (MOST_VALUES - 1)}1]", from_json).items == MOST_VALUES
+    assert listed(f"[{'1,' * MOST_VALUES}1]").items is None
+    assert listed(f"[{'1,' * (MOST_VALUES - 1)}1]").items == MOST_VALUES

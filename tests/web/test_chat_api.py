@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import anyio
 import pytest
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
@@ -37,7 +37,7 @@ ECHO_TOKENS = 10
 async def api(*texts: str) -> AsyncIterator[tuple[str, Stage]]:
     model = ScriptedModel(*(says(text, tokens=ECHO_TOKENS) for text in texts))
     async with open_memory() as stores, staged(model, stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             yield f"http://{site.address}", stage
 
@@ -77,7 +77,7 @@ async def test_who_is_answered_together_with_a_later_message_is_told_by_which_ru
 
     collect = QueuePolicy("collect")
     async with open_memory() as stores, staged(model, stores, manner=collect) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with (
             running(WebSettings(port=0), routes=routes) as site,
             anyio.create_task_group() as group,
@@ -136,7 +136,7 @@ async def test_who_waits_when_the_gateway_stops_is_told_to_ask_again() -> None:
         answers.append(await post_chat(url, "hi", key="k"))
 
     async with open_memory() as stores, staged(stalling, stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with (
             running(WebSettings(port=0), routes=routes) as site,
             anyio.create_task_group() as group,
@@ -144,7 +144,7 @@ async def test_who_waits_when_the_gateway_stops_is_told_to_ask_again() -> None:
             group.start_soon(ask, f"http://{site.address}")
             await stalling.reached.wait()
             for run in tuple(stage.front.live.values()):
-                run.abandon()
+                run.publish(is_over=False)
         stage.lanes._group.cancel_scope.cancel()
 
     assert answers[0].status == 503
@@ -155,7 +155,7 @@ async def test_who_waits_when_the_gateway_stops_is_told_to_ask_again() -> None:
 async def test_a_busy_model_service_says_when_to_come_back() -> None:
     busy = ModelFailed("fake", "rate", "429", retry_after_s=90.0)
     async with open_memory() as stores, staged(ScriptedModel(busy), stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             answer = await post_chat(f"http://{site.address}", "hi")
 
@@ -169,7 +169,7 @@ async def test_an_error_tells_a_program_what_failed_and_a_user_no_word_of_the_pr
     words = "key sk-1 of org-77 at http://10.0.0.7/ is bad"
     broke = ModelFailed("fake", "server", words, status=500)
     async with open_memory() as stores, staged(ScriptedModel(broke), stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             answer = await post_chat(f"http://{site.address}", "hi")
 
@@ -191,7 +191,7 @@ async def test_calls_are_listed_as_they_were_made_whichever_ended_first() -> Non
     calls = (ToolCall("1", "echo", "{}"), ToolCall("2", "nothing", "{}"))
     model, tool = ScriptedModel(says("", *calls), says("done")), FakeTool("echo", late)
     async with open_memory() as stores, staged(model, stores, tool=tool) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             url = f"http://{site.address}"
             answer = await post_chat(url, "hi")
@@ -210,7 +210,7 @@ async def counted_api() -> AsyncIterator[tuple[str, Stage, Counter[str]]]:
     async with open_memory() as opened:
         stores, calls = counted(opened)
         async with staged(ScriptedModel(says("ok")), stores) as stage:
-            routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+            routes = ChatApi(stage.front, CountingIds(500)).routes()
             async with running(WebSettings(port=0), routes=routes) as site:
                 yield f"http://{site.address}", stage, calls
 
@@ -240,7 +240,7 @@ async def test_usage_is_that_of_all_calls_and_its_cost_of_those_whose_cost_is_kn
     paid = replace(says("done"), usage=Usage(30, 4, cost_usd=0.5))
     first = replace(says("", ToolCall("1", "echo", "{}")), usage=Usage(20, 3))
     async with open_memory() as stores, staged(ScriptedModel(first, paid), stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             answer = await post_chat(f"http://{site.address}", "hi")
 
@@ -261,7 +261,7 @@ async def test_a_very_long_answer_in_many_pieces_is_given_whole() -> None:
     model = ScriptedModel(first, speaks, first, speaks)
     talkative = replace(AGENT, limits=Limits(token_budget=200_000))
     async with open_memory() as stores, staged(model, stores, agents=(talkative,)) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             url = f"http://{site.address}"
             answer = await post_chat(url, "hi")
@@ -276,7 +276,7 @@ async def test_a_very_long_answer_in_many_pieces_is_given_whole() -> None:
 async def test_a_request_may_tighten_any_of_the_limits() -> None:
     call = ToolCall("1", "echo", "{}")
     async with open_memory() as stores, staged(ScriptedModel(says("so", call)), stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             limits = {"max_iterations": 1.0, "timeout_seconds": 10**30}
             answer = await post_chat(f"http://{site.address}", "hi", limits=limits)
@@ -289,7 +289,7 @@ async def test_a_very_long_text_before_the_last_tools_is_the_answer_if_nothing_f
     text = "x" * 200_000
     call = ToolCall("1", "echo", "{}")
     async with open_memory() as stores, staged(ScriptedModel(says(text, call)), stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        routes = ChatApi(stage.front, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             answer = await post_chat(f"http://{site.address}", "hi", limits={"token_budget": 1_000})
 

@@ -6,7 +6,6 @@ from functools import partial
 
 import anyio
 import pytest
-from pydantic_core import from_json, to_json
 
 from gateway.domain.model import TextDelta
 from gateway.web.chat import ChatApi
@@ -37,7 +36,7 @@ async def erase(url: str, token: str) -> HttpAnswer:
 @asynccontextmanager
 async def api(model: ScriptedModel | GatedModel) -> AsyncIterator[tuple[str, Stage]]:
     async with open_memory() as stores, staged(model, stores) as stage:
-        chat = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        chat = ChatApi(stage.front, CountingIds(500)).routes()
         routes = chat
         async with running(SETTINGS, routes=routes) as site:
             yield f"http://{site.address}", stage

@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import pytest
-from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import AgentId
@@ -70,8 +69,8 @@ async def site(model: Model | None = None, **more: Any) -> AsyncIterator[Site]:
     usual = ScriptedModel(says("ho"))
     async with open_memory() as stores, staged(model or usual, stores, agents=agents, **more) as it:
         routes = (
-            *OpenAiApi(it.front, it.stateless, to_json, from_json, 1_700_000_000).routes(),
-            *ChatApi(it.front, to_json, from_json, CountingIds(500)).routes(),
+            *OpenAiApi(it.front, it.stateless, 1_700_000_000).routes(),
+            *ChatApi(it.front, CountingIds(500)).routes(),
         )
         async with running(WebSettings(port=0, tokens=TOKENS), routes=routes) as server:
             yield Site(f"http://{server.address}", it)

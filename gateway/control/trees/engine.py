@@ -5,22 +5,21 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, cast
 
-from gateway.control.trees.nodes import LEAVES, NODES, Children, Kind, LeafCall, Ticks, begin
+from gateway.control.trees.nodes import LEAVES, NODES, Child, Kind, LeafCall, Ticks
 from gateway.control.trees.plan import (
     FAILURE,
     RUNNING,
     SKIPPED,
     SUCCESS,
     Act,
-    Ground,
     NodePlan,
     TickStatus,
     TreeFrame,
     TreeHost,
     TreePlan,
+    TreeState,
     defaults,
 )
 from gateway.domain.errors import GatewayError
@@ -31,10 +30,6 @@ log = logging.getLogger(__name__)
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
-
-
-class BadInput(GatewayError):
-    code = "bad_input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,86 +43,62 @@ class TreeOutcome:
 
 
 class Run:
-    """Call `step` until it says True; in between wait for `TreeHost.woken` or `next_deadline`,
-    unless `ground.is_awake`. Raises BadInput."""
+    """Call `step` until it says True; in between wait for something outside or for `next_deadline`,
+    unless `state.is_awake`."""
 
-    def __init__(
-        self,
-        plan: TreePlan,
-        host: TreeHost,
-        inputs: Mapping[str, object] = MappingProxyType({}),
-        kinds: Mapping[str, Kind] = NODES,
-    ) -> None:
+    def __init__(self, plan: TreePlan, host: TreeHost, kinds: Mapping[str, Kind] = NODES) -> None:
         self.plan, self.host = plan, host
-        self.ground = Ground(host, kinds, plan.file, plan.watched, plan.subtrees)
-        self.frame = TreeFrame(self.ground, defaults(plan), plan.types)
+        self.state = TreeState(host, kinds, plan.file, plan.watched, plan.subtrees)
+        self.frame = TreeFrame(self.state, defaults(plan), plan.types)
         self.outcome: TreeOutcome | None = None
         self._body_ended: TreeOutcome | None = None
         self.is_ending = False  # `:finally` is what runs now
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
-        self._node = plan.root  # the body, and then `:finally`
-        self._ticks: Ticks | None = None  # of it
-        allowed = plan.inputs or plan.schema
-        for key, value in inputs.items():
-            if key not in allowed:
-                raise BadInput(f"tree {plan.name} takes no input {key!r}")
-            kind = plan.types[key]
-            if not kind.accepts(value):
-                raise BadInput(f"input {key} is {kind}, not {type(value).__name__}")
-            self.frame.values[key] = value
-
-    def snapshot(self) -> dict[str, object]:
-        """The keys of the tree as they are."""
-        return dict(self.frame.values)
+        self._root = Child(plan.root, self.frame)  # the body, and then `:finally`
 
     def next_deadline(self) -> float | None:
-        return min(self.ground.timers.values(), default=None)
+        return min(self.state.timers.values(), default=None)
 
     def step(self) -> bool:
         """One tick from the root. True if the run is over; then `outcome` is set."""
         if self.outcome is not None:
             return True
-        ground, has_heard = self.ground, self.ground.has_heard
-        ground.has_heard = ground.is_awake = False
-        if has_heard:
-            ground.work = 0
-        ground.ticks += 1
-        ground.is_ticking = True
+        state, has_heard = self.state, self.state.has_heard
+        state.has_heard = state.is_awake = False
+        state.ticks += 1
+        state.is_ticking = True
         try:
-            self._ticks = self._ticks or begin(self._node, self.frame)
-            status = next(self._ticks)
+            status = self._root.tick()
         except Exception as error:  # a node that breaks ends the run, and says so
             if not isinstance(error, GatewayError):
                 log.exception("tree.broke", extra={"tree": self.plan.name})
             self._abort("internal_error", str(error) or type(error).__name__)
             return self.outcome is not None
         finally:
-            ground.is_ticking = False
-        if self._stop is not None and not self.is_ending:
+            state.is_ticking = False
+        if self._stop is not None:
             self._abort("interrupted", self._stop)
-        elif status is RUNNING:
-            self._go_on(has_heard=has_heard)
-        else:
+        elif status is not RUNNING:
             self._ended(status, "done")
+        elif state.is_awake or self._yields or self.plan.max_ticks is not None:
+            self._go_on(has_heard=has_heard)
         return self.outcome is not None
 
     def _go_on(self, *, has_heard: bool) -> None:
-        self._yields = 0 if has_heard or not self.ground.is_awake else self._yields + 1
+        self._yields = 0 if has_heard or not self.state.is_awake else self._yields + 1
         limit = self.plan.max_ticks
         if self._yields >= STUCK:
             self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
-        elif limit is not None and self.ground.ticks >= limit and not self.is_ending:
+        elif limit is not None and self.state.ticks >= limit and not self.is_ending:
             self._abort("max_ticks", f"not done after {limit} ticks")
 
     def interrupt(self, reason: str) -> None:
         """Halts what runs; `:finally` is what is left to do."""
-        if self.ground.is_ticking:
-            self._stop = self._stop or reason
+        if self.state.is_ticking:
+            self._stop = None if self.is_ending else self._stop or reason
         elif self._body_ended is None and self.outcome is None:
             self._abort("interrupted", reason)
-            if self.host.woken is not None:
-                self.host.woken()
 
     def give_up(self) -> None:
         """Halts even `:finally`, which has had its time."""
@@ -139,29 +110,29 @@ class Run:
             log.warning("tree.finally_cut", extra={"tree": self.plan.name})
 
     def _abort(self, reason: Reason, detail: str) -> None:
+        self._stop = None
         self._halt()
         self._ended(FAILURE, reason, detail)
 
     def _halt(self) -> None:
-        self.ground.is_ticking = True
+        self.state.is_ticking = True
         try:
-            if self._ticks is not None:
-                self._ticks.close()
+            self._root.halt()
         except GatewayError:
             log.exception("tree.halt_broke", extra={"tree": self.plan.name})
         finally:
-            self.ground.is_ticking = False
-        self.ground.timers.clear()
+            self.state.is_ticking = False
+        self.state.timers.clear()
 
     def _ended(self, status: TickStatus, reason: Reason, detail: str = "") -> None:
         """Of the body, and then of `:finally`, whose own end changes nothing."""
-        self._yields = self.ground.work = 0
-        failure = self.ground.failure if status is FAILURE else None
+        self._yields = self.state.work = 0
+        failure = self.state.failure if status is FAILURE else None
         if self._body_ended is None:
             self._body_ended, self.is_ending = TreeOutcome(status, reason, detail, failure), True
             if self.plan.final is not None:
-                self._node, self._ticks = self.plan.final, None
-                self.ground.is_awake = True
+                self._root = Child(self.plan.final, self.frame)
+                self.state.is_awake = True
                 return
         elif status is not SUCCESS:
             extra = {"tree": self.plan.name, "detail": detail or str(failure)}
@@ -219,13 +190,13 @@ class Trace:
 
 
 @dataclass(slots=True)
-class _Stage:
-    """The scripted leaves, and what they do."""
+class _ScriptedLeaves:
+    """What leaves answer, and what they did."""
 
     script: LeafScript
     now: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    current: TickTrace = field(default_factory=TickTrace)
+    tick: TickTrace = field(default_factory=TickTrace)
 
     def find_act(self, plan: NodePlan) -> Act:
         leaves, label = self.script.leaves, plan.label
@@ -238,22 +209,22 @@ class _Stage:
 
         return act
 
-    def watched(self, kind: Kind) -> Kind:
-        """Writes down what a leaf does."""
+    def traced(self, kind: Kind) -> Kind:
+        """Writes down what a leaf of this kind does."""
 
         def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
-            leaf, is_running = Children((plan,), frame, {plan.shape: kind}), False
+            leaf, is_running = Child(plan, frame, kind), False
             try:
                 while True:
                     status = leaf.tick()
-                    self.current.ticked.append([plan.label, status.value])
+                    self.tick.ticked.append([plan.label, status.value])
                     if status is not SKIPPED:
                         is_running = status is RUNNING
                     yield status
             finally:
                 if is_running:
                     leaf.halt()
-                    self.current.halted.append(plan.label)
+                    self.tick.halted.append(plan.label)
 
         return ticks
 
@@ -263,18 +234,18 @@ def trace(plan: TreePlan, script: LeafScript) -> Trace:
 
     Raises BadScript if a leaf is not in the script.
     """
-    stage = _Stage(script)
-    watched = {shape: stage.watched(kind) for shape, kind in LEAVES.items()}
-    host = TreeHost(now=lambda: stage.now, find_act=stage.find_act)
-    run = Run(plan, host, kinds={**NODES, **watched})
-    root, ground, ticks = Children((plan.root,), run.frame), run.ground, list[TickTrace]()
-    ground.is_ticking = True  # all the time: what is closed is halted
+    leaves = _ScriptedLeaves(script)
+    traced = {shape: leaves.traced(kind) for shape, kind in LEAVES.items()}
+    host = TreeHost(now=lambda: leaves.now, find_act=leaves.find_act)
+    run = Run(plan, host, {**NODES, **traced})
+    root, state, ticks = Child(plan.root, run.frame), run.state, list[TickTrace]()
+    state.is_ticking = True  # all the time: what is closed is halted
     for _ in range(script.ticks):
-        stage.now += script.tick_s
-        stage.current = TickTrace()
-        ticks.append(stage.current)
-        ground.work, ground.ticks = 0, ground.ticks + 1
-        stage.current.status = root.tick().value
-    stage.current = TickTrace()
+        leaves.now += script.tick_s
+        leaves.tick = TickTrace()
+        ticks.append(leaves.tick)
+        state.work, state.ticks = 0, state.ticks + 1
+        leaves.tick.status = root.tick().value
+    leaves.tick = TickTrace()
     root.halt()
-    return Trace(ticks, stage.current.halted)
+    return Trace(ticks, leaves.tick.halted)

@@ -29,9 +29,9 @@ from gateway.control.trees.plan import (
     BadType,
     Key,
     KeyType,
+    LeafFunction,
     LeafRegistry,
     NodePlan,
-    Offered,
     TreePlan,
     Value,
     is_type,
@@ -381,31 +381,31 @@ class _NodeReader:
             self.source.error("BT013", form.start, "here belongs a plain value")
         return value.constant if value else None
 
-    def offered(self, kind: str, name: str, options: Mapping[str, Value]) -> Offered | None:
+    def function(self, kind: str, name: str, options: Mapping[str, Value]) -> LeafFunction | None:
         """The host's function behind a leaf or a decorator, if there is one and it is known."""
         registry, error = self.registry, self.source.error
         if registry is None or "expr" in options or kind not in _CALLED:
             return None
         fn = options.get("fn") or Value((self.symbol or self.form).start, name)
         wanted = kind if kind in HOSTED else str(fn.constant)
-        offered = registry.offered.get(wanted)
-        if offered is None:
-            error("BT021", fn.at, _unknown("unknown function", wanted, registry.offered))
+        function = registry.functions.get(wanted)
+        if function is None:
+            error("BT021", fn.at, _unknown("unknown function", wanted, registry.functions))
             return None
-        self._note_keys(offered, fn.at)
-        for option in options.keys() - self.kind.options.keys() - offered.options:
-            message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
+        for option in options.keys() - self.kind.options.keys() - function.options:
+            message = f'{wanted} has no option ":{option}"{meant(option, function.options)}'
             error("BT014", options[option].at, message)
-        return offered
+        self._note_keys(function, fn.at)
+        return function
 
-    def _note_keys(self, offered: Offered, at: int) -> None:
-        self.reads |= offered.reads.keys()
-        self.writes |= offered.writes.keys()
-        for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
+    def _note_keys(self, function: LeafFunction, at: int) -> None:
+        self.reads |= function.reads.keys()
+        self.writes |= function.writes.keys()
+        for verb, keys in (("reads", function.reads), ("writes", function.writes)):
             for key, type_ in keys.items():
                 declared = self.declared(at, key, type_)
                 if not declared.may_hold(type_):
-                    message = f"{offered.name} {verb} {key} as {type_}, and it is {declared}"
+                    message = f"{function.name} {verb} {key} as {type_}, and it is {declared}"
                     self.source.error("BT033", at, message)
 
     def check(self, kind: str, options: Mapping[str, Value]) -> None:
@@ -460,7 +460,7 @@ class _TreeReader:
     @property
     def uses(self) -> list[NodePlan]:
         """Subtrees by name."""
-        return [node for node in self.nodes if node.bare == "subtree"]
+        return [node for node in self.nodes if node.bare == "subtree" and not node.children]
 
     def declare(self) -> None:
         """Reads the schema."""
@@ -479,13 +479,12 @@ class _TreeReader:
             return Key(type_of(value), value, form.start)
         length = 2 if _is_wrapped(form) else 1
         typed, rest = form.parts[:length] or (form,), form.parts[length:]
-        models = parts.registry.models if parts.registry else None
         try:
-            kind = read_type(" ".join(map(_type_words, typed)), models)
+            kind = read_type(" ".join(map(_type_words, typed)))
         except BadType as problem:
             error("BT031", form.start, str(problem))
             return Key(UNKNOWN, None, form.start)
-        value = parts.plain(rest[0]) if rest else kind.natural
+        value = parts.plain(rest[0]) if rest else kind.default
         if len(rest) > 1 or (rest and not kind.accepts(value)):
             error("BT030", form.start, f"a key of type {kind} has one such default")
         return Key(kind, value, form.start)
@@ -505,7 +504,7 @@ class _TreeReader:
         ending = self.node(final, f"{self.name}:finally", names) if final else None
         if not planned or planned[0] is None:
             return
-        added = {name: Key(kind, kind.natural, -1) for name, kind in names.items()}
+        added = {name: Key(kind, kind.default, -1) for name, kind in names.items()}
         self.plan = TreePlan(
             self.name,
             planned[0],
@@ -532,26 +531,20 @@ class _TreeReader:
     ) -> NodePlan | None:
         """`path` and `raises` are those of the parent. Raises _TooManyNodes."""
         kind, source = ALIASES.get(form.head, form.head), self.source
-        if kind not in KINDS:
-            if form.head:
-                message = _unknown("unknown node", form.head, (*KINDS, *ALIASES))
-                source.error("BT011", form.start, message)
-            else:
-                source.error("BT010", form.start, "a node begins with its kind: (kind …)")
+        if not self._is_node(kind, form):
             return None
-        if self.count() > MAX_NODES:
-            source.error("BT006", form.start, f"more than {MAX_NODES} nodes")
-            raise _TooManyNodes
         parts = _NodeReader(form, KINDS[kind], source, self.parts.registry, names)
         name, found, cases = parts.name(), parts.read_options(), parts.cases(kind)
         raises = self._check_common(found, raises=raises)
         path, values = f"{path}/{name or kind}", parts.read_values()
-        options = {key: value for key, value in found.items() if key not in COMMON}
-        offered = parts.offered(kind, name, options)
+        options = {key: found[key] for key in found if key not in COMMON}
+        function = parts.function(kind, name, options)
         parts.check(kind, options)
         inside = _names_inside(kind, options, names)
-        children = [self.node(each, path, inside, raises=raises) for each in cases.values()]
-        bare = _shape(kind, options, has_children=bool(children))
+        planned = [self.node(each, path, inside, raises=raises) for each in cases.values()]
+        if kind == "subtree" and planned and "when" not in found:
+            return planned[0]  # it is but a name for its child, and stands in the path of that
+        bare = _shape(kind, options)
         node = NodePlan(
             kind,
             name,
@@ -560,11 +553,11 @@ class _TreeReader:
             path,
             values,
             options,
-            tuple(child for child in children if child is not None),
+            tuple(filter(None, planned)),
             tuple(cases) if kind == "switch" else (),
             found.get("when"),
             raises,
-            offered,
+            function,
             frozenset(parts.reads),
             frozenset(parts.writes),
             bare,
@@ -572,6 +565,18 @@ class _TreeReader:
         )
         self.nodes.append(node)
         return node
+
+    def _is_node(self, kind: str, form: TreeForm) -> bool:
+        """Raises _TooManyNodes."""
+        error = self.source.error
+        if not kind:
+            error("BT010", form.start, "a node begins with its kind: (kind …)")
+        elif kind not in KINDS:
+            error("BT011", form.start, _unknown("unknown node", form.head, (*KINDS, *ALIASES)))
+        elif self.count() > MAX_NODES:
+            error("BT006", form.start, f"more than {MAX_NODES} nodes")
+            raise _TooManyNodes
+        return kind in KINDS
 
     def _check_common(self, options: Mapping[str, Value], *, raises: bool) -> bool:
         """Whether an error of the node ends the run; `raises` is what holds around it."""
@@ -591,13 +596,13 @@ def _names_inside(kind: str, options: Mapping[str, Value], names: Names) -> Name
     return names.new_child({item: ANY, "index": ANY, "result": ANY})
 
 
-def _shape(kind: str, options: Collection[str], *, has_children: bool) -> str:
+def _shape(kind: str, options: Collection[str]) -> str:
     """What ticks a node, whatever it is called; without its `:when`."""
     if kind == "condition" and "expr" in options:
         return "check"
     if kind == "repeat" and "until-success" in options:
         return "retry"
-    return "named" if kind == "subtree" and has_children else kind
+    return kind
 
 
 def _check_subtrees(trees: Mapping[str, _TreeReader], source: TreeSource) -> None:

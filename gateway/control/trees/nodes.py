@@ -6,8 +6,9 @@ anew; so it does if the generator has ended. `close` halts it.
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Final, cast
 
 from gateway.control.expressions import CANNOT
@@ -43,9 +44,9 @@ class TreeAbort(GatewayError):
 
 def failed(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") -> TickStatus:
     """FAILURE with a reason. An empty one does not replace what the same node has just given."""
-    ground = frame.ground
-    if reason or ground.cause is None or ground.cause[0] is not plan:
-        ground.cause = (plan, kind, reason)
+    state = frame.state
+    if reason or state.cause is None or state.cause[0] is not plan:
+        state.cause = (plan, kind, reason)
     return FAILURE
 
 
@@ -67,29 +68,19 @@ def number_of(plan: NodePlan, frame: TreeFrame, value: Value) -> float:
     number = value.constant if value.run is None else value.run(frame)
     if isinstance(number, int | float) and type(number) is not bool:
         return number
-    what = f"{type(number).__name__} where a number belongs"
-    raise TreeAbort(f"{plan.path}: {what}")
+    raise TreeAbort(f"{plan.path}: {type(number).__name__} where a number belongs")
 
 
 class LeafCall:
     """What the function of a leaf is given. Raises TreeAbort if there is no function."""
 
     def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
-        self.plan, self.frame, self.ground = plan, frame, frame.ground
-        find, offered = self.ground.host.find_act, plan.offered
-        act = offered.act if offered else find(plan) if find else None
+        self.plan, self.frame, self.state = plan, frame, frame.state
+        find, function = self.state.host.find_act, plan.function
+        act = function.act if function else find(plan) if find else None
         if act is None:
             raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
         self.act, frame.kept[plan] = act, self
-
-    @property
-    def name(self) -> str:
-        return self.plan.label
-
-    @property
-    def options(self) -> dict[str, object]:
-        """Those of the node as they are now."""
-        return {name: self.option(name) for name in self.plan.options if name != "fn"}
 
     def option(self, name: str) -> object:
         """As it is now; None if it is not there."""
@@ -108,8 +99,8 @@ class LeafCall:
 
     def write(self, key: str, value: object) -> None:
         """Raises BadWrite for an unknown key, a wrong type, or one that was not announced."""
-        if self.plan.offered is not None and key not in self.plan.writes:
-            raise BadWrite(f"{self.plan.offered.name} did not announce that it writes {key!r}")
+        if self.plan.function is not None and key not in self.plan.writes:
+            raise BadWrite(f"{self.plan.function.name} did not announce that it writes {key!r}")
         self.frame.set(key, value)
 
     def give(self, result: object) -> None:
@@ -120,16 +111,12 @@ class LeafCall:
         if frame is not None:
             frame.values["result"] = result
 
-    def pending(self, on_halt: Callable[[], None] | None = None) -> PendingLeaf:
-        """To be returned; `on_halt` is called if the leaf is halted before it is completed."""
-        return PendingLeaf(self.ground, on_halt)
-
     def failed(self, reason: str, kind: str = "failed") -> TickStatus:
         """To be returned by a function that fails for this reason."""
         return failed(self.plan, self.frame, reason, kind)
 
 
-def settled(plan: NodePlan, frame: TreeFrame, answer: object) -> TickStatus:
+def status_of(plan: NodePlan, frame: TreeFrame, answer: object) -> TickStatus:
     """The status that the answer of a function stands for. An exception is a failure with a reason,
     unless the tree says that it ends the run."""
     if isinstance(answer, TickStatus) and answer is not FAILURE:
@@ -147,30 +134,30 @@ def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
     if isinstance(error, TreeAbort):
         raise error
     kind, message = type(error).__name__, str(error)
+    failed(plan, frame, message or kind, kind)
     if plan.raises:
-        failed(plan, frame, message, kind)
         raise TreeAbort(f"{plan.label}: {kind}: {message}") from error
     log.warning("tree.leaf_failed", extra={"path": plan.path}, exc_info=error)
-    return failed(plan, frame, message or kind, kind)
+    return FAILURE
 
 
 def call_leaf(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
     """Calls a function, and waits for the answer if that is a PendingLeaf."""
-    given, offered = frame.ground.host.given, plan.offered
-    if offered is not None and offered.is_plain:
-        act = offered.act
+    arguments, function = frame.state.host.arguments, plan.function
+    if function is not None and function.is_plain:
+        act = function.act
     else:
         call = frame.kept.get(plan) or LeafCall(plan, frame)
-        act, given = call.act, (*given, call)
+        act, arguments = call.act, (*arguments, call)
     try:
-        answer = act(*given)
+        answer = act(*arguments)
     except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
         answer = error
     if answer is SUCCESS or answer is True or (answer is None and plan.kind != "condition"):
         return SUCCESS
     if isinstance(answer, PendingLeaf):
         return _wait_for(answer, plan, frame)
-    return settled(plan, frame, answer)
+    return status_of(plan, frame, answer)
 
 
 def _wait_for(answer: object, plan: NodePlan, frame: TreeFrame) -> Ticks:
@@ -179,10 +166,10 @@ def _wait_for(answer: object, plan: NodePlan, frame: TreeFrame) -> Ticks:
             while not answer.is_over:
                 yield RUNNING
         finally:
-            if frame.ground.is_ticking:
+            if frame.state.is_ticking and not answer.is_over:
                 answer.halt()
         answer = answer.outcome
-    yield SUCCESS if answer is SUCCESS else settled(plan, frame, answer)
+    yield SUCCESS if answer is SUCCESS else status_of(plan, frame, answer)
 
 
 def check(plan: NodePlan, frame: TreeFrame) -> TickStatus:
@@ -199,17 +186,17 @@ def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
         for key, new in found.items():
             frame.set(key, new)
     except BadWrite as error:
-        return settled(plan, frame, error)
+        return status_of(plan, frame, error)
     return SUCCESS
 
 
 def emit(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     event, *payload = [value.of(frame) for value in plan.values]
-    said = cast(Mapping[str, object], payload[0] if payload else {})
-    if parts_of(said) > MOST_PARTS:
+    facts = cast(Mapping[str, object], payload[0] if payload else {})
+    if parts_of(facts) > MOST_PARTS:
         return failed(plan, frame, f"an event cannot hold more than {MOST_PARTS} parts", "emit")
-    frame.ground.spend()
-    frame.ground.host.emit(str(event), said)
+    frame.state.spend()
+    frame.state.host.emit(str(event), facts)
     return SUCCESS
 
 
@@ -227,16 +214,16 @@ def rest(
     """RUNNING until the time has passed. Returns whether there was anything to wait for."""
     if seconds is None:
         return False
-    ground, me, was_running = frame.ground, object(), False
-    now = ground.host.now()
+    state, me, was_running = frame.state, object(), False
+    now = state.host.now()
     until = now + number_of(plan, frame, seconds)
     try:
         while now < until:
-            ground.timers[me], was_running = until, True
+            state.timers[me], was_running = until, True
             yield RUNNING
-            now = ground.host.now()
+            now = state.host.now()
     finally:
-        ground.timers.pop(me, None)
+        state.timers.pop(me, None)
     return was_running
 
 
@@ -248,64 +235,43 @@ NOT_BEGUN: Final = _nothing()
 next(NOT_BEGUN, None)  # so that it has ended
 
 
-class Children:
-    """Nodes below another one, by their places."""
+class Child:
+    """A node at work: the root of a run, or one below another node."""
 
-    def __init__(
-        self,
-        plans: Sequence[NodePlan],
-        frame: TreeFrame,
-        kinds: Mapping[str, Kind] | None = None,
-    ) -> None:
-        self.plans, self.frame, self.kinds = plans, frame, kinds or frame.ground.kinds
-        self.begun = [NOT_BEGUN] * len(plans)
-        # Of the last tick of each; none: it has to begin.
-        self.statuses: list[TickStatus | None] = [None] * len(plans)
-        self.running: int | None = None  # the only one that is RUNNING, where there is one at most
+    __slots__ = ("frame", "kind", "plan", "status", "ticks")
 
-    def tick(self, place: int = 0) -> TickStatus:
-        status = next(self.begun[place], None)
+    def __init__(self, plan: NodePlan, frame: TreeFrame, kind: Kind | None = None) -> None:
+        self.plan, self.frame, self.ticks = plan, frame, NOT_BEGUN
+        self.kind: Kind = kind or frame.state.kinds[plan.shape]
+        self.status: TickStatus | None = None  # of the last tick; None: it has to begin
+
+    def tick(self) -> TickStatus:
+        status = next(self.ticks, None)
         if status is None:
-            plan = self.plans[place]
-            answer = self.kinds[plan.shape](plan, self.frame)
+            answer = self.kind(self.plan, self.frame)
             if isinstance(answer, TickStatus):
                 status = answer
             else:
-                self.begun[place], status = answer, next(answer)
-        self.statuses[place] = status
+                self.ticks, status = answer, next(answer)
+        self.status = status
         return status
 
-    def halt(self, *places: int, but: int | None = None) -> None:
-        """Halts those that may go on, of these or of all; they begin anew."""
-        for place in places or range(len(self.plans)):
-            status = self.statuses[place]
-            if status is None or place == but:
-                continue
-            self.statuses[place] = None
-            if status is RUNNING or status is SKIPPED:
-                self.begun[place].close()
+    def halt(self) -> None:
+        """Stops it if it may go on; it begins anew."""
+        if self.status is RUNNING or self.status is SKIPPED:
+            self.ticks.close()
+        self.status = None
 
 
-def begin(plan: NodePlan, frame: TreeFrame, shape: str = "") -> Ticks:
-    """The ticks of a node that may answer at once."""
-    kind: Kind = frame.ground.kinds[shape or plan.shape]
-    answer = kind(plan, frame)
-    return _again(answer, kind, plan, frame) if isinstance(answer, TickStatus) else answer
+def halt(children: Iterable[Child], but: Child | None = None) -> None:
+    for child in children:
+        if child is not but and child.status is not None:
+            child.halt()
 
 
-def _again(answer: Ticks | TickStatus, kind: Kind, plan: NodePlan, frame: TreeFrame) -> Ticks:
-    while isinstance(answer, TickStatus):
-        yield answer
-        answer = kind(plan, frame)
-    yield from answer
-
-
-def to_its_end(
-    plan: NodePlan, frame: TreeFrame, *, waits: bool = True
-) -> Generator[TickStatus, None, TickStatus]:
+def to_its_end(child: Child, *, waits: bool = True) -> Generator[TickStatus, None, TickStatus]:
     """Ticks a child until it is over, and passes on that it is RUNNING. `waits` also for a child that
     is SKIPPED: it may still begin."""
-    child = Children((plan,), frame)
     try:
         while (status := child.tick()) is RUNNING or (waits and status is SKIPPED):
             yield status
@@ -314,22 +280,25 @@ def to_its_end(
     return status
 
 
-def choosing(choose: Callable[[NodePlan, TreeFrame, Children], TickStatus]) -> Kind:
+Choose = Callable[[NodePlan, TreeFrame, Sequence[Child]], TickStatus]
+
+
+def choosing(choose: Choose) -> Kind:
     """The kind of a node that chooses at each tick which children it ticks."""
 
     def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
-        children, is_over = Children(plan.children, frame), False
+        children, is_over = list(map(Child, plan.children, repeat(frame))), False
         try:
             while True:
                 is_over = False
                 status = choose(plan, frame, children)
                 is_over = status is SUCCESS or status is FAILURE
                 if is_over:
-                    children.halt()
+                    halt(children)
                 yield status
         finally:
             if not is_over:
-                children.halt()
+                halt(children)
 
     return ticks
 
@@ -338,7 +307,7 @@ def in_order(
     stops_at: TickStatus, otherwise: TickStatus, plan: NodePlan, frame: TreeFrame, beside: int = 0
 ) -> Ticks:
     """Goes on where it was. `beside`: children at the end that are not in the order."""
-    kinds, body = frame.ground.kinds, plan.children[: len(plan.children) - beside]
+    kinds, body = frame.state.kinds, plan.children[: len(plan.children) - beside]
     begun = [NOT_BEGUN] * len(body)
     place = skipped = 0
     try:
@@ -376,25 +345,26 @@ def _without_skipped(begun: Sequence[Ticks], skipped: int, status: TickStatus) -
 
 def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """A sequence; when it fails the last child runs, and then the whole fails."""
-    body = in_order(FAILURE, SUCCESS, plan, frame, beside=1)
+    ticks = in_order(FAILURE, SUCCESS, plan, frame, beside=1)
     try:
-        while (status := next(body)) is RUNNING or status is SKIPPED:
+        while (status := next(ticks)) is RUNNING or status is SKIPPED:
             yield status
     finally:
-        body.close()
+        ticks.close()
     if status is FAILURE:
-        yield from to_its_end(plan.children[-1], frame, waits=False)
+        yield from to_its_end(Child(plan.children[-1], frame), waits=False)
     yield status
 
 
 def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
-    children, place = frame.kept.get(plan) or (Children(plan.children, frame), 0)
-    count, skipped, status = len(plan.children), 0, SKIPPED
+    fresh = list(map(Child, plan.children, repeat(frame)))
+    children, place = frame.kept.get(plan) or (fresh, 0)
+    count, skipped, status = len(children), 0, SKIPPED
     try:
         while place < count:
-            was_running = children.statuses[place] is RUNNING
-            status = children.tick(place)
+            was_running = children[place].status is RUNNING
+            status = children[place].tick()
             if status is RUNNING:
                 yield RUNNING
                 continue
@@ -403,185 +373,177 @@ def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
             place, skipped = place + 1, skipped + (status is SKIPPED)
             frame.kept[plan] = children, place % count
             if status is SUCCESS and not was_running and place < count:
-                frame.ground.wake()
+                frame.state.wake()
                 yield RUNNING
         else:
             status = SKIPPED if skipped == count else SUCCESS
     finally:
-        children.halt(*range(place, count) if status is FAILURE else ())
+        halt(children[place:] if status is FAILURE else children)
     yield status
 
 
-def reactive(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+def reactive(plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """Begins with its first child at each tick."""
     is_selector, is_skipped = plan.kind == "reactive-selector", True
     stops_at, otherwise = (SUCCESS, FAILURE) if is_selector else (FAILURE, SUCCESS)
-    for place in range(len(plan.children)):
-        status = children.tick(place)
+    for child in children:
+        status = child.tick()
         if status is RUNNING:
-            if children.running != place:
-                children.halt(but=place)
-                children.running = place
+            halt(children, but=child)
             return RUNNING
         if status is stops_at:
             return status
         if status is SKIPPED:
-            children.halt(place)
+            child.halt()
         else:
             is_skipped = False
     return SKIPPED if is_skipped else otherwise
 
 
-def parallel(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+def parallel(plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """Stops at one of its thresholds and halts the rest; negative ones count from all children.
 
     With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
     """
-    said = {key: one.constant for key, one in plan.options.items()}
-    goes_on = said.get("policy") == "continue-on-failure"
-    statuses, skipped = children.statuses, 0
-    for place, status in enumerate(statuses):
-        if status is not SUCCESS and status is not FAILURE:
-            skipped += children.tick(place) is SKIPPED
-        decided = _decided(said, statuses, skipped)
+    options, skipped = _constants(plan), 0
+    for child in children:
+        if child.status not in {SUCCESS, FAILURE}:
+            skipped += child.tick() is SKIPPED
+        decided = _decided(options, [one.status for one in children], skipped)
         if decided is not None:
             return decided
-    if skipped == len(statuses):
+    if skipped == len(children):
         return SKIPPED
-    if not goes_on or RUNNING in statuses:
+    statuses = {child.status for child in children}
+    if options.get("policy") != "continue-on-failure" or RUNNING in statuses:
         return RUNNING
-    return FAILURE if statuses.count(FAILURE) == len(statuses) else SUCCESS
+    return FAILURE if statuses == {FAILURE} else SUCCESS
+
+
+def _constants(plan: NodePlan) -> Mapping[str, object]:
+    return {key: one.constant for key, one in plan.options.items()}
 
 
 def _decided(
-    said: Mapping[str, object], statuses: Sequence[TickStatus | None], skipped: int
+    options: Mapping[str, object], statuses: Sequence[TickStatus | None], skipped: int
 ) -> TickStatus | None:
     """The end of a `parallel` that has come to one of its thresholds."""
-    if said.get("policy") == "continue-on-failure":
+    if options.get("policy") == "continue-on-failure":
         return None
-    is_one = "require-one" in {*said, said.get("policy")}
-    least = cast(int, said.get("success", 1 if is_one else -1))
-    most = cast(int, said.get("failure", -1 if is_one else 1))
-    count, failures = len(statuses), statuses.count(FAILURE)
-    enough, too_many = (max(count + n + 1, 0) if n < 0 else n for n in (least, most))
-    if statuses.count(SUCCESS) + (skipped if least < 0 else 0) >= enough:
+    count, is_one = len(statuses), "require-one" in {*options, options.get("policy")}
+    success = cast(int, options.get("success", 1 if is_one else -1))
+    failure = cast(int, options.get("failure", -1 if is_one else 1))
+    enough, too_many = (max(count + n + 1, 0) if n < 0 else n for n in (success, failure))
+    if statuses.count(SUCCESS) + (skipped if success < 0 else 0) >= enough:
         return SUCCESS
+    failures = statuses.count(FAILURE)
     return FAILURE if count - failures < enough or failures == too_many else None
 
 
 def ensure(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
-    body, clean_up = plan.children
+    body, clean_up = map(Child, plan.children, repeat(frame))
     status: TickStatus | None = None
     try:
-        status = yield from to_its_end(body, frame)
+        status = yield from to_its_end(body)
     finally:
-        if status is None and frame.ground.is_ticking:
-            child = Children((clean_up,), frame)
-            child.tick()
-            child.halt()
-    yield from to_its_end(clean_up, frame, waits=False)
+        if status is None and frame.state.is_ticking:
+            clean_up.tick()
+            clean_up.halt()
+    yield from to_its_end(clean_up, waits=False)
     yield status
 
 
-def if_(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+def if_(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """Asks once and stays with the branch."""
-    status = children.statuses[0]
+    status = children[0].status
     if status is not SUCCESS and status is not FAILURE:
-        status = children.tick(0)
-    if status is SUCCESS or (status is FAILURE and len(plan.children) > 2):
-        status = children.tick(1 if status is SUCCESS else 2)
+        status = children[0].tick()
+    if status is SUCCESS or (status is FAILURE and len(children) > 2):
+        status = children[1 if status is SUCCESS else 2].tick()
         if status is SKIPPED:
-            children.halt()
+            halt(children)
     return status
 
 
-def while_(plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
+def while_(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """Asks at each tick and halts the branch that is no longer right."""
-    status = children.tick(0)
-    if status is SUCCESS or (status is FAILURE and len(plan.children) > 2):
-        chosen = 1 if status is SUCCESS else 2
-        children.halt(but=chosen)
-        status = children.tick(chosen)
+    status = children[0].tick()
+    if status is SUCCESS or (status is FAILURE and len(children) > 2):
+        chosen = children[1 if status is SUCCESS else 2]
+        halt(children, but=chosen)
+        status = chosen.tick()
     if status is SKIPPED:
-        children.halt()
+        halt(children)
     return status
 
 
-def switch(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+def switch(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """Chooses at each tick by the value; another branch that runs is halted."""
     now, cases = plan.values[0].of(frame), plan.cases
     word = str(now).lower() if isinstance(now, bool) else "nil" if now is None else str(now)
     case = word if word in cases else "else"
     if case not in cases:
         return failed(plan, frame, f"no case for {word[:80]}", "switch")
-    chosen = cases.index(case)
-    children.halt(but=chosen)
-    return children.tick(chosen)
+    chosen = children[cases.index(case)]
+    halt(children, but=chosen)
+    return chosen.tick()
 
 
 def mapped(success: TickStatus, failure: TickStatus) -> Kind:
     """The kind of a node that gives another status than its child."""
     answers = {SUCCESS: success, FAILURE: failure}
 
-    def choose(_plan: NodePlan, _frame: TreeFrame, children: Children) -> TickStatus:
-        status = children.tick()
+    def choose(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
+        status = children[0].tick()
         return answers.get(status, status)
 
     return choosing(choose)
 
 
-def run_once(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+def run_once(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """SKIPPED once the child is done, for the rest of the run."""
     if plan in frame.kept:
         return SKIPPED
-    status = children.tick()
+    status = children[0].tick()
     if status is SUCCESS or status is FAILURE:
         frame.kept[plan] = True
     return status
 
 
-def cooldown(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+def cooldown(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """SKIPPED for a while after the child was done."""
-    now = frame.ground.host.now
+    now = frame.state.host.now
     if plan in frame.kept and now() < frame.kept[plan]:
         return SKIPPED
-    status = children.tick()
+    status = children[0].tick()
     if status is SUCCESS or status is FAILURE:
         frame.kept[plan] = now() + number_of(plan, frame, plan.values[0])
     return status
 
 
-def guard(plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+def guard(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """Asks an expression, or as `decorator` a function, at each tick; halts the child if it says no."""
     if plan.kind == "guard":
         is_open = holds(plan, frame, plan.values[0])
     else:
         is_open = call_leaf(plan, frame) is SUCCESS
-    return children.tick() if is_open else FAILURE
+    return children[0].tick() if is_open else FAILURE
 
 
 def when(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """`:when`: asked before the node begins, and no more while it is RUNNING."""
-    assert plan.when is not None
-    if not holds(plan, frame, plan.when):
-        yield SKIPPED
-        return
-    ticks = begin(plan, frame, plan.bare)
-    try:
-        while (status := next(ticks)) is RUNNING:
-            yield RUNNING
-    finally:
-        ticks.close()
-    yield status
+    is_begun = holds(plan, frame, plan.when)
+    node = Child(plan, frame, frame.state.kinds[plan.bare])
+    yield (yield from to_its_end(node, waits=False)) if is_begun else SKIPPED
 
 
 def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    ground, child = frame.ground, Children(plan.children, frame)
-    until = ground.host.now() + number_of(plan, frame, plan.values[0])
-    ground.timers[child] = until
+    state, child = frame.state, Child(plan.children[0], frame)
+    until = state.host.now() + number_of(plan, frame, plan.values[0])
+    state.timers[child] = until
     try:
-        while ground.host.now() < until:
+        while state.host.now() < until:
             status = child.tick()
             if status is SUCCESS or status is FAILURE:
                 break
@@ -589,7 +551,7 @@ def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
         else:
             status = failed(plan, frame, f"{plan.label} took too long", "timeout")
     finally:
-        ground.timers.pop(child, None)
+        state.timers.pop(child, None)
         child.halt()
     yield status
 
@@ -597,16 +559,16 @@ def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
 def delay(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """`wait`; and with a child, the wait before each of its starts."""
     yield from rest(plan, frame, plan.values[0])
-    yield (yield from to_its_end(plan.children[0], frame)) if plan.children else SUCCESS
+    yield (yield from to_its_end(Child(plan.children[0], frame))) if plan.children else SUCCESS
 
 
-def until_fail(_plan: NodePlan, frame: TreeFrame, children: Children) -> TickStatus:
+def until_fail(_plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
     """RUNNING until the child fails, one round a tick."""
-    status = children.tick()
+    status = children[0].tick()
     if status is FAILURE:
         return FAILURE
     if status is not RUNNING:
-        frame.ground.wake()
+        frame.state.wake()
     return RUNNING
 
 
@@ -616,22 +578,18 @@ def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
     A child that is done in the tick in which it began gives way before it begins again, so that
     a run can be stopped between any two rounds.
     """
-    ground, [child], count = frame.ground, plan.children, 0
+    state, [child], count = frame.state, plan.children, 0
     is_next = was_quick = False  # the child has done its part, and in the tick in which it began
-    most = plan.options.get("max")
-    while most is None or not 0 <= number_of(plan, frame, most) <= count:
+    limit = plan.options.get("max")
+    while limit is None or not 0 <= number_of(plan, frame, limit) <= count:
         if is_next and (yield from rest(plan, frame, plan.options.get("backoff"))):
             was_quick = False
         if was_quick:
-            ground.wake()
+            state.wake()
             yield RUNNING
-        began, ticks = ground.ticks, begin(child, frame)
-        try:
-            while (status := next(ticks)) is RUNNING:
-                yield RUNNING
-        finally:
-            ticks.close()
-        is_next, was_quick = status is goes_on, ground.ticks == began
+        began = state.ticks
+        status = yield from to_its_end(Child(child, frame), waits=False)
+        is_next, was_quick = status is goes_on, state.ticks == began
         count += is_next
         if status is SKIPPED:
             was_quick = False
@@ -657,11 +615,14 @@ def _end_at_limit(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame, count: 
 def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """Another tree by its name, with a frame of its own. Bound keys are the other frame's; other values
     are copied."""
-    tree, share = frame.ground.subtrees[plan.name], plan.options.get("share")
+    if plan.children:  # it is a name for its child
+        yield (yield from to_its_end(Child(plan.children[0], frame)))
+        return
+    tree, share = frame.state.subtrees[plan.name], plan.options.get("share")
     shares = share is not None and share.constant is True
     own = frame.kept.get(plan)
     if own is None:
-        own = TreeFrame(frame.ground, {}, tree.types, frame if shares else None)
+        own = TreeFrame(frame.state, {}, tree.types, frame if shares else None)
         frame.kept[plan] = own
     values = own.values = defaults(tree)
     if shares:
@@ -672,7 +633,7 @@ def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
             own.links[key] = (frame, value.key)
         else:
             own.set(key, value.of(frame))
-    yield (yield from to_its_end(tree.root, own))
+    yield (yield from to_its_end(Child(tree.root, own)))
 
 
 class _Items:
@@ -680,34 +641,32 @@ class _Items:
 
     def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         """Raises TreeAbort."""
-        said, options = plan.values[0].of(frame), plan.options
-        if not isinstance(said, list | tuple):
-            raise TreeAbort(f"for-each goes over a list, not {type(said).__name__}")
-        limit = number_of(plan, frame, options["limit"]) if "limit" in options else len(said)
-        self.plan, self.frame, self.rest = plan, frame, list(said[: max(int(limit), 0)])[::-1]
-        self.most = number_of(plan, frame, options["parallel"]) if "parallel" in options else 1
-        self.name = str(options["as"].constant) if "as" in options else "item"
-        self.goes_on = (
-            "on-child-fail" in options and options["on-child-fail"].constant == "continue"
-        )
+        items, options = plan.values[0].of(frame), plan.options
+        if not isinstance(items, list | tuple):
+            raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
+        limit = number_of(plan, frame, options.get("limit", Value(0, len(items))))
+        self.parallel = max(number_of(plan, frame, options.get("parallel", Value(0, 1))), 1)
+        self.name = str(options.get("as", Value(0, "item")).constant)
+        self.goes_on = options.get("on-child-fail", Value(0)).constant == "continue"
+        self.plan, self.frame, self.rest = plan, frame, list(items[: max(int(limit), 0)])[::-1]
         self.frames: list[TreeFrame] = []
-        self.at_work: list[Children] = []
+        self.at_work: list[Child] = []
         self.ended: list[TickStatus] = []
-        self.is_over = False
 
     @property
     def has_room(self) -> bool:
         """Whether another item can begin."""
-        return bool(self.rest) and len(self.at_work) < max(self.most, 1)
+        return bool(self.rest) and len(self.at_work) < self.parallel
 
-    def tick(self) -> None:
-        """Begins as many as may, and ticks them; up to a FAILURE."""
+    def tick(self) -> bool:
+        """Begins as many as may, and ticks them; up to a FAILURE. Returns whether it is over."""
+        state = self.frame.state
         while self.has_room:
-            self.frame.ground.spend()
+            state.spend()
             values = {self.name: self.rest.pop(), "index": len(self.frames), "result": None}
-            item = TreeFrame(self.frame.ground, values, {}, self.frame, is_item=True)
+            item = TreeFrame(state, values, {}, self.frame, is_item=True)
             self.frames.append(item)
-            self.at_work.append(Children(self.plan.children, item))
+            self.at_work.append(Child(self.plan.children[0], item))
         for child in tuple(self.at_work):
             status = child.tick()
             if status is not RUNNING:
@@ -715,9 +674,8 @@ class _Items:
                 child.halt()
                 self.ended.append(status)
             if status is FAILURE and not self.goes_on:
-                self.is_over = True
-                return
-        self.is_over = not self.rest and not self.at_work
+                return True
+        return not self.rest and not self.at_work
 
     def end(self) -> TickStatus:
         """Collects the results."""
@@ -736,23 +694,13 @@ def for_each(plan: NodePlan, frame: TreeFrame) -> Ticks:
     """One child an item; at most so many at once, results in order."""
     items = _Items(plan, frame)
     try:
-        items.tick()
-        while not items.is_over:
+        while not items.tick():
             if items.has_room:
-                frame.ground.wake()
+                frame.state.wake()
             yield RUNNING
-            items.tick()
     finally:
-        for child in items.at_work:
-            child.halt()
+        halt(items.at_work)
     yield items.end()
-
-
-def named(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
-    """`(subtree NAME child)` is a name for its child."""
-    [child] = plan.children
-    ticks: Ticks | TickStatus = frame.ground.kinds[child.shape](child, frame)
-    return ticks
 
 
 LEAVES: Mapping[str, Kind] = {
@@ -792,5 +740,4 @@ NODES: Mapping[str, Kind] = {
     "repeat": partial(loop, SUCCESS),
     "retry": partial(loop, FAILURE),
     "subtree": subtree,
-    "named": named,
 }

@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import methodcaller
+from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.control.expressions import ExpressionScope
@@ -13,8 +14,8 @@ from gateway.control.trees.reader import TreeProblem
 from gateway.domain.errors import GatewayError
 from gateway.domain.text import meant, quoted
 
-# Of each simple type: what it is in Python, and the default of a key that is declared without one.
-_SIMPLE: Mapping[str, tuple[type | tuple[type, ...], object]] = {
+# Of each type: what it is in Python, and the default of a key that is declared without one.
+_TYPES: Mapping[str, tuple[type | tuple[type, ...], object]] = {
     "bool": (bool, False),
     "string": (str, ""),
     "int": (int, 0),
@@ -22,8 +23,8 @@ _SIMPLE: Mapping[str, tuple[type | tuple[type, ...], object]] = {
     "list": ((list, tuple), []),
     "map": (Mapping, {}),
     "any": (object, None),
+    "option": (object, None),
 }
-_WRAPPING = ("list", "option")
 
 
 class BadType(ValueError):
@@ -34,22 +35,21 @@ class BadType(ValueError):
 class KeyType:
     name: str
     inner: "KeyType | None" = None  # of a list or an option
-    model: type = object
 
     def __str__(self) -> str:
         return f"({self.name} {self.inner})" if self.inner else self.name
 
     @property
-    def natural(self) -> object:
+    def default(self) -> object:
         """The default of a key that is declared without one."""
-        return _SIMPLE[self.name][1] if self.name in _SIMPLE else None
+        return _TYPES[self.name][1]
 
     def accepts(self, value: object) -> bool:
         inner = self.inner
         if self.name == "option":
             return value is None or inner is None or inner.accepts(value)
-        python = _SIMPLE[self.name][0] if self.name in _SIMPLE else self.model
-        if not isinstance(value, python) or (type(value) is bool and self.name in {"int", "float"}):
+        is_number = self.name in {"int", "float"}
+        if not isinstance(value, _TYPES[self.name][0]) or (is_number and type(value) is bool):
             return False
         return inner is None or all(inner.accepts(one) for one in value)  # type: ignore[attr-defined]  # a list
 
@@ -70,44 +70,37 @@ UNKNOWN = KeyType("option", ANY)  # what nil says of a key
 
 
 def is_type(word: object) -> bool:
-    return word in _SIMPLE or word == "option" or str(word).startswith("model:")
+    return word in _TYPES
 
 
-def read_type(text: str, models: Mapping[str, type] | None = None) -> KeyType:
-    """`(list string)`, `model:Name` and so on; any model is let through if `models` is None."""
+def read_type(text: str) -> KeyType:
+    """`(list string)`, `(option int)` and so on. Raises BadType."""
     *outer, word = text.replace("(", " ").replace(")", " ").split() or [""]
-    found = UNKNOWN if word == "option" else _named(word, models)
+    if word not in _TYPES:
+        near = meant(word, _TYPES)
+        raise BadType(f"unknown type {quoted(word)}{near}; types: {', '.join(_TYPES)}")
+    found = UNKNOWN if word == "option" else KeyType(word)
     for name in reversed(outer):
-        if name not in _WRAPPING:
+        if name not in {"list", "option"}:
             raise BadType(f"{quoted(name)} takes no other type; only list and option do")
         found = KeyType(name, found)
     return found
-
-
-def _named(word: str, models: Mapping[str, type] | None) -> KeyType:
-    name = word.removeprefix("model:")
-    if name != word and (models is None or name in models):
-        return KeyType(word, None, (models or {}).get(name, object))
-    if word in _SIMPLE:
-        return KeyType(word)
-    names = (*_SIMPLE, "option", *(f"model:{model}" for model in models or ("NAME",)))
-    raise BadType(f"unknown type {quoted(word)}{meant(word, names)}; types: {', '.join(names)}")
 
 
 def type_of(value: object) -> KeyType:
     """The type of a key that is declared by its default."""
     if value is None:
         return UNKNOWN
-    return next(kind for kind in map(KeyType, _SIMPLE) if kind.accepts(value))
+    return next(kind for kind in map(KeyType, _TYPES) if kind.accepts(value))
 
 
-# Takes a Call; gives a bool, a Status, None (done), or a Pending for what takes time.
+# Takes a LeafCall; gives a bool, a status, None (done), or a PendingLeaf for what takes time.
 Act = Callable[..., object]
 Keys = Mapping[str, str]  # key of the blackboard -> type as text
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class LeafFunction:
     """A function that leaves and decorators may name."""
 
     name: str
@@ -126,29 +119,25 @@ class LeafRegistry:
     """
 
     roots: Mapping[str, Collection[str] | None] = field(default_factory=dict)
-    models: Mapping[str, type] = field(default_factory=dict)
-    offered: dict[str, Offered] = field(default_factory=dict)
+    functions: dict[str, LeafFunction] = field(default_factory=dict)
 
     def action(
         self,
         name: str,
         *,
-        reads: Keys | None = None,
-        writes: Keys | None = None,
+        reads: Keys = MappingProxyType({}),
+        writes: Keys = MappingProxyType({}),
         options: Collection[str] = (),
         is_plain: bool = False,
     ) -> Callable[[Act], Act]:
         """Offers the decorated function to `:fn "name"` and to nodes called so."""
 
         def offer(act: Act) -> Act:
-            self.offered[name] = Offered(
-                name,
-                act,
-                {key: read_type(text, self.models) for key, text in (reads or {}).items()},
-                {key: read_type(text, self.models) for key, text in (writes or {}).items()},
-                frozenset(options),
-                is_plain,
+            read, written = (
+                {key: read_type(text) for key, text in keys.items()} for keys in (reads, writes)
             )
+            own = frozenset(options)
+            self.functions[name] = LeafFunction(name, act, read, written, own, is_plain)
             return act
 
         return offer
@@ -201,7 +190,7 @@ class NodePlan:
     cases: tuple[str, ...] = ()  # of a switch: one a child
     when: Value | None = None
     raises: bool = False
-    offered: Offered | None = None
+    function: LeafFunction | None = None  # behind a leaf or a decorator
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
     writes: frozenset[str] = frozenset()
     bare: str = ""  # what ticks it, without its `:when`
@@ -287,12 +276,11 @@ class TreeHost:
     roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
     emit: Emit = lambda event, payload: None
     find_act: Callable[[NodePlan], Act | None] | None = None  # for plans without a registry
-    woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
-    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
+    arguments: tuple[object, ...] = ()  # of the functions of leaves, before their call
 
 
 @dataclass(slots=True, eq=False)
-class Ground:
+class TreeState:
     """What all nodes and frames of a run share."""
 
     host: TreeHost
@@ -322,9 +310,7 @@ class Ground:
         """Asks for another tick; during a tick it is the tree itself that asks."""
         self.is_awake = True
         if not self.is_ticking:
-            self.has_heard = True
-            if self.host.woken is not None:
-                self.host.woken()
+            self.has_heard, self.work = True, 0
 
     @property
     def failure(self) -> Mapping[str, object] | None:
@@ -346,7 +332,7 @@ class Ground:
 class TreeFrame:
     """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
 
-    ground: Ground
+    state: TreeState
     values: dict[str, object]
     types: Mapping[str, KeyType]
     outer: "TreeFrame | None" = None
@@ -363,7 +349,7 @@ class TreeFrame:
             return frame.get(key)
         if self.outer is not None:
             return self.outer.get(name)
-        return self.ground.failure if name == FAILED else self.ground.host.roots.get(name)
+        return self.state.failure if name == FAILED else self.state.host.roots.get(name)
 
     def set(self, name: str, value: object) -> None:
         """Raises BadWrite."""
@@ -377,8 +363,8 @@ class TreeFrame:
                 self._check_size(name, value)
             if self.values[name] is not value:
                 self.values[name] = value
-                if name in self.ground.watched:
-                    self.ground.wake()
+                if name in self.state.watched:
+                    self.state.wake()
         elif self.outer is not None:
             self.outer.set(name, value)
         else:
@@ -390,7 +376,7 @@ class TreeFrame:
 
     def _check_size(self, name: str, value: object) -> None:
         parts = parts_of(value)
-        self.ground.spend(parts // PARTS_A_WORK)
+        self.state.spend(parts // PARTS_A_WORK)
         if parts > MOST_PARTS:
             raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
 
@@ -441,17 +427,15 @@ class PendingLeaf:
     outcome: object = None  # as a function gives it, or the exception that it ended with
     is_over = False
 
-    def __init__(self, ground: Ground, on_halt: Callable[[], None] | None = None) -> None:
-        self._ground, self._on_halt = ground, on_halt
+    def __init__(self, state: TreeState) -> None:
+        self._state = state
 
     def complete(self, outcome: object = SUCCESS) -> None:
         """Takes the answer, as a function gives it. After an end or a halt it changes nothing."""
         if not self.is_over:
             self.outcome, self.is_over = outcome, True
-            self._ground.wake()
+            self._state.wake()
 
     def halt(self) -> None:
-        if not self.is_over:
-            self.is_over = True
-            if self._on_halt is not None:
-                self._on_halt()
+        """Called when nothing waits for the answer any more."""
+        self.is_over = True

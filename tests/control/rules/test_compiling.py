@@ -4,19 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.control.rules import (
-    ROOTS,
-    Act,
-    AddTool,
-    EmitEvent,
-    Interrupt,
-    Log,
-    Notify,
-    RemoveTool,
-    RunRules,
-    SetModel,
-    SetState,
-)
+from gateway.control.rules import ROOTS, Act, RunRules
 from gateway.domain.events import KINDS, Notice
 from tests.fakes.rules import NOON, event, problems, rule, rules_of
 
@@ -37,16 +25,19 @@ def test_every_action_comes_out_as_an_act() -> None:
     )
 
     assert found == (
-        Notify(Notice("n y", source="rule:r", data={"x": "y"})),
-        Log("warning", "l y"),
-        SetState("a", True),
-        SetState("b", 10),
-        SetState("c", "c"),
-        EmitEvent("house.x", {"x": "y", "n": 1}, "error"),
-        Interrupt("i y"),
-        SetModel("m"),
-        AddTool("p__t"),
-        RemoveTool("p__u"),
+        Act("notify", {"notice": Notice("n y", source="rule:r", data={"x": "y"})}),
+        Act("log", {"level": "warning", "message": "l y"}),
+        Act("set_state", {"key": "a", "value": True}),
+        Act("set_state", {"key": "b", "value": 10}),
+        Act("set_state", {"key": "c", "value": "c"}),
+        Act(
+            "emit_event",
+            {"type": "house.x", "payload": {"x": "y", "n": 1}, "severity": "error"},
+        ),
+        Act("interrupt", {"why": "i y"}),
+        Act("set_model", {"model": "m"}),
+        Act("add_tool", {"name": "p__t"}),
+        Act("remove_tool", {"name": "p__u"}),
     )
 
 
@@ -79,7 +70,9 @@ def test_every_action_comes_out_as_an_act() -> None:
 def test_a_notice_says_where_and_whom_it_tells(options: str, notice: Notice) -> None:
     comma = ", " if options else ""
 
-    assert acts(f"do = [{{ notify = 'n'{comma}{options} }}]") == (Notify(notice),)
+    assert acts(f"do = [{{ notify = 'n'{comma}{options} }}]") == (
+        Act("notify", {"notice": notice}),
+    )
 
 
 @pytest.mark.requirement("S-002-Rules-02")

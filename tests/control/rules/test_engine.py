@@ -8,15 +8,11 @@ from gateway.control.notices import Notices
 from gateway.control.rules import (
     QUARANTINE_AT,
     Act,
-    EmitEvent,
-    Log,
-    Notify,
     RulesInvalid,
     RunRules,
-    SetState,
     load_rules,
 )
-from gateway.domain.events import Action, Batching, RuleDef
+from gateway.domain.events import Action, Batching, Notice, RuleDef
 from tests.fakes.rules import NOON, core_definitions, definitions, event, rule, rules_of
 
 
@@ -24,15 +20,16 @@ def said(acts: tuple[Act, ...]) -> list[str]:
     """What is told, logged or emitted."""
     found = []
     for act in acts:
-        match act:
-            case Notify(notice):
-                found.append(notice.content)
-            case Log(_, message):
-                found.append(message)
-            case EmitEvent(event_type):
-                found.append(event_type)
-            case _:
-                found.append(type(act).__name__)
+        values = act.values
+        match act.kind:
+            case "notify":
+                found.append(values["notice"].content)
+            case "log":
+                found.append(values["message"])
+            case "emit_event":
+                found.append(values["type"])
+            case kind:
+                found.append(kind)
     return found
 
 
@@ -59,11 +56,11 @@ def test_a_rule_that_fails_is_passed_over_and_an_event_says_so() -> None:
     error, good = rules.on(event(payload=BAD), {})
 
     assert said((good,)) == ["good"]
-    assert isinstance(error, EmitEvent)
-    assert (error.type, error.severity) == ("rule.error", "error")
-    assert error.payload["rule"] == "bad"
-    assert error.payload["quarantined"] is False
-    assert "payload.x > 1" in str(error.payload["error"])
+    assert (error.values["type"], error.values["severity"]) == ("rule.error", "error")
+    payload = error.values["payload"]
+    assert payload["rule"] == "bad"
+    assert payload["quarantined"] is False
+    assert "payload.x > 1" in payload["error"]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +109,7 @@ def test_a_rule_that_hears_its_own_errors_ends_in_quarantine() -> None:
     rounds = 0
     while last:
         (error,) = last
-        assert isinstance(error, EmitEvent)
-        last = rules.on(event(error.type, error.payload), {})
+        last = rules.on(event(error.values["type"], error.values["payload"]), {})
         rounds += 1
 
     assert rounds == QUARANTINE_AT
@@ -151,10 +147,10 @@ def test_what_a_rule_keeps_is_there_for_the_next_rule_and_the_next_run() -> None
     rules = rules_of(counts + notify("{plugin.n}", "", "tells"))
     first = RunRules(rules, kept={"n": 4, "other": "stays"})
 
-    assert first.on(event(), {})[0] == SetState("n", 5)
-    assert said(first.on(event(), {})) == ["SetState", "6"]
+    assert first.on(event(), {})[0] == Act("set_state", {"key": "n", "value": 5})
+    assert said(first.on(event(), {})) == ["set_state", "6"]
     assert first.kept == {"n": 6, "other": "stays"}
-    assert said(RunRules(rules, kept=first.kept).on(event(), {})) == ["SetState", "7"]
+    assert said(RunRules(rules, kept=first.kept).on(event(), {})) == ["set_state", "7"]
 
 
 def test_what_the_turn_says_of_kept_values_does_not_count() -> None:
@@ -198,9 +194,9 @@ def test_how_notices_are_gathered_and_which_are_the_same_is_said_with_them() -> 
     def pushed(name: str, x: int, after_ms: int) -> bool:
         one = event(name, {"x": x}, after_ms=after_ms)
         (act,) = run.on(one, {})
-        assert isinstance(act, Notify)
-        assert act.notice.batching == Batching(0.5, 7, 2.0)
-        return queue.push(act.notice, one.at)
+        notice = act.values["notice"]
+        assert notice.batching == Batching(0.5, 7, 2.0)
+        return queue.push(notice, one.at)
 
     assert pushed("query.start", 1, 0)
     assert not pushed("query.start", 1, 1_999)
@@ -212,8 +208,8 @@ def test_how_notices_are_gathered_and_which_are_the_same_is_said_with_them() -> 
 def test_without_dedupe_no_notice_is_the_same() -> None:
     (act,) = RunRules(rules_of(notify("n"))).on(event(), {})
 
-    assert isinstance(act, Notify)
-    assert (act.notice.dedupe_key, act.notice.batching) == (None, Batching())
+    notice = act.values["notice"]
+    assert (notice.dedupe_key, notice.batching) == (None, Batching())
 
 
 def test_rules_that_are_read_again_keep_their_errors_unless_they_have_changed() -> None:
@@ -245,9 +241,9 @@ def test_definitions_that_are_wrong_are_refused_with_every_problem() -> None:
     ]
 
 
-def core(name: str, payload: dict[str, object]) -> list[Notify]:
+def core(name: str, payload: dict[str, object]) -> list[Notice]:
     acts = RunRules(load_rules(core_definitions())).on(event(name, payload), {})
-    return [act for act in acts if isinstance(act, Notify)]
+    return [act.values["notice"] for act in acts]
 
 
 @pytest.mark.requirement("S-002-Rules-10")
@@ -262,10 +258,10 @@ def core(name: str, payload: dict[str, object]) -> list[Notify]:
     ],
 )
 def test_the_model_is_told_each_warning_and_nobody_else(name: str) -> None:
-    (act,) = core(name, {"message": "Approaching it."})
+    (notice,) = core(name, {"message": "Approaching it."})
 
-    assert act.notice.content == "Approaching it."
-    assert (act.notice.to, act.notice.inject_at) == ("model", "turn_start")
+    assert notice.content == "Approaching it."
+    assert (notice.to, notice.inject_at) == ("model", "turn_start")
 
 
 @pytest.mark.requirement("S-002-Rules-10")
@@ -278,9 +274,9 @@ def test_the_model_is_told_of_a_large_result_once_a_run() -> None:
 
     assert [len(acts) for acts in told] == [0, 0, 1, 0]
     (act,) = told[2]
-    assert isinstance(act, Notify)
-    assert act.notice.content.startswith("s gave 7 results.")
-    assert (act.notice.to, act.notice.inject_at) == ("model", "after_tool")
+    notice = act.values["notice"]
+    assert notice.content.startswith("s gave 7 results.")
+    assert (notice.to, notice.inject_at) == ("model", "after_tool")
 
 
 @pytest.mark.requirement("S-002-Rules-10")
@@ -290,7 +286,7 @@ def test_the_model_is_told_of_the_third_failure_of_one_tool_once() -> None:
 
     def is_told(tool: str, count: int) -> bool:
         acts = run.on(event("on_tool_failure", {"tool": tool, "failures": count}), {})
-        return any(isinstance(act, Notify) and queue.push(act.notice, NOON) for act in acts)
+        return any(queue.push(act.values["notice"], NOON) for act in acts)
 
     told = [is_told(tool, count) for tool, count in failures]
 

@@ -12,6 +12,18 @@ from gateway.control.trees.plan import LeafRegistry, PendingLeaf, TreeHost, Tree
 from gateway.control.trees.reader import TreeInvalid, TreeProblem
 
 
+class Pending(PendingLeaf):
+    """Says when it is halted."""
+
+    def __init__(self, call: LeafCall, on_halt: Callable[[], object] = lambda: None) -> None:
+        super().__init__(call.state)
+        self._on_halt = on_halt
+
+    def halt(self) -> None:
+        super().halt()
+        self._on_halt()
+
+
 def line(tick: TickTrace) -> str:
     """`R l0R l1S -l2`: the root is RUNNING, l0 too, l1 succeeded, l2 was halted."""
     ticked = [f"{name}{status}" for name, status in tick.ticked]
@@ -53,7 +65,6 @@ class Stage:
     roots: Mapping[str, object] = field(default_factory=dict)
     now: float = 0.0
     events: list[tuple[str, object]] = field(default_factory=list)
-    woken: int = 0
     log: list[str] = field(default_factory=list)
 
     def offer(self, name: str, act: Callable[[LeafCall], object], **about: object) -> None:
@@ -62,14 +73,14 @@ class Stage:
     def logs(self, *names: str) -> None:
         """Functions that succeed and leave their name in the log."""
         for name in names:
-            self.offer(name, lambda call: self.log.append(call.name))
+            self.offer(name, lambda call: self.log.append(call.plan.label))
 
     def asks(self, name: str) -> list[PendingLeaf]:
         """A function that waits for its answer; gives the list of what is waited for."""
         open_ones: list[PendingLeaf] = []
 
         def ask(call: LeafCall) -> PendingLeaf:
-            open_ones.append(call.pending(lambda: self.log.append(f"{call.name} halted")))
+            open_ones.append(Pending(call, lambda: self.log.append(f"{call.plan.label} halted")))
             return open_ones[-1]
 
         self.offer(name, ask)
@@ -85,12 +96,10 @@ class Stage:
             now=lambda: self.now,
             roots=self.roots,
             emit=lambda event, payload: self.events.append((event, payload)),
-            woken=self._count,
         )
-        return Run(self.plan(text), host, inputs)
-
-    def _count(self) -> None:
-        self.woken += 1
+        run = Run(self.plan(text), host)
+        run.frame.values |= inputs
+        return run
 
 
 def ended(run: Run, within: int = 2_000) -> TreeOutcome:
@@ -99,5 +108,5 @@ def ended(run: Run, within: int = 2_000) -> TreeOutcome:
         if run.step():
             assert run.outcome is not None
             return run.outcome
-        assert run.ground.is_awake, "it waits"
+        assert run.state.is_awake, "it waits"
     raise AssertionError(f"not over after {within} ticks")

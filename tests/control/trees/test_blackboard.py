@@ -6,24 +6,21 @@ from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
 from gateway.control.trees.plan import (
     BadWrite,
-    Ground,
     LeafRegistry,
     TreeFrame,
     TreeHost,
+    TreeState,
     read_type,
 )
 
 
-def board(**watched: bool) -> tuple[Ground, list[str]]:
-    rung: list[str] = []
-    roots = {"usage": {"tokens": 1}}
-    host = TreeHost(now=lambda: 0.0, roots=roots, woken=lambda: rung.append("changed"))
-    ground = Ground(host, watched=frozenset(watched))
-    return ground, rung
+def board(**watched: bool) -> TreeState:
+    host = TreeHost(now=lambda: 0.0, roots={"usage": {"tokens": 1}})
+    return TreeState(host, watched=frozenset(watched), is_awake=False)
 
 
 def test_what_is_not_here_is_outside_and_then_among_the_roots() -> None:
-    shared, _ = board()
+    shared = board()
     outer = TreeFrame(shared, {"a": 1, "b": 2}, {})
     inner = TreeFrame(shared, {"a": 3}, {}, outer)
 
@@ -36,7 +33,7 @@ def test_what_is_not_here_is_outside_and_then_among_the_roots() -> None:
 
 
 def test_a_linked_key_is_the_others() -> None:
-    shared, _ = board()
+    shared = board()
     outer = TreeFrame(shared, {"x": 1}, {"x": read_type("int")})
     inner = TreeFrame(shared, {}, {}, links={"in": (outer, "x")})
 
@@ -48,7 +45,7 @@ def test_a_linked_key_is_the_others() -> None:
 
 
 def test_unknown_keys_roots_and_wrong_types_are_not_written() -> None:
-    shared, _ = board()
+    shared = board()
     frame = TreeFrame(shared, {"n": 1}, {"n": read_type("int")})
 
     for key, value in (("n", "x"), ("m", 1), ("usage", {}), ("failure", None)):
@@ -57,18 +54,18 @@ def test_unknown_keys_roots_and_wrong_types_are_not_written() -> None:
 
 
 def test_only_a_changed_watched_key_rings() -> None:
-    shared, rung = board(n=True)
+    shared = board(n=True)
     frame = TreeFrame(shared, {"n": 1, "m": 1}, {})
 
     frame.set("m", 2)
     frame.set("n", 1)
-    assert rung == []
+    assert not shared.is_awake
     frame.set("n", 2)
-    assert rung == ["changed"]
+    assert shared.is_awake
 
 
 def test_the_result_of_an_item_is_given_from_inside() -> None:
-    shared, _ = board()
+    shared = board()
     outer = TreeFrame(shared, {"result": ""}, {"result": read_type("string")})  # a key of the tree
     item = TreeFrame(shared, {"item": 1, "result": None}, {}, outer, is_item=True)
     registry = LeafRegistry()

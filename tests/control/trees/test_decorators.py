@@ -4,7 +4,7 @@ import pytest
 
 from gateway.control.trees.nodes import LeafCall
 from gateway.control.trees.plan import PendingLeaf
-from tests.control.trees.stage import Stage, ended, traced
+from tests.control.trees.stage import Pending, Stage, ended, traced
 
 
 def test_a_timeout_halts_the_child_and_fails() -> None:
@@ -98,14 +98,14 @@ def test_a_limit_that_is_no_number_ends_the_run() -> None:
 def test_a_guard_halts_its_child_as_soon_as_it_does_not_hold() -> None:
     stage = Stage()
     halted: list[str] = []
-    stage.offer("work", lambda call: call.pending(lambda: halted.append(call.name)))
+    stage.offer("work", lambda call: Pending(call, lambda: halted.append(call.plan.label)))
     run = stage.run('(tree "t" :blackboard-schema {:ok true} (guard "ok" (action work)))')
     assert not run.step()
 
     run.frame.set("ok", False)
     outcome = ended(run)
 
-    assert (stage.woken, halted, outcome.status.name) == (1, ["work"], "FAILURE")
+    assert (halted, outcome.status.name) == (["work"], "FAILURE")
     assert outcome.failure is not None
     assert outcome.failure["message"] == "ok"
 
@@ -124,7 +124,7 @@ def test_a_named_decorator_fails_when_its_function_says_no() -> None:
 
 def test_when_is_asked_before_a_node_begins_and_not_while_it_runs() -> None:
     stage = Stage()
-    stage.offer("work", lambda call: call.pending())
+    stage.offer("work", lambda call: Pending(call))
     text = '(tree "t" :blackboard-schema {:on true} (sequence (action work :when "on") (succeed)))'
     run = stage.run(text)
     assert not run.step()
@@ -156,7 +156,7 @@ def collecting(stage: Stage, body: str, items: list[object], **options: str) -> 
 
 def test_each_item_has_a_frame_of_its_own_and_results_keep_their_order() -> None:
     stage = Stage()
-    stage.offer("double", lambda call: call.give(call.options["of"] * 2), options=["of"])  # type: ignore[operator]  # a number
+    stage.offer("double", lambda call: call.give(call.option("of") * 2), options=["of"])  # type: ignore[operator]  # a number
 
     assert collecting(stage, "(action double :of $item)", [1, 2, 3], parallel="2") == (
         "SUCCESS",
@@ -171,7 +171,7 @@ def test_each_item_has_a_frame_of_its_own_and_results_keep_their_order() -> None
 def test_a_failure_ends_the_loop_or_does_not() -> None:
     stage = Stage()
     stage.offer(
-        "pass", lambda call: call.give("ok") if call.options["it"] else False, options=["it"]
+        "pass", lambda call: call.give("ok") if call.option("it") else False, options=["it"]
     )
     body = "(action pass :it $item)"
 
@@ -187,7 +187,7 @@ def test_no_more_items_run_at_once_than_allowed_and_a_free_place_is_filled() -> 
     open_ones: list[PendingLeaf] = []
 
     def work(call: LeafCall) -> PendingLeaf:
-        open_ones.append(call.pending())
+        open_ones.append(Pending(call))
         return open_ones[-1]
 
     stage.offer("work", work)
@@ -196,7 +196,7 @@ def test_no_more_items_run_at_once_than_allowed_and_a_free_place_is_filled() -> 
     assert len(open_ones) == 2
 
     open_ones[1].complete()
-    while not run.step() and run.ground.is_awake:
+    while not run.step() and run.state.is_awake:
         pass
 
     assert len(open_ones) == 3
@@ -222,7 +222,7 @@ def test_what_a_key_cannot_hold_is_not_collected_and_the_loop_fails() -> None:
 
     outcome = ended(run)
 
-    assert (outcome.status.name, outcome.reason, run.snapshot()) == (
+    assert (outcome.status.name, outcome.reason, run.frame.values) == (
         "FAILURE",
         "done",
         {"found": []},

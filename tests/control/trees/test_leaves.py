@@ -34,12 +34,12 @@ def test_a_pending_leaf_runs_until_it_is_completed_and_wakes_the_run() -> None:
     answers = stage.asks("ask")
     run = stage.run("(action ask)")
     assert not run.step()
-    assert not run.ground.is_awake
+    assert not run.state.is_awake
 
     answers[0].complete(outcome=False)
     answers[0].complete(outcome=True)  # too late
 
-    assert (stage.woken, run.ground.is_awake) == (1, True)
+    assert run.state.is_awake
     assert ended(run).status is FAILURE
 
 
@@ -139,7 +139,7 @@ def test_set_writes_all_its_keys_from_the_values_before() -> None:
 
     ended(run)
 
-    assert run.snapshot() == {"a": 2, "b": 1, "c": [1, {"x": 2}]}
+    assert run.frame.values == {"a": 2, "b": 1, "c": [1, {"x": 2}]}
 
 
 def test_a_value_of_the_wrong_type_is_a_failure_of_the_node() -> None:
@@ -148,7 +148,7 @@ def test_a_value_of_the_wrong_type_is_a_failure_of_the_node() -> None:
 
     outcome = ended(run)
 
-    assert run.snapshot()["n"] == 1
+    assert run.frame.values["n"] == 1
     assert outcome.failure is not None
     assert outcome.failure["message"] == "n is int, and not str"
 
@@ -166,7 +166,7 @@ def test_a_function_sees_its_options_and_values_and_writes_what_it_announced() -
     seen: list[object] = []
 
     def call_tool(call: LeafCall) -> None:
-        seen.append((call.name, call.values, call.options))
+        seen.append((call.plan.label, call.values, call.option("retries")))
         call.write("n", 2)
 
     def sneaky(call: LeafCall) -> None:
@@ -181,7 +181,7 @@ def test_a_function_sees_its_options_and_values_and_writes_what_it_announced() -
 
     outcome = ended(run)
 
-    assert seen == [("tool-call", [1], {"retries": 2})]
-    assert run.snapshot() == {"n": 2}
+    assert seen == [("tool-call", [1], 2)]
+    assert run.frame.values == {"n": 2}
     assert outcome.failure is not None
     assert "did not announce" in str(outcome.failure["message"])

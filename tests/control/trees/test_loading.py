@@ -22,7 +22,6 @@ def tree(body: str, schema: str = "{}") -> str:
 def registry() -> LeafRegistry:
     made = LeafRegistry(
         roots={"config": {"max_iterations"}, "flags": {"BETA"}, "usage": {"tokens"}},
-        models={"Person": dict},
     )
     made.action("oracle.reset_state", reads={"query": "string"}, writes={"turn": "int"})(print)
     made.action("has-tool-calls?")(print)
@@ -115,7 +114,7 @@ def test_functions_come_from_the_registry_and_from_nowhere_else() -> None:
         (tree("(succeed :on-error explode)"), "BT013"),
         (tree("(sequence (succeed :id a) (succeed :id a))"), "BT015"),
         (tree("(tool-call $cal)", "{:call nil}"), "BT020"),
-        (tree("(tool-call $call.name)", "{:cal nil}"), "BT020"),
+        (tree("(tool-call $call.plan.label)", "{:cal nil}"), "BT020"),
         (tree("(tool-call (config))"), "BT013"),
         (tree("(for-each $x (succeed))", "{:x 3}"), "BT030"),
         (tree("(for-each [1] :collect $x (succeed))", "{:x 3}"), "BT030"),
@@ -175,7 +174,7 @@ def test_what_fits_the_registry_loads() -> None:
         '(action d :fn "notify.drain" :point "turn_start" :doc "x") '
         '(check "turn > 1" :when "flags.BETA") '
         '(repeat :max (config max_iterations) :until "usage.tokens > 1" (condition has-tool-calls?)))',
-        '{:query "" :turn 0 :p (model:Person)}',
+        '{:query "" :turn 0 :p 1}',
     )
 
     assert codes(text, registry()) == ["BT043"]  # :p is never read
@@ -218,7 +217,7 @@ def test_keys_have_types_and_defaults() -> None:
 def test_a_key_can_be_asked_for_in_both_spellings() -> None:
     stage = Stage()
     seen: list[object] = []
-    stage.offer("see", lambda call: seen.append(call.options["it"]), options=["it"])
+    stage.offer("see", lambda call: seen.append(call.option("it")), options=["it"])
     schema = '{:who {:name "Ada"}}'
 
     ended(
@@ -237,7 +236,7 @@ def test_a_key_that_a_function_needs_is_declared_with_a_warning() -> None:
     ended(run)
 
     assert [warning.code for warning in run.plan.warnings] == ["BT024"]
-    assert run.snapshot() == {"turn": 1}
+    assert run.frame.values == {"turn": 1}
 
 
 TWO = (
@@ -262,7 +261,7 @@ def test_a_subtree_has_a_frame_of_its_own_and_bound_keys_are_its_callers() -> No
     ended(run)
 
     assert stage.log == ["x 0", "y 0"]
-    assert run.snapshot() == {"n": 3, "out": ""}
+    assert run.frame.values == {"n": 3, "out": ""}
 
 
 def test_a_subtree_may_share_the_keys_of_its_caller() -> None:
@@ -274,7 +273,7 @@ def test_a_subtree_may_share_the_keys_of_its_caller() -> None:
 
     ended(run)
 
-    assert run.snapshot() == {"n": 7}
+    assert run.frame.values == {"n": 7}
 
 
 def test_a_subtree_in_place_sees_everything_around_it() -> None:
@@ -283,7 +282,7 @@ def test_a_subtree_in_place_sees_everything_around_it() -> None:
 
     ended(run)
 
-    assert run.snapshot() == {"n": 2}
+    assert run.frame.values == {"n": 2}
 
 
 def test_subtrees_cannot_multiply() -> None:
@@ -364,5 +363,5 @@ def test_a_plan_is_shared_and_never_changed_by_its_runs() -> None:
 
     ended(first)
 
-    assert second.snapshot() == {"n": 1}
+    assert second.frame.values == {"n": 1}
     assert ended(second).status.name == "SUCCESS"

@@ -20,7 +20,7 @@ from gateway.control.trees.engine import LeafScript, trace
 from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
-from tests.control.trees.stage import Stage, ended, line, traced
+from tests.control.trees.stage import Pending, Stage, ended, line, traced
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text(encoding="utf-8"))
 TRACED = {"sequence", "selector", "reactive-sequence", "reactive-selector", "memory-sequence"} | {
@@ -179,7 +179,7 @@ def test_a_switch_without_a_branch_fails_and_says_so() -> None:
 def test_a_switch_halts_the_branch_that_is_no_longer_right() -> None:
     stage = Stage()
     halted: list[str] = []
-    stage.offer("wait-for-it", lambda call: call.pending(lambda: halted.append(call.name)))
+    stage.offer("wait-for-it", lambda call: Pending(call, lambda: halted.append(call.plan.label)))
     run = stage.run(
         '(tree "t" :blackboard-schema {:mode "a"} '
         "(switch $mode {:a (action wait-for-it) :b (succeed)}))"
@@ -188,7 +188,7 @@ def test_a_switch_halts_the_branch_that_is_no_longer_right() -> None:
 
     run.frame.set("mode", "b")
 
-    assert stage.woken == 1  # whoever writes a key that is asked for wakes the run
+    assert run.state.is_awake  # whoever writes a key that is asked for wakes the run
     assert ended(run).status.name == "SUCCESS"
     assert halted == ["wait-for-it"]
 

@@ -19,11 +19,10 @@ from gateway.control.trees.plan import BadType, KeyType, read_type, type_of
         ("(option string)", [None, "a"], [1]),
         ("(list (option int))", [[None, 1]], [["a"]]),
         ("option", [None, 3], []),
-        ("model:Person", [{}], [[]]),
     ],
 )
 def test_a_type_takes_its_values(text: str, right: list[object], wrong: list[object]) -> None:
-    kind = read_type(text, {"Person": dict})
+    kind = read_type(text)
 
     assert str(kind) in {text, "(option any)"}
     assert all(kind.accepts(value) for value in right)
@@ -36,7 +35,7 @@ def test_what_is_no_type_is_refused(text: str) -> None:
         assert str(read_type(text)) == "list"
         return
     with pytest.raises(BadType):
-        read_type(text, {"Person": dict})
+        read_type(text)
 
 
 def test_types_that_can_meet_may_hold_each_other() -> None:
@@ -49,7 +48,6 @@ def test_types_that_can_meet_may_hold_each_other() -> None:
     assert may("list", "(list int)")
     assert not may("(list int)", "(list string)")
     assert may("any", "map")
-    assert not may("model:A", "model:B")
 
 
 def test_a_default_says_its_type() -> None:

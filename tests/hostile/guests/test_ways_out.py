@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.config.capabilities import parse_capability
+from gateway.config.sections import parse_capability
 from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, Secret, SessionKey
 from gateway.domain.plugins import HttpGrant, PluginSecret

@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from pydantic_core import from_json, to_json
-
 from gateway.api.methods import METHODS
 from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
@@ -22,7 +20,7 @@ LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))
 
 def chat_methods(front: Front) -> ChatMethods:
     """Without what replays runs."""
-    return ChatMethods(front, cast(Replayer, None), to_json, from_json)
+    return ChatMethods(front, cast(Replayer, None))
 
 
 class FakeWire:

@@ -18,7 +18,7 @@ from gateway.web.identity import Principal
 from gateway.web.memory import MemoryMethods
 from gateway.web.rpc import Handler
 from tests.fakes.clock import CountingIds, FakeClock
-from tests.fakes.find import FakeFind
+from tests.fakes.recall import FakeRecall
 from tests.fakes.store import open_memory
 from tests.web.methods.calling import call
 
@@ -41,7 +41,7 @@ async def ready(key: SessionKey) -> None:
 
 
 def methods(stores: Stores, *found: Recalled, **more: Any) -> Mapping[str, Handler]:
-    find, clock = FakeFind(*found), FakeClock()
+    find, clock = FakeRecall(*found), FakeClock()
     told = MemoryMethods(stores.facts, find, clock, CountingIds(), ready, **more)
     return told.handlers()
 
@@ -264,7 +264,7 @@ async def test_of_a_platforms_session_is_told_what_was_said_there_and_of_a_perso
     None
 ):
     room = SessionKey(AgentId("a"), "telegram", "bot", "room")
-    find = FakeFind()
+    find = FakeRecall()
     async with open_memory() as stores:
         told = MemoryMethods(stores.facts, find, FakeClock(), CountingIds(), ready)
         shared = replace(told, shared=frozenset({room.agent}))

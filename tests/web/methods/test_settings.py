@@ -1,6 +1,5 @@
 """settings.get and settings.set: whose, what is refused, and what comes back."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,12 +11,12 @@ from gateway.api.errors import InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import USER_LIMITS, Choosable
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.worker import SettingsBook
 from gateway.web.identity import Principal
 from gateway.web.memory import SettingsMethods
 from gateway.web.rpc import Handler
 from tests.fakes.store import open_memory
-from tests.sessions.stage import AGENT, encode
+from tests.sessions.stage import AGENT
 from tests.web.methods.calling import call
 
 ANN = Principal("ann", frozenset({"chat"}))
@@ -32,7 +31,7 @@ USUAL = replace(
 
 
 def settings(stores: Stores) -> Mapping[str, Handler]:
-    book = SettingsBook(stores.sessions, encode, json.loads)
+    book = SettingsBook(stores.sessions)
     return SettingsMethods(book, Choosable(USUAL)).handlers()
 
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import cast
 
 import pytest
-from pydantic_core import from_json
 
 from gateway.api.operating import BudgetRow
 from gateway.control.rules import CurrentRules, load_rules
@@ -69,12 +68,11 @@ SUBAGENTS = (
 def insight(stage: Stage, *reasons: str) -> Mapping[str, Handler]:
     about = About("1.2.3", 0.0, "memory", 42, "none")
     tools = (FakeTool(), TALLY, CLASH)
-    gate = ToolGate(tools, schemas=NoSchemas(), decode=from_json, clock=stage.clock)
+    gate = ToolGate(tools, schemas=NoSchemas(), clock=stage.clock)
     told = StatusMethods(
         stage.front,
         about,
         lambda: reasons,
-        from_json,
         gate=gate,
         plugins=lambda: PLUGINS,
         account={"tally": ACCOUNT}.get,

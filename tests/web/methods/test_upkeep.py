@@ -13,8 +13,8 @@ from gateway.web.memory import MemoryMethods
 from gateway.web.rpc import Handler
 from gateway.web.sessions import SessionMethods
 from tests.fakes.clock import CountingIds
-from tests.fakes.find import FakeFind
 from tests.fakes.model import ScriptedModel, says
+from tests.fakes.recall import FakeRecall
 from tests.fakes.store import open_memory
 from tests.sessions.stage import Stage, staged
 from tests.web.methods.calling import call, chat_methods
@@ -214,7 +214,7 @@ async def test_a_session_of_no_agent_is_not_made() -> None:
 async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await told(stage, "one")
-        asked = (stores.facts, FakeFind(), stage.clock, CountingIds(), ready)
+        asked = (stores.facts, FakeRecall(), stage.clock, CountingIds(), ready)
         memory = MemoryMethods(*asked, front=stage.front).handlers()
 
         would = await call(memory, "memory.forget", session_key=KEY)

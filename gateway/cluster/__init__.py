@@ -1,0 +1,1 @@
+"""Which node works on which partition, and hints between nodes over NATS."""

@@ -1,0 +1,374 @@
+"""TOML as text: where each key and value of it stands, and changes that leave the rest as it is.
+
+A change is a new value of the whole document. What differs becomes the smallest edits of the text, one
+after the other; then the new text is proved to say the new value, and nothing else."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from gateway.config.problems import At, KeyPath
+from gateway.domain.errors import GatewayError
+
+DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
+BOM = "\ufeff"
+_GAP = re.compile(r"(?:[\s\ufeff]|#[^\n]*)*+")  # blanks, line breaks, comments
+_NAME = re.compile(r"""'[^'\n]*'|"(?:[^"\\\n]++|\\.)*+"|[\w-]+""")
+_DOT = re.compile(r"[ \t]*\.[ \t]*")
+_PLAIN = re.compile(  # any value without values of its own, in text that is valid
+    r'''"""(?:\\.|"{1,2}(?!")|[^"\\]++)*+"{3,5}'''
+    r"""|'''(?:'{1,2}(?!')|[^']++)*+'{3,5}"""
+    r"""|"(?:[^"\\]++|\\.)*+"|'[^']*'|\d{4}-\d\d-\d\d \d\d:[^\s,\]}#]+|[^\s,\]}#]+""",
+    re.DOTALL,
+)
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_UP_TO_COMMA = re.compile(r"((?:\s|#[^\n]*\n)*),")
+_REST_OF_LINE = re.compile(r"[ \t]*(#[^\n]*)?\r?\n")
+_FIRST_KEYS = ("path", "name", "model", "provider", "id", "plugin")  # new keys stand behind them
+
+
+class CannotEdit(GatewayError):
+    """The file is as it was; the text says what is in the way."""
+
+    code = "cannot_edit"
+
+
+class Span(NamedTuple):
+    """Characters of a text."""
+
+    start: int
+    end: int
+
+
+class Statement(NamedTuple):
+    """A header with its table's path, or a pair of a key and its value. `table`: whose it is."""
+
+    path: KeyPath
+    span: Span
+    table: KeyPath
+
+    @property
+    def is_header(self) -> bool:
+        return self.path == self.table
+
+
+class Positions:
+    """A place for every key path of a text that is valid TOML."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.places: dict[KeyPath, dict[At, Span]] = {}
+        self.statements: list[Statement] = []
+        self._last: dict[KeyPath, int] = {}  # arrays of tables: the last index
+        table: KeyPath = ()
+        at = self._skip(0)
+        while at < len(text):
+            start = at
+            if text[at] == "[":
+                table, at = self._header(at)
+                path = table
+            else:
+                path, at = self._pair(table, at)
+            self.statements.append(Statement(path, Span(start, at), table))
+            at = self._skip(at)
+
+    def span(self, path: KeyPath, at: At) -> Span:
+        """The nearest place that the file has for this path."""
+        for length in range(len(path), 0, -1):
+            place = self.places.get(path[:length], {})
+            # what is missing is missing from the table that there is
+            wanted: At = at if length == len(path) else "table"
+            kinds: tuple[At, ...] = (wanted, "value", "key", "table")
+            for kind in kinds:
+                if kind in place:
+                    return place[kind]
+        return Span(0, 0)
+
+    def value(self, path: KeyPath) -> Span | None:
+        return self.places.get(path, {}).get("value")
+
+    def leaves(self) -> list[tuple[KeyPath, Span]]:
+        """Every value that is no table or list, or too deep to be told apart."""
+        found = ((path, place["value"]) for path, place in self.places.items() if "value" in place)
+        return [
+            (path, span)
+            for path, span in found
+            if len(path) >= DEEPEST or self.text[span.start] not in "[{"
+        ]
+
+    def _skip(self, at: int) -> int:
+        found = _GAP.match(self.text, at)
+        return found.end() if found else at
+
+    def _header(self, at: int) -> tuple[KeyPath, int]:
+        is_array, opening = self.text.startswith("[[", at), Span(at, at + 1)
+        parts, end = self._parts(self._skip(at + 1 + is_array))
+        path: KeyPath = ()
+        for number, (name, span) in enumerate(parts, start=1):
+            path = self._add((*path, name), {"key": span, "table": opening})
+            if number == len(parts) and is_array:
+                self._last[path] = self._last.get(path, -1) + 1
+            if path in self._last:
+                path = self._add((*path, self._last[path]), {"key": span, "table": opening})
+        self.places[path]["table"] = opening  # better than a header that passes through
+        return path, self.text.index("]", end) + 1 + is_array
+
+    def _pair(self, table: KeyPath, at: int) -> tuple[KeyPath, int]:
+        parts, end = self._parts(at)
+        path = table
+        for name, span in parts:
+            path = self._add((*path, name), {"key": span, "table": parts[0][1]})
+        return path, self._value(path, self._skip(self.text.index("=", end) + 1))
+
+    def _value(self, path: KeyPath, start: int) -> int:
+        """Adds the places of a value; where it ends."""
+        opening, end = self.text[start], start
+        if opening in "[{":
+            end, number = self._skip(start + 1), 0
+            while self.text[end] not in "]}":
+                if opening == "[":
+                    end = self._value((*path, number), end)
+                else:
+                    _, end = self._pair(path, end)
+                end, number = self._skip(end), number + 1
+                end = self._skip(end + 1) if self.text[end] == "," else end
+            end += 1
+        elif found := _PLAIN.match(self.text, start):
+            end = found.end()
+        self._add(path, {"value": Span(start, end), "table": Span(start, end)})
+        return end
+
+    def _parts(self, at: int) -> tuple[list[tuple[str, Span]], int]:
+        """The parts of a dotted key, each with its place, and where it ends."""
+        parts: list[tuple[str, Span]] = []
+        while found := _NAME.match(self.text, at):
+            name, at = found[0], found.end()
+            if name[0] in "\"'":
+                name = next(iter(tomllib.loads(f"{name} = 0")))
+            parts.append((name, Span(*found.span())))
+            dot = _DOT.match(self.text, at)
+            if dot is None:
+                break
+            at = dot.end()
+        return parts[:DEEPEST], at
+
+    def _add(self, path: KeyPath, spans: dict[At, Span]) -> KeyPath:
+        """The first place of each kind counts."""
+        if len(path) <= DEEPEST:
+            self.places[path] = {**spans, **self.places.get(path, {})}
+        return path
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Raises tomllib.TOMLDecodeError."""
+    return tomllib.loads(text.removeprefix(BOM))
+
+
+def rewritten(text: str, wanted: Mapping[str, Any]) -> str:
+    """The text with what differs from these values changed, and nothing else. Raises CannotEdit."""
+    before = parsed(text)
+    try:
+        for path, old, new in _differences((), before, wanted):
+            text = _changed(text, path, old, new)
+        is_right = _filled(parsed(text)) == _filled(wanted)
+    except (tomllib.TOMLDecodeError, LookupError):
+        is_right = False
+    if not is_right:
+        raise CannotEdit("this file cannot be edited automatically; change it by hand")
+    return text
+
+
+def _filled(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A section that lost its last key or entry may stay as a header, or be gone."""
+    return {key: value for key, value in document.items() if value not in ({}, [])}
+
+
+def _differences(path: KeyPath, old: Any, new: Any) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """What is to be changed, each with its value before and after; None: it is not there. In an order
+    in which each change leaves the paths of the next as they are."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from _differences((*path, key), old.get(key), new.get(key))
+    elif isinstance(old, list) and isinstance(new, list):
+        old = list(old)
+        for index in _gone(old, new):
+            yield (*path, index), old.pop(index), None
+        for index, (one, other) in enumerate(zip_longest(old, new)):
+            yield from _differences((*path, index), one, other)
+    elif old != new:
+        yield path, old, new
+
+
+def _gone(old: list[Any], new: list[Any]) -> list[int]:
+    """The elements that a shorter list has no longer, the last first."""
+    gone: list[int] = []
+    left = list(new if len(new) < len(old) else old)
+    for index, one in enumerate(old):
+        if left and one == left[0]:
+            del left[0]
+        else:
+            gone.insert(0, index)
+    return gone
+
+
+def _changed(text: str, path: KeyPath, old: Any, new: Any) -> str:
+    """One difference, as an edit of the text. Raises LookupError where there is no place for it."""
+    positions = Positions(text)
+    if new is None:
+        return _without(positions, path)
+    if old is not None:
+        return _spliced(text, positions.places[path]["value"], written(new))
+    if positions.value(path[:-1]) is not None:
+        add = _with_element if isinstance(path[-1], int) else _with_inline_pair
+        return add(positions, path, new)
+    is_section = isinstance(path[-1], int) or (isinstance(new, dict) and len(path) <= 2)
+    host = None if is_section else _host_of(positions, path[:-1])
+    if host is not None:
+        return _with_pair(positions, host, path, new)
+    for header, table in _sections(path, new):
+        text = _appended(text, header, table)
+    return text
+
+
+def _sections(path: KeyPath, value: Any) -> list[tuple[str, Mapping[str, object]]]:
+    """What has no place yet, as sections with their headers."""
+    if isinstance(path[-1], int):
+        return [(f"[[{_dotted(path[:-1])}]]", value)]
+    if isinstance(value, list) and len(path) == 1:
+        return [(f"[[{_dotted(path)}]]", one) for one in value]
+    if not isinstance(value, dict):
+        return [(f"[{_dotted(path[:-1])}]", {str(path[-1]): value})]
+    while len(path) < 2 and [dict] == [type(one) for one in value.values()]:
+        ((key, value),) = value.items()  # [budgets.agent] needs no [budgets]
+        path = (*path, key)
+    return [(f"[{_dotted(path)}]", value)]
+
+
+def _spliced(text: str, place: Span, new: str) -> str:
+    return text[: place.start] + new + text[place.end :]
+
+
+def _line_end(text: str) -> str:
+    """How the lines of the file end: as its first one does."""
+    return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
+
+
+def _appended(text: str, header: str, table: Mapping[str, object]) -> str:
+    """With a section at the end, behind an empty line."""
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    pairs = [f"{written_key(key)} = {written(value)}" for key, value in table.items()]
+    added = gap + "".join(f"{line}\n" for line in (header, *pairs))
+    return text + added.replace("\n", _line_end(text))
+
+
+def _host_of(positions: Positions, table: KeyPath) -> Statement | None:
+    """The header of a table, or the last pair whose dotted key makes that table."""
+    found = [one for one in positions.statements if one.is_header and one.path == table]
+    dotted = [
+        one
+        for one in positions.statements
+        if one.path[: len(table)] == table and len(one.table) < len(table)
+    ]
+    return next(reversed(found or dotted), None)
+
+
+def _with_pair(positions: Positions, host: Statement, path: KeyPath, value: object) -> str:
+    """Behind a key that such a table usually has, else behind its header; where dotted keys make the
+    table, behind the last of them."""
+    text, end = positions.text, host.span.end
+    if host.is_header:
+        places = [positions.value((*path[:-1], other)) for other in _FIRST_KEYS]
+        end = next((place.end for place in places if place), end)
+    start = text.rfind("\n", 0, end) + 1
+    line = text[start:].partition("\n")[0].removesuffix("\r")
+    indent = line[: len(line) - len(line.lstrip())]
+    pair = f"{_line_end(text)}{indent}{_dotted(path[len(host.table) :])} = {written(value)}"
+    return _spliced(text, Span(start + len(line), start + len(line)), pair)
+
+
+def _with_inline_pair(positions: Positions, path: KeyPath, value: object) -> str:
+    start = positions.places[path[:-1]]["value"].start + 1
+    inner = [key for key in positions.places if key[:-1] == path[:-1]]
+    end = max((positions.places[key]["value"].end for key in inner), default=start)
+    pair = f"{', ' if inner else ' '}{written_key(str(path[-1]))} = {written(value)}"
+    return _spliced(positions.text, Span(end, end), pair)
+
+
+def _with_element(positions: Positions, path: KeyPath, value: object) -> str:
+    """At the end of a list, on a line of its own if others are."""
+    *above, index = path
+    text, whole = positions.text, positions.places[tuple(above)]["value"]
+    last = positions.value((*above, int(index) - 1))
+    begin, end = last or (whole.start + 1, whole.start + 1)
+    if "\n" not in text[whole.start : whole.end]:
+        return _spliced(text, Span(end, end), (", " if last else "") + written(value))
+    rest, line_end = text[end : whole.end - 1], _line_end(text)
+    kept = rest.rstrip()
+    closing = rest[len(kept) :]
+    closing = closing if "\n" in closing else line_end
+    comma = "" if not last or _UP_TO_COMMA.match(rest) else ","
+    before = text[text.rfind("\n", 0, begin) + 1 : begin]
+    indent = "    " if before.strip(" \t") or not last else before
+    line = f"{comma}{kept}{line_end}{indent}{written(value)},{closing}"
+    return _spliced(text, Span(end, whole.end - 1), line)
+
+
+def _without(positions: Positions, path: KeyPath) -> str:
+    """Without the lines of a table or key, or without an element in brackets. Comments behind a table's
+    last key belong to what follows."""
+    spans: list[Span] = []
+    text, is_gone = positions.text, False
+    for one in positions.statements:
+        is_inside = one.path[: len(path)] == path
+        is_gone = is_inside if one.is_header else is_gone
+        if is_gone and not one.is_header:
+            spans[-1] = Span(spans[-1].start, one.span.end)
+        elif is_inside:
+            spans.append(one.span)
+    if not spans:
+        place = positions.places[path]
+        return _without_element(text, Span(place.get("key", place["value"])[0], place["value"].end))
+    for span in reversed(spans):
+        start, end = text.rfind("\n", 0, span.start) + 1, text.find("\n", span.end - 1)
+        before = text[:start]
+        if before.endswith(("\n\n", "\n\r\n")):  # the empty line goes with what it set apart
+            before = before.rstrip("\r\n") + _line_end(text)
+        text = before + ("" if end < 0 else text[end + 1 :])
+    return text
+
+
+def _without_element(text: str, element: Span) -> str:
+    """A line that an element had for itself goes with its comment."""
+    before, after = text[: element.start], text[element.end :]
+    comma = _UP_TO_COMMA.match(after)
+    if comma:
+        after = comma[1] + after[comma.end() :]
+    start = before.rfind("\n") + 1
+    line = _REST_OF_LINE.match(after)
+    if line and not before[start:].strip():
+        return before[:start] + after[line.end() :]
+    # "a", "b" without "b" is "a"; without "a" it is "b"
+    return before + after.lstrip(" \t") if comma else re.sub(r",[ \t]*\Z", "", before) + after
+
+
+def written(value: object) -> str:
+    """As TOML writes it within a line."""
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{written_key(str(key))} = {written(one)}" for key, one in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def written_key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else written(name)
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(written_key(str(part)) for part in path)

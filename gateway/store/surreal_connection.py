@@ -1,0 +1,576 @@
+"""A connection to a SurrealDB server: calls side by side over one WebSocket, made anew when it breaks.
+
+The server answers CBOR with CBOR (https://surrealdb.com/docs/surrealdb/integration/rpc). What it cannot
+decode it answers to nobody, so every value is checked before it is sent. A call that was sent and not
+answered may have been carried out: it raises OutcomeUnknown, and nothing is repeated unasked.
+"""
+
+import asyncio
+import logging
+import random
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import anyio
+import cbor2
+from anyio import CancelScope, to_thread
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+
+from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
+from gateway.domain.ids import EPOCH, Secret
+from gateway.store.faults import TextRefused
+
+log = logging.getLogger(__name__)
+
+LEAST_VERSION: Final = (3, 2, 4)
+LARGEST_REQUEST: Final = 64 * 1024 * 1024  # bytes; the server closes at more than twice as much
+MOST_PENDING: Final = 4_096  # calls that wait for an answer
+DEEPEST: Final = 64
+_SMALLEST_INT, _LARGEST_INT = -(2**63), 2**63 - 1
+_LONGEST_REASON = 300
+_CONSEQUENCES = frozenset({"NotExecuted", "Cancelled"})
+_FIRST_REPEAT_S, _LONGEST_REPEAT_S = 0.001, 0.05
+
+# Tags of SurrealDB's CBOR; cbor2 itself knows UUIDs (37) and the text form of datetimes (0).
+_NONE, _RECORD, _DECIMAL, _DATETIME, _DURATION = 6, 8, 10, 12, 14
+
+# The library logs whole frames at the level of debugging, and one of them holds the password.
+_NO_LOG = logging.getLogger(f"{__name__}.frames")
+_NO_LOG.disabled = True
+
+Jitter = Callable[[], float]  # evenly between 0 and 1
+Params = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordID:
+    """The id of a record: a text, an integer, a UUID, or a tuple of such."""
+
+    table: str
+    id: object
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Without a username nobody signs in, which only a server without authentication allows."""
+
+    username: str = ""
+    password: Secret = Secret("")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Times are in seconds."""
+
+    connect_s: float = 10.0  # to a connection that is signed in
+    call_s: float = 10.0  # for a call without a deadline of its own
+    ping_every_s: float = 1.0
+    silent_s: float = 1.5  # for the answer to a ping; past it calls are refused
+    lost_s: float = 10.0  # for the answer to a ping; past it the connection is given up
+    retry_s: float = 0.05
+    longest_retry_s: float = 5.0
+    largest_answer: int = 64 * 1024 * 1024  # bytes; at a larger one the connection is given up
+    jitter: Jitter = random.random
+    tls: ssl.SSLContext | None = None  # None: the certificates of the system decide
+
+
+_USUAL = ConnectionSettings()
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """The call was sent and not answered: the server may have carried it out, now or later."""
+
+
+class TransactionConflict(StoreUnavailable):
+    """Another transaction wrote the same record first, and nothing was written: repeat it."""
+
+
+class StatementRefused(GatewayError):
+    """A statement of ours threw `exogate:REASON`, and its transaction is undone."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the store refused a commit: {reason}")
+        self.reason = reason
+
+
+class RecordExists(GatewayError):
+    """There is a record with that id, and the transaction is undone."""
+
+
+class StatementFailed(GatewayError):
+    """A statement failed for another reason: a mistake in it, a value that does not fit its field."""
+
+
+class _Dial(connect):
+    """A redirect would lead the password to another server."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
+class SurrealConnection:
+    """`open` makes it; `run` reads its answers and connects anew, for as long as it is to be used."""
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        database: str,
+        credentials: Credentials,
+        settings: ConnectionSettings = _USUAL,
+    ) -> None:
+        """Raises StoreRefused for an address that is none."""
+        self.where, self._url = _address(url)
+        self._namespace, self._database = namespace, database
+        self._credentials, self._settings = credentials, settings
+        self._tls = settings.tls
+        self._socket: ClientConnection | None = None
+        self._is_silent = False
+        self._why = ""  # there is no connection
+        self._level: dict[str, str] | None = None  # of the user, once it was found
+        self._last_id = 0
+        self._pending: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        namespace: str,
+        database: str,
+        credentials: Credentials,
+        settings: ConnectionSettings = _USUAL,
+    ) -> "SurrealConnection":
+        """Connects, once: a server that does not answer is tried again by `run`. Raises StoreRefused for
+        credentials, a database or a version that cannot be used."""
+        connection = cls(url, namespace, database, credentials, settings)
+        try:
+            connection._socket = await connection._connect()
+        except StoreUnavailable as error:
+            connection._lose(str(error))
+        return connection
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a connection whose server answers."""
+        return self._socket is not None and not self._is_silent
+
+    async def run(self) -> None:
+        """Reads answers, and connects anew whenever the connection ends, until it is cancelled."""
+        pause_s = self._settings.retry_s
+        try:
+            while True:
+                if self._socket is None:
+                    await anyio.sleep(pause_s * (1 + self._settings.jitter()) / 2)
+                    pause_s = min(2 * pause_s, self._settings.longest_retry_s)
+                    await self._reconnect()
+                    continue
+                began = anyio.current_time()
+                self._lose(await self._serve(self._socket))
+                if anyio.current_time() - began > self._settings.longest_retry_s:
+                    pause_s = self._settings.retry_s
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Calls that wait raise OutcomeUnknown; a second close does nothing."""
+        socket, self._socket = self._socket, None
+        self._why = "the store is closed"
+        self._forget_pending()
+        if socket is not None:
+            with CancelScope(shield=True):
+                await socket.close()
+
+    async def query(
+        self, text: str, params: Params | None = None, *, deadline_s: float | None = None
+    ) -> list[Any]:
+        """The result of each statement. A failure of any of them is raised: StatementRefused, RecordExists,
+        TransactionConflict, StatementFailed, StoreRefused for what the user may not do. Raises
+        StoreUnavailable if nothing was sent, OutcomeUnknown if no answer came, TextRefused, TypeError and
+        ValueError for values that the server could not decode."""
+        socket = self._require_ready()
+        self._last_id = number = self._last_id + 1
+        request = encode({"id": number, "method": "query", "params": [text, params or {}]})
+        waiter: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
+        self._pending[number] = waiter
+        try:
+            with anyio.fail_after(self._settings.call_s if deadline_s is None else deadline_s):
+                await socket.send(request)
+                answer = await waiter
+        except TimeoutError as error:
+            raise OutcomeUnknown(f"{self.where} did not answer in time") from error
+        except ConnectionClosed:
+            answer = None
+        finally:
+            self._pending.pop(number, None)
+        if answer is None:
+            raise OutcomeUnknown(f"the connection to {self.where} ended before an answer came")
+        return self._results(answer)
+
+    async def commit(
+        self, text: str, params: Params | None = None, *, deadline_s: float | None = None
+    ) -> list[Any]:
+        """Like `query`, for a text that is one transaction: it is repeated while others are quicker. Raises
+        TransactionConflict at the deadline."""
+        end = anyio.current_time() + (self._settings.call_s if deadline_s is None else deadline_s)
+        pause_s = _FIRST_REPEAT_S
+        while True:
+            try:
+                return await self.query(text, params, deadline_s=end - anyio.current_time())
+            except TransactionConflict:
+                if anyio.current_time() + pause_s >= end:
+                    raise
+                await anyio.sleep(pause_s * self._settings.jitter())
+                pause_s = min(2 * pause_s, _LONGEST_REPEAT_S)
+
+    def _require_ready(self) -> ClientConnection:
+        socket = self._socket
+        if socket is None:
+            raise StoreUnavailable(self._why)
+        if self._is_silent or socket.state is not State.OPEN:
+            raise StoreUnavailable(f"{self.where} does not answer")
+        if len(self._pending) >= MOST_PENDING:
+            raise StoreUnavailable(f"{self.where} answers too slowly: too many calls wait")
+        return socket
+
+    async def _reconnect(self) -> None:
+        try:
+            self._socket = await self._connect()
+        except (StoreUnavailable, StoreRefused) as error:
+            self._lose(str(error))
+        else:
+            self._why = ""
+            log.info("store_connected", extra={"store": self.where})
+
+    async def _connect(self) -> ClientConnection:
+        """Signs in. Raises StoreUnavailable, StoreRefused."""
+        try:
+            with anyio.fail_after(self._settings.connect_s), ExitStack() as undo:
+                more: dict[str, Any] = {"ssl": await self._context()} if self._is_tls else {}
+                socket = await _Dial(
+                    f"{self._url}/rpc",
+                    subprotocols=[Subprotocol("cbor")],
+                    compression=None,
+                    max_size=self._settings.largest_answer,
+                    open_timeout=None,
+                    ping_interval=None,  # the keep-alive is ours: the library's gives up late
+                    close_timeout=0.5,
+                    proxy=None,
+                    logger=_NO_LOG,
+                    **more,
+                )
+                undo.callback(socket.transport.abort)
+                await self._sign_in(socket)
+                undo.pop_all()
+        except (OSError, EOFError, WebSocketException) as error:
+            told = self._clean(str(error)) or type(error).__name__
+            raise StoreUnavailable(f"{self.where} cannot be reached: {told}") from error
+        return socket
+
+    @property
+    def _is_tls(self) -> bool:
+        return self._url.startswith("wss:")
+
+    async def _context(self) -> ssl.SSLContext:
+        if self._tls is None:  # made once: it reads the certificates of the system
+            self._tls = await to_thread.run_sync(ssl.create_default_context)
+        return self._tls
+
+    async def _sign_in(self, socket: ClientConnection) -> None:
+        answer = await self._ask(socket, "version")
+        if "error" in answer:
+            raise self._refusal("does not say its version", answer)
+        self._require_version(answer.get("result"))
+        if self._credentials.username:
+            await self._find_level(socket)
+        answer = await self._ask(socket, "use", self._namespace, self._database)
+        if "error" not in answer:
+            answer = await self._ask(socket, "query", "RETURN true")  # nobody may, unauthenticated
+        if "error" in answer:
+            place = f"database {self._database!r} of namespace {self._namespace!r}"
+            raise self._refusal(f"does not open {place}", answer)
+
+    async def _find_level(self, socket: ClientConnection) -> None:
+        """Signs in as a user of the database, of the namespace, or as root."""
+        namespace, database = self._namespace, self._database
+        name, password = self._credentials.username, self._credentials.password.reveal()
+        levels: list[dict[str, str]] = [{"NS": namespace, "DB": database}, {"NS": namespace}, {}]
+        answer: dict[str, Any] = {}
+        for level in levels if self._level is None else [self._level]:
+            answer = await self._ask(socket, "signin", {**level, "user": name, "pass": password})
+            if "error" not in answer:
+                self._level = level
+                return
+        self._level = None
+        raise self._refusal(
+            f"refuses user {name!r}, as a user of database {database!r}, of namespace {namespace!r} "
+            "and as root: check username and password in [store]",
+            answer,
+        )
+
+    def _refusal(self, what: str, answer: dict[str, Any]) -> GatewayError:
+        """A fault of the server may pass; for everything else an operator is needed."""
+        error = _fields(answer["error"])
+        sentence = f"{self.where} {what} ({self._reason(error)})"
+        needs_operator = error.get("kind") in {"NotAllowed", "NotFound", "Validation"}
+        return StoreRefused(sentence) if needs_operator else StoreUnavailable(sentence)
+
+    def _require_version(self, told: object) -> None:
+        found = re.fullmatch(r"surrealdb-(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\W.*)?", str(told))
+        if found is None:
+            raise StoreRefused(f"{self.where} does not say that it is SurrealDB: check [store] url")
+        if tuple(map(int, found.groups())) < LEAST_VERSION:
+            least = ".".join(map(str, LEAST_VERSION))
+            raise StoreRefused(
+                f"{self.where} runs SurrealDB {'.'.join(found.groups())}, and {least} is the oldest "
+                "that works: upgrade the server"
+            )
+
+    async def _ask(self, socket: ClientConnection, method: str, *params: object) -> dict[str, Any]:
+        """One call on a connection that nobody else uses yet."""
+        self._last_id += 1
+        await socket.send(encode({"id": self._last_id, "method": method, "params": params}))
+        answer = decode(await socket.recv(decode=False))
+        if answer is None or answer.get("id") != self._last_id:
+            raise StoreUnavailable(f"{self.where} answered with what is no answer")
+        return answer
+
+    async def _serve(self, socket: ClientConnection) -> str:
+        """Gives every answer to its call, until the connection ends; gives why it ended."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._keep_alive, socket)
+            why = await self._read(socket)
+            group.cancel_scope.cancel()
+        socket.transport.abort()
+        return why
+
+    async def _read(self, socket: ClientConnection) -> str:
+        try:
+            while self._deliver(decode(await socket.recv(decode=False))):
+                pass
+        except ConnectionClosed as error:
+            return f"the connection to {self.where} ended: {self._clean(str(error))}"
+        return f"{self.where} answered with what is no answer"
+
+    def _deliver(self, answer: dict[str, Any] | None) -> bool:
+        """Gives an answer to its call; False for what is no answer to any call that was ever made."""
+        if answer is None:
+            return False
+        number = answer.get("id")
+        if number is None:  # a notification, or an error of a call that the server could not decode
+            if "error" in answer:
+                log.error("store_answered_nobody", extra={"store": self.where})
+            return True
+        if not isinstance(number, int) or not 0 < number <= self._last_id:
+            return False
+        waiter = self._pending.get(number)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(answer)
+        return True
+
+    async def _keep_alive(self, socket: ClientConnection) -> None:
+        """Notices a server that is silent, and gives the connection up if it stays so."""
+        while True:
+            await anyio.sleep(self._settings.ping_every_s)
+            with anyio.move_on_after(self._settings.lost_s) as lost:
+                try:
+                    await self._ping(socket)
+                except ConnectionClosed:
+                    return
+            if lost.cancelled_caught:
+                socket.transport.abort()
+                return
+
+    async def _ping(self, socket: ClientConnection) -> None:
+        pong: Any = None
+        with anyio.move_on_after(self._settings.silent_s) as late:
+            pong = await socket.ping()
+            await asyncio.shield(pong)
+        if late.cancelled_caught:
+            self._is_silent = True
+            log.warning("store_silent", extra={"store": self.where})
+            await asyncio.shield(pong if pong is not None else await socket.ping())
+            log.info("store_answers_again", extra={"store": self.where})
+        self._is_silent = False
+
+    def _lose(self, why: str) -> None:
+        """There is no connection: said once, until there is one again."""
+        if not self._why:
+            log.warning("store_disconnected", extra={"store": self.where, "why": why})
+        self._socket, self._is_silent, self._why = None, False, why
+        self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        for waiter in self._pending.values():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _results(self, answer: dict[str, Any]) -> list[Any]:
+        if "error" in answer:
+            raise self._failure(_fields(answer["error"]))
+        statements = answer.get("result")
+        if not isinstance(statements, list):
+            raise OutcomeUnknown(f"{self.where} answered with what is no answer")
+        failed = [one for one in map(_fields, statements) if one.get("status") != "OK"]
+        if failed:
+            # The other statements of a transaction fail because of one.
+            causes = [one for one in failed if _kind(one.get("details")) not in _CONSEQUENCES]
+            raise self._failure((causes or failed)[0])
+        return [one.get("result") for one in statements]
+
+    def _failure(self, error: dict[str, Any]) -> GatewayError:
+        """What the server says of a request or of a statement, as an error."""
+        kind, reason = error.get("kind"), self._reason(error)
+        detail = _kind(error.get("details"))
+        if detail == "TransactionConflict":
+            return TransactionConflict(
+                f"{self.where}: others write the same record at the same time"
+            )
+        if kind == "Thrown" and "exogate:" in reason:
+            return StatementRefused(reason.rpartition("exogate:")[2])
+        if kind == "AlreadyExists" and detail == "Record":
+            return RecordExists(reason)
+        if _kind(_fields(error.get("details")).get("details")) == "SessionExpired":
+            self._give_up()
+            return StoreUnavailable(f"{self.where}: the session has expired")
+        if kind == "NotAllowed":
+            return StoreRefused(
+                f"{self.where} does not let user {self._credentials.username!r} do what the gateway "
+                f"does: give it the role EDITOR ({reason})"
+            )
+        if detail in _CONSEQUENCES or "commit outcome is unknown" in reason:  # or its disk is full
+            return OutcomeUnknown(f"{self.where}: {reason}")
+        return StatementFailed(f"{self.where}: {reason}")
+
+    def _give_up(self) -> None:
+        """The next connection signs in anew."""
+        if self._socket is not None:
+            self._socket.transport.abort()
+
+    def _reason(self, error: dict[str, Any]) -> str:
+        """What the server says, without the value that it refused."""
+        told = error.get("message") or error.get("result")
+        return self._clean(str(told)).partition(" but found ")[0]
+
+    def _clean(self, told: str) -> str:
+        password = self._credentials.password.reveal()
+        text = told.replace(password, "***") if password else told
+        return " ".join(text.split())[:_LONGEST_REASON]
+
+
+def _fields(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _kind(value: object) -> object:
+    return _fields(value).get("kind")
+
+
+def _address(url: str) -> tuple[str, str]:
+    """How the server is called in sentences, and its address."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise StoreRefused("[store] url is no address: write ws://HOST:PORT") from error
+    if parts.scheme not in {"ws", "wss"} or not host:
+        raise StoreRefused("[store] url is no address of a server: write ws://HOST:PORT")
+    if parts.username is not None or parts.password is not None:
+        raise StoreRefused("[store] url holds a password: write username and password beside it")
+    name = f"[{host}]" if ":" in host else host
+    place = name if port is None else f"{name}:{port}"
+    return f"SurrealDB at {place}", f"{parts.scheme}://{place}"
+
+
+def encode(value: object) -> bytes:
+    """Raises TextRefused, TypeError, ValueError for what the server cannot decode."""
+    try:
+        encoded: bytes = cbor2.dumps(_sendable(value, 0))
+    except UnicodeEncodeError as error:
+        raise TextRefused from error
+    if len(encoded) > LARGEST_REQUEST:
+        raise ValueError(f"a request of {len(encoded)} bytes is too large for the store")
+    return encoded
+
+
+_PLAIN = (str, bytes, bool, float, UUID)
+
+
+def _sendable(value: Any, depth: int) -> object:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, int):
+        if not _SMALLEST_INT <= value <= _LARGEST_INT:
+            raise ValueError("an integer has no more than 64 bits")
+        return value
+    if depth > DEEPEST:
+        raise ValueError(f"a value is nested deeper than {DEEPEST} levels")
+    if isinstance(value, dict):
+        return {_text(key): _sendable(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sendable(one, depth + 1) for one in value]
+    return _tagged(value, depth)
+
+
+def _text(key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError("a key of an object is a text")
+    return key
+
+
+def _tagged(value: Any, depth: int) -> object:
+    match value:
+        case None:  # NONE and not NULL, which an optional field does not take
+            return cbor2.CBORTag(_NONE, None)
+        case RecordID(id=None):
+            raise TypeError("a record has an id")
+        case RecordID():
+            return cbor2.CBORTag(_RECORD, [value.table, _sendable(value.id, depth + 1)])
+        case datetime(tzinfo=None):
+            raise ValueError("a time has a zone")
+        case datetime():
+            return cbor2.CBORTag(_DATETIME, _seconds_and_nanoseconds(value - EPOCH))
+        case timedelta():
+            return cbor2.CBORTag(_DURATION, _seconds_and_nanoseconds(value))
+        case Decimal():
+            return cbor2.CBORTag(_DECIMAL, str(value))
+    raise TypeError(f"a value of type {type(value).__name__} cannot be stored")
+
+
+def _seconds_and_nanoseconds(span: timedelta) -> list[int]:
+    return [span.days * 86_400 + span.seconds, span.microseconds * 1_000]
+
+
+def decode(message: bytes) -> dict[str, Any] | None:
+    """A message of the server; None if it is none."""
+    try:
+        decoded = cbor2.loads(message, tag_hook=_untagged, max_depth=4 * DEEPEST)
+    except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, ArithmeticError):
+        return None
+    return decoded if isinstance(decoded, dict) else None
+
+
+def _untagged(tag: Any, immutable: bool) -> object:  # noqa: FBT001  # so the library calls it
+    number, value = tag.tag, tag.value
+    if number == _NONE:
+        return None
+    if number == _RECORD:
+        table, identity = value  # an array in it is a tuple already
+        return RecordID(table, identity)
+    if number == _DATETIME:
+        seconds, nanoseconds = value
+        return EPOCH + timedelta(0, seconds, nanoseconds // 1_000)
+    if number == _DURATION:
+        seconds, nanoseconds = (*value, 0, 0)[:2]  # the server leaves zeros out
+        return timedelta(0, seconds, nanoseconds // 1_000)
+    return Decimal(value) if number == _DECIMAL else tag

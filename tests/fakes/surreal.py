@@ -1,0 +1,102 @@
+"""A real SurrealDB server for tests."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+USER, PASSWORD = "root", "a password of the tests"
+MISSING = "no SurrealDB server: set EXOGATE_SURREAL_BIN, or put `surreal` on the PATH"
+
+
+def surreal_binary() -> str | None:
+    return os.environ.get("EXOGATE_SURREAL_BIN") or shutil.which("surreal")  # noqa: TID251  # as the docs say
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class SurrealServer:
+    """`storage` is `memory`, or an address such as `surrealkv:///DIR?sync=every`."""
+
+    def __init__(self, binary: str, storage: str = "memory") -> None:
+        self._binary, self._storage = binary, storage
+        self.port = free_port()
+        self.url = f"ws://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        bind = ("--bind", f"127.0.0.1:{self.port}")
+        user = ("--user", USER, "--pass", PASSWORD)
+        command = (self._binary, "start", "--no-banner", "--log", "error", *user, *bind)
+        self._process = subprocess.Popen((*command, self._storage), stdout=subprocess.DEVNULL)
+        end = time.monotonic() + 30.0
+        while not self._answers():
+            assert self._process.poll() is None, "the SurrealDB server ended"
+            assert time.monotonic() < end, "the SurrealDB server does not start"
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1.0) as got:
+                return bool(got.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def kill(self) -> None:
+        """Like a power cut for the process; returns when it is gone."""
+        self._signal(signal.SIGKILL)
+        self._wait()
+
+    def pause(self) -> None:
+        """Returns when it stands still."""
+        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.resume()
+            self._signal(signal.SIGTERM)
+            self._wait()
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        self._process.wait(timeout=30.0)
+
+
+@contextmanager
+def running_surreal(binary: str, storage: str = "memory") -> Iterator[SurrealServer]:
+    server = SurrealServer(binary, storage)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class SurrealDatabase:
+    """An empty database of the server."""
+
+    url: str
+    namespace: str
+    database: str
