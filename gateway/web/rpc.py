@@ -25,6 +25,7 @@ from gateway.api.errors import (
     error_object,
     failure_of,
 )
+from gateway.api.methods import METHODS
 from gateway.domain.errors import GatewayError
 from gateway.domain.inbox import RunRecord
 from gateway.domain.supervision import survives
@@ -127,6 +128,17 @@ class Prepared:
     handler: Handler
     params: Params
     waits: bool
+
+
+def handlers_of(*families: object) -> Mapping[str, Handler]:
+    """By method: the handler of `session.list` is the function `session_list` of one of the families."""
+    wanted = {method.name.replace(".", "_"): method.name for method in METHODS}
+    return {
+        name: getattr(family, attribute)
+        for family in families
+        for attribute, name in wanted.items()
+        if hasattr(family, attribute)
+    }
 
 
 class Registry:
