@@ -144,9 +144,9 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator
 
 def cell(value: Any) -> str:
     """A value on one line."""
+    if value in (None, "", [], {}):
+        return "-"
     match value:
-        case None | "" | [] | {}:
-            return "-"
         case bool():
             return "yes" if value else "no"
         case str():
