@@ -10,7 +10,7 @@ from wasmtime import Engine, Store, wat2wasm
 from wasmtime.component import Component, Linker
 
 from bench import guests
-from gateway.channels.crossing import read_description
+from gateway.channels.adapter_json import read_description
 from gateway.config.sections import parse_capability
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey

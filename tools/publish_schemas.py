@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from gateway.channels.published import schemas
+from gateway.channels.adapter_json import schemas
 
 FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
 

@@ -16,17 +16,25 @@ from gateway.agent.driver import Runner
 from gateway.agent.leaves import Plans
 from gateway.agent.subagents import Subagents, SummarizingGate
 from gateway.api.methods import METHODS
-from gateway.app.background import Rulebook, sweep
+from gateway.app.background import keep_rules_fresh, sweep
 from gateway.app.generation import Generation, build, usual_agent
-from gateway.app.shared import Shared, opened, provider_trial, scrubbing
+from gateway.app.shared import (
+    Shared,
+    open_fetch,
+    open_sockets,
+    opened,
+    provider_trial,
+    scrubbing,
+)
 from gateway.budgets import Meter
+from gateway.channels.access import AccessControl
+from gateway.channels.adapter_json import read_description
 from gateway.channels.commands import ChatCommands
-from gateway.channels.crossing import read_description
-from gateway.channels.pairing import PairingBook
-from gateway.channels.room import channel_room, delivering, keep_lines
+from gateway.channels.room import channel_room, delivering, keep_channels_connected
 from gateway.config.access import note_start
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
+from gateway.control.rules import CurrentRules
 from gateway.domain.events import Deed
 from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
@@ -86,7 +94,7 @@ class Resources:
     plans: Plans
     plugins: Plugins
     gate: ToolGate
-    rules: Rulebook
+    rules: CurrentRules
 
 
 class Gateway:
@@ -127,7 +135,7 @@ class Gateway:
         self.stateless = StatelessRuns(worker, ids, opened.group, width=width, forget=forget)
         providers = frozenset({*made.config.providers, "demo"})
         self.replays = Replayer(worker, stores.sessions, self._replayed_models, providers)
-        self.pairing = PairingBook(stores.channels, stores.audit, clock, ids, shared.tell)
+        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.tell)
         commands = ChatCommands(
             front=self.front,
             spending=stores.ledger,
@@ -136,10 +144,10 @@ class Gateway:
             recall=memory.recall,
             settled=memory.settled,
             shared=made.sharing,
-            book=self.pairing,
+            access=self.access,
         )
         self.channels = channel_room(
-            stores, commands, tell=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
+            stores, commands, publish=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
         )
         self.watch = StoreWatch(stores.care.probe, clock)
 
@@ -153,7 +161,7 @@ class Gateway:
             gate,
             opened.plans,
             made.decisions,
-            opened.rules.current,
+            opened.rules,
             shared.bus.publish,
             shared.bus.hears,
             opened.meter.cost_usd,
@@ -242,7 +250,7 @@ class Gateway:
             clock=clock,
             identities=Identities(settings, clock, stores.audit),
         )
-        app.open_webhooks(self.channels.door)
+        app.open_webhooks(self.channels.webhooks)
         return app
 
     def _handlers(self, spending: BudgetMethods) -> Mapping[str, Handler]:
@@ -269,17 +277,19 @@ class Gateway:
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
-            rules=self.opened.rules.current,
+            rules=self.opened.rules,
             trial=provider_trial(config, self.opened.model, shared.ids),
             subagents=config.subagents,
         )
         room, letters, facts = self.channels, stores.outbox, (stores.facts, memory.recall)
-        nudge, ids = (lambda: room.intake.nudge()), shared.ids
+        ids = shared.ids
         families = (
             spending,
             AuditMethods(stores.audit),
-            PairMethods(self.pairing),
-            ChannelMethods(room.statuses, letters, stores.channels, nudge, clock, room.take_again),
+            PairMethods(self.access),
+            ChannelMethods(
+                room.statuses, letters, stores.channels, room.nudge, clock, room.take_again
+            ),
             MemoryMethods(*facts, clock, ids, memory.settled, self.made.sharing, front),
             ChatMethods(front, self.replays),
             SessionMethods(front),
@@ -289,18 +299,17 @@ class Gateway:
         )
         return handlers_of(*families)
 
-    async def keep_lines(self) -> None:
-        """Keeps the connections to platforms, until they are hung up."""
-        if self.channels.open:
-            sockets = self.shared.sockets
-            fetch, dialler = await sockets.guarded("lines"), await sockets.dialler()
-            await keep_lines(self.channels, fetch, dialler)
+    async def keep_connections(self) -> None:
+        """Keeps the connections to platforms, until the drain."""
+        if self.channels.names:
+            async with open_fetch() as fetch, open_sockets() as sockets:
+                await keep_channels_connected(self.channels, fetch, sockets)
 
     async def drain(self) -> None:
         """Refuses new work, and waits for the runs that are at work."""
         lanes = self.shared.lanes
         self.health.draining = True
-        self.channels.hang_up()
+        self.channels.disconnect()
         self.front.intake.close()
         self.stateless.close()
         lanes.pause()
@@ -347,11 +356,11 @@ async def start(
         await note_start(stores.audit, config, found.plugins.infos, version, clock.now())
         gateway = Gateway(made, version, shared, found)
         room = gateway.channels
-        await room.load(config.channels, found.plugins.adapters, found.plugins.infos)
+        await room.load(config.channels, found.plugins)
         room.refuse_alike()
         if config.channels:
             accounts = frozenset((one.name, one.account) for one in config.channels)
-            fetch = await shared.sockets.guarded("deliveries")
+            fetch = await stack.enter_async_context(open_fetch())
             known = (accounts, stores.outbox, gateway.front, shared.bus)
             await stack.enter_async_context(delivering(room, *known, fetch=fetch))
         else:
@@ -359,13 +368,12 @@ async def start(
         if config.mcp.serve.is_enabled:
             gateway.mcp = await stack.enter_async_context(_mcp_door(gateway))
         await gateway.memory.extractor.resume()
-        sweeping = partial(sweep, config, stores, clock)
         for name, task in (
             ("souls", found.souls.keep_fresh),
             ("trees", found.plans.keep_fresh),
-            ("rules", found.rules.keep_fresh),
+            ("rules", partial(keep_rules_fresh, config, found.rules, clock)),
             ("store", gateway.watch.run),
-            ("sweep", sweeping),
+            ("sweep", partial(sweep, config, stores, clock)),
             ("index", gateway.memory.indexer.run),
             ("channels", partial(room.open_late, found.plugins)),
         ):
@@ -385,7 +393,7 @@ async def _open(
     """Raises McpNotInstalled, SoulUnreadable, TreeInvalid."""
     config, stores, clock = made.config, shared.stores, shared.clock
     meter = shared.meter(config, made.prices)
-    model = await shared.models(config, meter)
+    model = shared.models(config, meter)
     texts = FileTexts(clock)
     souls = Souls(texts, made.souls, clock=clock, templates=made.templates)
     await souls.load()
@@ -405,7 +413,7 @@ async def _open(
         originals=stores.tools,
     )
     await _open_mcp_servers(config, shared, gate, stack)
-    return Resources(group, meter, model, souls, plans, plugins, gate, Rulebook(made, clock))
+    return Resources(group, meter, model, souls, plans, plugins, gate, CurrentRules(made.rules))
 
 
 async def _open_plugins(
@@ -415,7 +423,7 @@ async def _open_plugins(
     fetches = any(plugin.origins for plugin in enabled)
     own = {"folder": Folder()}
     means = SandboxMeans(
-        fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
+        fetch=await stack.enter_async_context(open_fetch()) if fetches else Nowhere(),
         store=shared.stores.tools,
         clock=shared.clock,
         read_adapter=read_description,
@@ -444,9 +452,8 @@ async def _open_mcp_servers(
         deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
         await shared.stores.audit.append(deed)
 
-    http = await shared.sockets.http("mcp")
     means = ServerMeans(
-        dial=Dialling(http, config.gateway.data_dir / "mcp", shared.clock).line,
+        dial=Dialling(shared.http, config.gateway.data_dir / "mcp", shared.clock).line,
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,

@@ -119,8 +119,10 @@ async def open_doors(
     url = f"http://{address}"
     await note_owner(data_dir, url)
     resumed = await rooms.front.intake.resume()
-    lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
-    group.start_soon(lines, name="lines")
+    connections = partial(
+        supervise, "connections", rooms.keep_connections, rooms.shared.clock, may_end=True
+    )
+    group.start_soon(connections, name="connections")
     rooms.health.starting = False
     settle()
     ready(

@@ -2,10 +2,9 @@
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -13,15 +12,14 @@ from anyio.abc import TaskGroup
 
 from gateway.agent.journal import RunJournal
 from gateway.budgets import BudgetQueue, Estimates, Meter
+from gateway.channels.intake import Scrub
 from gateway.channels.room import Traffic
-from gateway.channels.translating import Scrub
 from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
-from gateway.domain.dialling import Dialler
 from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import RunId
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
+from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, SocketClient, Stores
 from gateway.host.clock import SystemClock, TimeIds
 from gateway.memory.window import Episodes
 from gateway.outbound.connection import open_outbound
@@ -35,38 +33,19 @@ from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import open_store
 from gateway.web.status import ProviderTrial
 
-Opened = TypeVar("Opened")
+
+def open_fetch() -> AbstractAsyncContextManager[Fetch]:
+    """The client behind the guard. Its library takes as long to import as all the rest."""
+    from gateway.outbound.client import open_guarded  # noqa: PLC0415  # see above
+
+    return open_guarded()
 
 
-class HttpClients:
-    """The ways out, each opened when it is first needed and closed with the stack. Only here the client
-    behind the guard and the dialler is imported: it takes as long as all the rest."""
+def open_sockets() -> AbstractAsyncContextManager[SocketClient]:
+    """The same for WebSockets."""
+    from gateway.outbound.client import open_socket_client  # noqa: PLC0415  # see above
 
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack, self._lock = stack, anyio.Lock()
-        self._opened: dict[str, Any] = {}
-
-    async def http(self, use: str) -> Http:
-        return await self._once(f"http:{use}", open_outbound)
-
-    async def guarded(self, use: str) -> Fetch:
-        from gateway.outbound.client import open_guarded  # noqa: PLC0415  # see above
-
-        return await self._once(f"guarded:{use}", open_guarded)
-
-    async def dialler(self) -> Dialler:
-        from gateway.outbound.client import open_dialler  # noqa: PLC0415  # see above
-
-        return await self._once("dialler", open_dialler)
-
-    async def _once(
-        self, use: str, open_one: Callable[[], AbstractAsyncContextManager[Opened]]
-    ) -> Opened:
-        async with self._lock:
-            if use not in self._opened:
-                self._opened[use] = await self._stack.enter_async_context(open_one())
-        found: Opened = self._opened[use]
-        return found
+    return open_socket_client()
 
 
 def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
@@ -81,7 +60,7 @@ class Shared:
     clock: Clock
     ids: Ids
     stores: Stores
-    sockets: HttpClients
+    http: Http
     group: TaskGroup
     lanes: Lanes
     bus: Bus
@@ -110,13 +89,12 @@ class Shared:
         ports = (self.clock, self.ids, self.stores.audit)
         return Meter(self.stores.ledger, config.budgets, prices, *ports, *counters)
 
-    async def models(self, config: GatewayConfig, meter: Meter) -> Model:
+    def models(self, config: GatewayConfig, meter: Meter) -> Model:
         """The providers that the configuration defines, and the demo model: each attempt is metered."""
         found: dict[str, Model] = {}
-        if config.providers:
-            http, chance = await self.sockets.http("models"), random.random
-            for name, definition in config.providers.items():
-                found[name] = ProviderClient(definition, http, self.clock, chance, meter.around)
+        for name, one in config.providers.items():
+            how = (self.http, self.clock, random.random, meter.around)
+            found[name] = ProviderClient(one, *how)
         found.setdefault("demo", meter.around(DemoModel()))
         return Models(found)
 
@@ -130,13 +108,13 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
         store = open_store(url, data_dir, clock=clock, accept_loss=accept_loss)
         stores = await stack.enter_async_context(store)
         await stores.care.probe()
-        sockets = HttpClients(await stack.enter_async_context(AsyncExitStack()))
+        http = await stack.enter_async_context(open_outbound())
         group = await stack.enter_async_context(anyio.create_task_group())
         shared = Shared(
             clock=clock,
             ids=TimeIds(clock),
             stores=stores,
-            sockets=sockets,
+            http=http,
             group=group,
             lanes=Lanes(group, width=config.queue.max_running),
             bus=Bus(),
@@ -164,7 +142,7 @@ async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTrial]:
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
     async with opened(config) as shared:
         meter = shared.meter(config, PriceTable(config.providers))
-        model = await shared.models(replace(config, providers=once), meter)
+        model = shared.models(replace(config, providers=once), meter)
         yield provider_trial(config, model, shared.ids)
 
 

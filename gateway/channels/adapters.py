@@ -1,6 +1,6 @@
-"""What crosses between host and channel adapter: recipes as data, messages in, requests out.
+"""The protocol between host and channel adapter: recipes as data, messages in, requests out.
 
-Read from JSON as it stands here (crossing.py); what is checked beyond types is checked in
+The types are read from JSON as they stand here (adapter_json.py); what is checked beyond types is checked in
 `__post_init__`, with a ValueError that names the field.
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
+from gateway.domain.channels import TransportKind
 from gateway.domain.plugins import PluginDef
 
 Table = Mapping[str, object]
@@ -182,6 +183,9 @@ class Socket(Strict):
             raise ValueError("url, open: one of the two says where it leads")
 
 
+Transport = Webhook | Poll | Socket
+
+
 @dataclass(frozen=True, slots=True)
 class Rate(Strict):
     """So many requests in so much time: to one peer, to one room, or by the account."""
@@ -241,7 +245,7 @@ class Description(Tolerant):
     """What `describe` of an adapter answers. More keys may be there; they are not looked at."""
 
     channel: str
-    transports: tuple[Webhook | Poll | Socket, ...]
+    transports: tuple[Transport, ...]
     name: str = ""
     version: str = ""
     description: str = ""
@@ -291,6 +295,26 @@ class Adapter(Protocol):
 
 
 # ------------------------------------------------------------------------------ messages in
+@dataclass(frozen=True, slots=True)
+class Event(Strict):
+    """What `parse-incoming` is given: a call of the platform, its answer to a poll, or a frame.
+    Headers are in lower case, without those that prove who calls; secrets are taken out."""
+
+    transport: TransportKind
+    headers: dict[str, str]
+    account: str
+    config: Table
+    state: str  # as it was returned last
+    method: str | None = None
+    path: str | None = None  # below /webhooks/NAME
+    query: str | None = None
+    status: int | None = None  # of an answer to a poll
+    skip: bool | None = None  # nobody could read this answer: only the state after it counts
+    api_base: str | None = None
+    body: str | None = None
+    body_base64: str | None = None  # instead of `body`, if that is no text
+
+
 @dataclass(frozen=True, slots=True)
 class Sender(Tolerant):
     id: str
@@ -397,7 +421,7 @@ class Formatted(Tolerant):
 
 
 @dataclass(frozen=True, slots=True)
-class Whence:
+class ReplyContext:
     """Where an answer goes besides its address: kept with the message, handed back to the adapter."""
 
     peer: str
@@ -406,3 +430,22 @@ class Whence:
     is_group: bool = False
     do: Literal["send", "join"] = "send"
     answer: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Strict):
+    """What `format-outgoing` is given. `answer` and `reply_to` are of the message that is answered;
+    `edits` is the platform's id of the message to edit; `key` is the same for the same part."""
+
+    do: Literal["send", "edit", "typing", "join"]
+    key: str
+    peer: str
+    thread: str | None
+    is_group: bool
+    reply_to: str | None
+    answer: Table
+    text: str  # Markdown
+    edits: str | None
+    account: str
+    config: Table
+    api_base: str | None

@@ -5,10 +5,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+from gateway.channels.access import MOST_LISTED, AccessControl, Command
 from gateway.channels.adapters import Incoming
-from gateway.channels.doorkeeping import Command
 from gateway.channels.intake import address_of
-from gateway.channels.pairing import MOST_LISTED, PairingBook
 from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef, speaker
 from gateway.domain.budgets import Budgets, Limit, Scope, Tally, day_of, shown
@@ -61,7 +60,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class ChatCommands:
-    """Implements Commands. `settled` comes back once all that was said in a session can be found;
+    """`settled` comes back once all that was said in a session can be found;
     `shared`: agents whose facts belong to all who talk to them."""
 
     front: Front
@@ -71,7 +70,7 @@ class ChatCommands:
     recall: Recall
     settled: Callable[[SessionKey], Awaitable[None]]
     shared: Set[AgentId]
-    book: PairingBook
+    access: AccessControl
 
     async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
         """Who may give it was judged before."""
@@ -88,7 +87,7 @@ class ChatCommands:
             key = self.front.router.resolve(at).session_key
         except (NoRoute, NotOfProject):
             return UNROUTED
-        act = {
+        acts = {
             "new": self._new,
             "stop": self._stop,
             "status": self._status,
@@ -97,44 +96,42 @@ class ChatCommands:
             "context": self._context,
             "memory": self._memory,
             "queue": self._queue,
-        }[name]
+        }
         known = None
         if message.kind == "direct":
-            known = await self.book.find(channel.name, channel.account, message.sender.id)
+            known = await self.access.find(channel.name, channel.account, message.sender.id)
         is_owner = known is not None and known.is_owner
-        return await act(_Asked(command.argument, at, key, self.front.agents[key.agent], is_owner))
+        asked = _Asked(command.argument, at, key, self.front.agents[key.agent], is_owner)
+        return await acts[name](asked)
 
     @property
-    def _lines(self) -> SessionQueues:
+    def _queues(self) -> SessionQueues:
         return self.front.intake.queues
 
     async def _new(self, asked: _Asked) -> str:
         await self.front.start_over(asked.key)
-        self._lines.choose(asked.key, NOTHING)
+        self._queues.choose(asked.key, NOTHING)
         return "Your next message begins a new conversation."
 
     async def _stop(self, asked: _Asked) -> str:
-        count = self._lines.stop_all(asked.key)
+        count = self._queues.stop_all(asked.key)
         return f"Stopped: {_count(count, 'message')}." if count else "No answer is running."
 
     async def _status(self, asked: _Asked) -> str:
         key, record = asked.key, await self.front.sessions.find_session(asked.key)
-        at_work, waiting = self._lines.load(key)
+        at_work, waiting = self._queues.load(key)
         lines = [
             f"Agent `{key.agent}`, model `{self._chosen(asked)}`",
-            f"Queue `{self._lines.mode(key)}`: {at_work} running, {waiting} queued",
+            f"Queue `{self._queues.mode(key)}`: {at_work} running, {waiting} queued",
         ]
         if record is not None:
             lines.append(f"{_count(record.message_count, 'message')} in this chat so far")
         shown_last = await self._shown_last(key)
         if shown_last is not None:
             lines.append(f"The model was last shown {_share(shown_last)}")
-        return _listed([*lines, *await self._spent(asked)])
+        return f"{_listed(lines)}\n{await self._usage(asked)}"
 
     async def _usage(self, asked: _Asked) -> str:
-        return _listed(await self._spent(asked))
-
-    async def _spent(self, asked: _Asked) -> Sequence[str]:
         """What others use as well is shown to owners alone."""
         names = {Scope("session", str(asked.key)): "This chat"}
         if asked.is_owner:
@@ -145,29 +142,29 @@ class ChatCommands:
                 Scope("month", day[:7]): "This month, all together",
             }
         tallies = await self.spending.tallies(tuple(names))
-        return [
-            f"{names[one.scope]}: {row}"
-            for one in tallies
-            for row in _spent(one, self.budgets.limit(one.scope))
-        ]
+        return _listed(
+            [
+                f"{names[one.scope]}: {row}"
+                for one in tallies
+                for row in _spent(one, self.budgets.limit(one.scope))
+            ]
+        )
 
     async def _model(self, asked: _Asked) -> str:
-        queues, name = self._lines, asked.argument
-        models = _models(asked.agent)
+        queues, name, models = self._queues, asked.argument, _models(asked.agent)
+        listed = ", ".join(f"`{one}`" for one in models)
         if not name:
-            others = ", ".join(f"`{one}`" for one in models)
-            return f"`{self._chosen(asked)}` answers here, of {others}. `/model NAME` chooses one."
-        if name == "default":
-            queues.choose(asked.key, replace(queues.choice(asked.key), model=None))
+            return f"`{self._chosen(asked)}` answers here, of {listed}. `/model NAME` chooses one."
+        if name not in {"default", *models}:
+            return f"There is no such model here; there are {listed}. Nothing was changed."
+        model = None if name == "default" else name
+        queues.choose(asked.key, replace(queues.choice(asked.key), model=model))
+        if model is None:
             return f"`{self._chosen(asked)}` answers here again, unless you have set another one."
-        if name not in models:
-            others = ", ".join(f"`{one}`" for one in models)
-            return f"There is no such model here; there are {others}. Nothing was changed."
-        queues.choose(asked.key, replace(queues.choice(asked.key), model=name))
         return f"From your next message on `{name}` answers. {FOR_NOW}"
 
     def _chosen(self, asked: _Asked) -> str:
-        return self._lines.choice(asked.key).model or asked.agent.model
+        return self._queues.choice(asked.key).model or asked.agent.model
 
     async def _context(self, asked: _Asked) -> str:
         told = await self._shown_last(asked.key)
@@ -201,13 +198,13 @@ class ChatCommands:
         return _listed([_found(one) for one in found]) if found else "Nothing was found."
 
     async def _queue(self, asked: _Asked) -> str:
+        queues, key = self._queues, asked.key
         mode = next((one for one in MODES if one == asked.argument.lower()), None)
         if mode is not None:
-            chosen = replace(self._lines.choice(asked.key), mode=mode)
-            self._lines.choose(asked.key, chosen)
+            queues.choose(key, replace(queues.choice(key), mode=mode))
             return f"The queue is `{mode}` from now on. {FOR_NOW}"
         modes = ", ".join(f"`{one}`" for one in MODES)
-        now = f"The queue is `{self._lines.mode(asked.key)}`, of {modes}."
+        now = f"The queue is `{queues.mode(key)}`, of {modes}."
         return f"There is no such mode. {now}" if asked.argument else now
 
     def _whoami(self, at: Address) -> str:
@@ -234,12 +231,12 @@ class ChatCommands:
         verb, _, code = argument.partition(" ")
         place, by = (at.channel, at.account), speaker(at.channel, at.account, at.sender or at.peer)
         if verb in {"", "list"}:
-            listed = await self.book.listed(channel=at.channel, limit=MOST_LISTED)
+            listed = await self.access.listed(channel=at.channel, limit=MOST_LISTED)
             here = [_pairing(one) for one in listed if one.account == at.account]
             return _listed(here) if here else "No pairing requests, no approved people."
         if verb not in {"approve", "deny"} or not code.strip():
             return PAIR_USAGE
-        decide = self.book.approve if verb == "approve" else self.book.deny
+        decide = self.access.approve if verb == "approve" else self.access.deny
         try:
             decided = await decide(code, by=by, at=place)
         except (Busy, NotFound) as error:

@@ -1,18 +1,27 @@
-"""Brings the answers of one channel to its platform: cut, formatted by the adapter, sent by us."""
+"""Delivery of answers to a platform: cut, formatted by the adapter, paced, and sent; drafts and typing.
+
+Drafts and signs of typing show that an answer is coming. No delivery depends on either.
+"""
 
 import hashlib
+import logging
+import math
 from base64 import b32encode
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Literal
 
 import anyio
-from pydantic_core import to_json
+from anyio.abc import TaskGroup
+from pydantic_core import from_json, to_json
 
-from gateway.channels.adapters import Adapter, Formatted, Request, Whence
-from gateway.channels.answers import Arrived, Declined, Moved, TryAgain, read_answer
-from gateway.channels.crossing import read_formatted, read_whence
-from gateway.channels.progress import Health
-from gateway.channels.rates import Rates
+from gateway.channels.adapter_json import read_context, read_formatted
+from gateway.channels.adapters import Adapter, Formatted, Rate, ReplyContext, Request
+from gateway.channels.health import Health
+from gateway.channels.recipes import Answer, Arrived, Declined, Moved, TryAgain, read_answer
 from gateway.channels.splitting import Piece, Splitting
 from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import AdapterFailed, Denied
@@ -20,24 +29,97 @@ from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
 from gateway.domain.ports import Clock, Fetch, FetchGrant, FetchRequest, HttpFailed
+from gateway.domain.supervision import contained
+from gateway.sessions.runs import LiveRun
+
+log = logging.getLogger(__name__)
 
 NOTHING_TO_SAY = "(The answer is empty.)"
 MOST_HALVINGS = 4
 AT_ONCE = 64  # requests of a channel
 TIMEOUT_S = 30.0
+FIRST_S = 1.0  # of text, before the first draft
+QUIET_S = 120.0  # without progress: then nobody is told any longer that we type
+_KNOWN_DRAFTS = 1_000  # of runs that have ended
+_KNOWN_BUCKETS = 4_096  # of these only the ones that are full again are forgotten
+
+Do = Literal["send", "edit", "typing", "join"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What an adapter is asked to format; `edits` names the message to put it in the place of."""
+# ----------------------------------------------------------------------------------------- rates
+@dataclass(slots=True)
+class _Bucket:
+    """Holds `count` tokens and is full again after `per_s`. Waiting tasks are served in order."""
 
-    do: str
-    key: str
-    whence: Whence
-    text: str = ""
-    edits: str | None = None
+    count: float
+    per_s: float
+    tokens: float
+    filled_at: float
+    closed_until: float = -math.inf
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+
+    def wait_s(self, now: float) -> float:
+        """Until a token is there."""
+        gained = (now - self.filled_at) * self.count / self.per_s
+        self.tokens, self.filled_at = min(self.count, self.tokens + gained), now
+        missing = max(0.0, 1 - self.tokens) * self.per_s / self.count
+        # Where fractions do not add up to a whole token, nobody waits for what is left of it.
+        return max(self.closed_until - now, missing if missing > 1e-6 else 0.0)
+
+    def is_idle(self, now: float) -> bool:
+        statistics = self.turn.statistics()
+        is_free = not statistics.locked and not statistics.tasks_waiting
+        return is_free and self.wait_s(now) <= 0 and self.tokens >= self.count
 
 
+class Rates:
+    """How often a platform may be asked: buckets by peer, by room and for the account."""
+
+    def __init__(self, rates: tuple[Rate, ...], clock: Clock) -> None:
+        self._rates, self._clock = rates, clock
+        self._buckets: OrderedDict[tuple[int, str], _Bucket] = OrderedDict()
+
+    async def take(self, peer: str, *, is_group: bool) -> None:
+        """Comes back once one more request may be made."""
+        await self._pass(self._bucket(-1, peer, None))
+        for number, rate in enumerate(self._rates):
+            if rate.scope != "group" or is_group:
+                name = "" if rate.scope == "account" else peer
+                await self._pass(self._bucket(number, name, rate))
+
+    def close(self, peer: str, seconds: float) -> None:
+        """The platform named a wait: nothing goes to that peer before its end."""
+        bucket = self._bucket(-1, peer, None)
+        bucket.closed_until = max(bucket.closed_until, self._clock.monotonic() + seconds)
+
+    async def _pass(self, bucket: _Bucket) -> None:
+        async with bucket.turn:
+            while (wait_s := bucket.wait_s(self._clock.monotonic())) > 0:
+                await self._clock.sleep(wait_s)
+            bucket.tokens -= 1
+
+    def _bucket(self, number: int, name: str, rate: Rate | None) -> _Bucket:
+        """`rate` None: no limit, unless it is closed."""
+        now, key = self._clock.monotonic(), (number, name)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            count, per_s = (rate.count, rate.per_s) if rate else (math.inf, 1.0)
+            bucket = self._buckets[key] = _Bucket(count, per_s, count, now)
+            self._forget(now)
+        self._buckets.move_to_end(key)
+        return bucket
+
+    def _forget(self, now: float) -> None:
+        """Faster than new ones come, one that is busy or two."""
+        is_full = len(self._buckets) > _KNOWN_BUCKETS
+        for key in tuple(islice(self._buckets, 3)) if is_full else ():
+            if self._buckets[key].is_idle(now):
+                del self._buckets[key]
+            else:
+                self._buckets.move_to_end(key)
+
+
+# --------------------------------------------------------------------------------------- sending
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A message that an answer has begun in, and what stands there, if that is known."""
@@ -55,15 +137,15 @@ class TooLong(Exception):
 
 
 @dataclass(slots=True)
-class Post:
-    """The way to one platform: asks the adapter for requests, and makes them, within its rates."""
+class PlatformClient:
+    """Asks the adapter of one channel for requests, and makes them, within the platform's rates."""
 
     channel: ChannelDef
     adapter: Adapter
     fetch: Fetch
     clock: Clock
     rates: Rates = field(init=False)
-    _leave: FetchGrant = field(init=False)
+    _grant: FetchGrant = field(init=False)
     _slots: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,33 +155,35 @@ class Post:
             one if one.name in description.outbound.secrets else replace(one, origins=frozenset())
             for one in self.channel.secrets
         )
-        self._leave = FetchGrant(self.adapter.plugin.origins, secrets)
+        self._grant = FetchGrant(self.adapter.plugin.origins, secrets)
         self.rates = Rates(description.limits.rates, self.clock)
         self._slots = anyio.CapacityLimiter(AT_ONCE)
 
-    async def format(self, reply: Reply) -> Formatted:
-        """Raises AdapterFailed, TooLong."""
-        config, whence = self.channel.config, reply.whence
-        asked = {
-            "do": reply.do,
-            "key": reply.key,
-            "peer": whence.peer,
-            "thread": whence.thread,
-            "is_group": whence.is_group,
-            "reply_to": whence.reply_to,
-            "answer": whence.answer,
-            "text": reply.text,
-            "edits": reply.edits,
+    async def format(
+        self, do: Do, key: str, to: ReplyContext, text: str = "", *, edits: str | None = None
+    ) -> Formatted:
+        """`edits` names the message to put it in the place of. Raises AdapterFailed, TooLong."""
+        config = self.channel.config
+        reply = {
+            "do": do,
+            "key": key,
+            "peer": to.peer,
+            "thread": to.thread,
+            "is_group": to.is_group,
+            "reply_to": to.reply_to,
+            "answer": to.answer,
+            "text": text,
+            "edits": edits,
             "account": self.channel.account,
             "config": config,
             "api_base": config.get("api_base") or self.adapter.description.api_base,
         }
-        formatted = read_formatted(await self.adapter.format(to_json(asked).decode()))
+        formatted = read_formatted(await self.adapter.format(to_json(reply).decode()))
         if formatted.too_long:
             raise TooLong
         return formatted
 
-    async def ask(self, request: Request, peer: str) -> Arrived | TryAgain | Moved | Declined:
+    async def ask(self, request: Request, peer: str) -> Answer:
         """Raises Denied, HttpFailed."""
         if "${" in request.url.partition("?")[2]:
             # What a platform is asked in a query may end where others read it.
@@ -111,7 +195,7 @@ class Post:
             headers = (*headers, (key.header, key.key))
         ask = FetchRequest(request.method, request.url, headers, request.body.encode(), TIMEOUT_S)
         async with self._slots:
-            fetched = await self.fetch.fetch(ask, self._leave)
+            fetched = await self.fetch.fetch(ask, self._grant)
         answer = read_answer(self.adapter.description.outbound, fetched)
         if isinstance(answer, TryAgain) and answer.after_s is not None:
             self.rates.close(peer, answer.after_s)
@@ -127,16 +211,16 @@ class Ended(Exception):
 
 
 @dataclass(slots=True)
-class Courier:
+class ChannelSender:
     """Implements Deliver. `draft_of` tells where a run's answer has begun already."""
 
-    post: Post
+    client: PlatformClient
     health: Health
     draft_of: Callable[[RunId], Awaitable[Draft | None]] = _no_draft
 
     async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt:
         try:
-            receipt = Receipt("sent", await self._all_parts(delivery, sending))
+            receipt = Receipt("sent", await self._send_parts(delivery, sending))
         except Ended as ended:
             if ended.is_ours:
                 self.health.failed("out", str(ended))
@@ -154,18 +238,17 @@ class Courier:
 
     def unkeyed(self) -> Receipt:
         """The operator's choice, and the record of it."""
-        if self.post.channel.on_unknown_send == "hold":
+        if self.client.channel.on_unknown_send == "hold":
             return Receipt("unknown", why="it may have arrived")
         return Receipt("pending", why=f"it is sent again; {TWICE}")
 
-    async def _all_parts(self, delivery: Delivery, sending: Sending) -> str | None:
-        new, limits = delivery.new, self.post.adapter.description.limits
+    async def _send_parts(self, delivery: Delivery, sending: Sending) -> str | None:
+        new, limits = delivery.new, self.client.adapter.description.limits
         splitting = Splitting(new.text if new.text.strip() else NOTHING_TO_SAY, limits.unit)
         start, limit, receipt = delivery.arrived, limits.text, delivery.receipt
         while start < len(splitting.text):
             piece = splitting.cut(start, limit)
-            whence = _whence_of(new, is_first=start == 0)
-            part = _Part(self, new.id, piece, sending, whence, receipt if start else None)
+            part = _Part(self, new, piece, sending, receipt if start else None)
             try:
                 draft = await self._draft(delivery) if start == 0 else None
                 receipt = await part.send(draft) or receipt
@@ -173,7 +256,10 @@ class Courier:
                 if start < len(splitting.text):
                     await sending(start, receipt=receipt, waits=True)
             except TooLong:
-                limit = self._smaller(limit)
+                if limit <= limits.text >> MOST_HALVINGS:
+                    why = f"the adapter finds {limit} {limits.unit} too long"
+                    raise Ended(Receipt("failed", why=why)) from None
+                limit //= 2
         return receipt
 
     async def _draft(self, delivery: Delivery) -> Draft | None:
@@ -181,67 +267,61 @@ class Courier:
         mine = await self.draft_of(delivery.run_id) if delivery.run_id else None
         return mine or (Draft(delivery.receipt) if delivery.receipt else None)
 
-    def _smaller(self, limit: int) -> int:
-        limits = self.post.adapter.description.limits
-        if limit <= limits.text >> MOST_HALVINGS:
-            why = f"the adapter finds {limit} {limits.unit} too long"
-            raise Ended(Receipt("failed", why=why))
-        return limit // 2
 
-
-def _whence_of(new: NewDelivery, *, is_first: bool) -> Whence:
-    """Only the first part answers the question by name."""
-    whence = read_whence(new.whence) if new.whence else Whence(new.peer, new.thread)
-    return whence if is_first else replace(whence, reply_to=None)
-
-
-@dataclass(slots=True)
 class _Part:
-    """One piece on its way. The requests that the adapter makes of it count as one."""
+    """One piece on its way. The requests that the adapter makes of it count as one. `first` is the
+    platform's id of the first part, if this is another one."""
 
-    courier: Courier
-    delivery_id: str
-    piece: Piece
-    sending: Sending
-    whence: Whence
-    first: str | None  # the platform's id of the first part, if this is another one
-    was_moved: bool = False
+    def __init__(
+        self,
+        sender: ChannelSender,
+        new: NewDelivery,
+        piece: Piece,
+        sending: Sending,
+        first: str | None,
+    ) -> None:
+        self._sender, self._name, self._piece = sender, new.id, piece
+        self._sending, self._first = sending, first
+        to = read_context(new.whence) if new.whence else ReplyContext(new.peer, new.thread)
+        # Only the first part answers the question by name.
+        self._to = to if piece.start == 0 else replace(to, reply_to=None)
+        self._was_moved = False
 
     async def send(self, draft: Draft | None) -> str | None:
         """The platform's id of the message. Raises Ended, AdapterFailed, Denied, TooLong."""
-        if not self.piece.text.strip():
+        client, to, text = self._sender.client, self._to, self._piece.text
+        if not text.strip():
             return None
-        if draft is not None and draft.text == self.piece.text.rstrip():
+        if draft is not None and draft.text == text.rstrip():
             return draft.message_id  # platforms refuse an edit that changes nothing
-        post, whence, start = self.courier.post, self.whence, self.piece.start
         requests, is_safe = await self._requests(draft)
         receipt = edits = None if draft is None else draft.message_id
         for request in requests:
-            await post.rates.take(whence.peer, is_group=whence.is_group)
-            await self.sending(start, is_safe=is_safe, receipt=edits or self.first)
+            await client.rates.take(to.peer, is_group=to.is_group)
+            await self._sending(self._piece.start, is_safe=is_safe, receipt=edits or self._first)
             answer = await self._ask(request, is_safe=is_safe)
             if not isinstance(answer, Arrived):
-                return await self._otherwise(answer, draft)
+                return await self._send_otherwise(answer, draft)
             receipt = receipt or answer.message_id
         return receipt
 
     async def _requests(self, draft: Draft | None) -> tuple[Sequence[Request], bool]:
-        """True: to make them all twice is to make them once."""
-        post, name, text = self.courier.post, self.delivery_id, self.piece.text
-        if draft is None:
-            reply = Reply(self.whence.do, key_of(name, self.piece), self.whence, text)
-        else:
-            key = key_of(f"{name}:edit", self.piece)
-            reply = Reply("edit", key, self.whence, text, draft.message_id)
-        requests = (await post.format(reply)).requests
+        """True: repeating them all is idempotent."""
+        do: Do = self._to.do
+        name, edits = self._name, None
+        if draft is not None:
+            do, name, edits = "edit", f"{name}:edit", draft.message_id
+        key, text = key_of(name, self._piece), self._piece.text
+        formatted = await self._sender.client.format(do, key, self._to, text, edits=edits)
+        requests = formatted.requests
         return requests, draft is not None or all(one.idempotency for one in requests)
 
-    async def _otherwise(
+    async def _send_otherwise(
         self, answer: TryAgain | Moved | Declined, draft: Draft | None
     ) -> str | None:
         match answer:
-            case Moved() if not self.was_moved:
-                self.was_moved, self.whence = True, replace(self.whence, peer=answer.peer)
+            case Moved() if not self._was_moved:
+                self._was_moved, self._to = True, replace(self._to, peer=answer.peer)
                 return await self.send(draft)
             case Declined() if draft is not None:
                 return await self.send(None)  # that message may be gone: the answer must not be
@@ -251,15 +331,13 @@ class _Part:
         is_ours = isinstance(answer, Declined) and answer.is_ours
         raise Ended(Receipt("failed", why=answer.why), is_ours=is_ours)
 
-    async def _ask(
-        self, request: Request, *, is_safe: bool
-    ) -> Arrived | TryAgain | Moved | Declined:
+    async def _ask(self, request: Request, *, is_safe: bool) -> Answer:
         try:
-            answer = await self.courier.post.ask(request, self.whence.peer)
+            answer = await self._sender.client.ask(request, self._to.peer)
         except HttpFailed as error:
             answer = TryAgain(str(error), None, is_unsure=error.sent)
         if isinstance(answer, TryAgain) and answer.is_unsure and not is_safe:
-            unsure = self.courier.unkeyed()
+            unsure = self._sender.unkeyed()
             why = f"{answer.why}; {unsure.why}"
             raise Ended(replace(unsure, why=why, retry_after_s=answer.after_s), is_ours=True)
         return answer
@@ -270,3 +348,132 @@ def key_of(delivery_id: str, piece: Piece) -> str:
     one for the other."""
     name = f"{delivery_id}:{piece.start}:{piece.end}".encode()
     return b32encode(hashlib.sha256(name).digest())[:20].decode().lower()
+
+
+# ------------------------------------------------------------------------------ drafts and typing
+@dataclass(slots=True)
+class _Following:
+    run_id: RunId
+    to: ReplyContext
+    heard_at: float
+    text: str = ""
+    draft: Draft | None = None
+    drafts: int = 0
+    is_over: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+class Drafts:
+    """Of one channel. Its tasks run in `group`, one a run."""
+
+    def __init__(
+        self, client: PlatformClient, find: Callable[[RunId], LiveRun | None], group: TaskGroup
+    ) -> None:
+        self._client, self._find, self._group = client, find, group
+        self._followed: OrderedDict[RunId, _Following] = OrderedDict()
+
+    def follow(self, run_id: RunId, context: str) -> None:
+        """A message was accepted; `context` is JSON, as it is kept with it."""
+        outbound, run = self._client.adapter.description.outbound, self._find(run_id)
+        if run is None or run_id in self._followed:
+            return
+        if outbound.edits or outbound.typing_every_s is not None:
+            mine = _Following(run_id, read_context(context), self._client.clock.monotonic())
+            self._followed[run_id] = mine
+            work = partial(self._accompany, mine, run)
+            self._group.start_soon(contained, "an answer on its way", work)
+        ended = [name for name, one in self._followed.items() if one.is_over.is_set()]
+        for name in ended[: max(0, len(self._followed) - _KNOWN_DRAFTS)]:
+            del self._followed[name]
+
+    async def draft_of(self, run_id: RunId) -> Draft | None:
+        """Where the answer of a run has begun, once nothing of it is under way any more."""
+        mine = self._followed.get(run_id)
+        if mine is None:
+            return None
+        mine.scope.cancel()
+        await mine.is_over.wait()
+        return mine.draft
+
+    async def _accompany(self, mine: _Following, run: LiveRun) -> None:
+        def hear(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+            if is_last:
+                mine.scope.cancel()
+                return
+            chunk = from_json(event)
+            mine.heard_at = self._client.clock.monotonic()
+            if chunk["type"] == "content":
+                mine.text += chunk["content"]
+            elif chunk["type"] == "tool_result" or "discard_from_seq" in chunk.get("metadata", ()):
+                mine.text = ""  # the answer is what is said after the last tool
+
+        stop = run.listen(hear)
+        try:
+            with mine.scope:
+                await self._show(mine, run)
+        except Exception:
+            # Whatever a platform or an adapter provokes here ends nothing else.
+            log.exception("draft_failed", extra={"run": mine.run_id})
+        finally:
+            stop()
+            mine.text = ""
+            mine.is_over.set()
+
+    async def _show(self, mine: _Following, run: LiveRun) -> None:
+        outbound = self._client.adapter.description.outbound
+        async with anyio.create_task_group() as group:
+            if outbound.edits:
+                group.start_soon(self._keep_drafting, mine)
+            if outbound.typing_every_s is not None:
+                group.start_soon(self._keep_typing, mine, run, outbound.typing_every_s)
+
+    async def _keep_typing(self, mine: _Following, run: LiveRun, every_s: float) -> None:
+        clock = self._client.clock
+        while clock.monotonic() - mine.heard_at < QUIET_S:
+            if run.state != "running":
+                mine.heard_at = clock.monotonic()  # it waits for others
+            elif not await self._send(mine, "typing"):
+                return
+            await clock.sleep(every_s)
+
+    async def _keep_drafting(self, mine: _Following) -> None:
+        description, is_group = self._client.adapter.description, mine.to.is_group
+        outbound, limits = description.outbound, description.limits
+        every_s = outbound.edit_every_s_group if is_group else outbound.edit_every_s
+        while True:
+            await self._client.clock.sleep(FIRST_S if mine.draft is None else every_s)
+            text = mine.text and Splitting(mine.text, limits.unit).cut(0, limits.text).text
+            text = text.rstrip()
+            if not text or (mine.draft and mine.draft.text == text):
+                continue
+            await self._client.rates.take(mine.to.peer, is_group=is_group)
+            if not await self._send(mine, "edit" if mine.draft else "send", text):
+                return
+
+    async def _send(self, mine: _Following, do: Do, text: str = "") -> bool:
+        """False: it did not work, and is not tried again."""
+        # What is under way gets to its end, or nobody would know which message it made.
+        is_sent = False
+        with anyio.CancelScope(shield=True):
+            try:
+                is_sent = await self._ask(mine, do, text)
+            except (AdapterFailed, Denied, HttpFailed, TooLong) as error:
+                extra = {"channel": self._client.channel.name, "why": str(error)}
+                log.info("draft_not_sent", extra=extra)
+        return is_sent
+
+    async def _ask(self, mine: _Following, do: Do, text: str) -> bool:
+        mine.drafts += 1  # what is shown again after something else is another edit
+        key = key_of(f"{mine.run_id}:{do}:{mine.drafts}", Piece(0, len(text), text))
+        made = mine.draft.message_id if mine.draft else None
+        formatted = await self._client.format(do, key, mine.to, text, edits=made)
+        if do == "send" and not formatted.edit:
+            return False
+        for request in formatted.requests:
+            answer = await self._client.ask(request, mine.to.peer)
+            if not isinstance(answer, Arrived):
+                return False
+            made = made or answer.message_id
+        if do != "typing" and made is not None:
+            mine.draft = Draft(made, text)
+        return do == "typing" or made is not None

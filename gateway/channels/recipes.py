@@ -1,15 +1,20 @@
-"""Recipes brought to life: their texts filled in, values found by paths, conditions met."""
+"""Recipes of descriptions at work: requests filled in, conditions met, answers of platforms read."""
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from gateway.channels.adapters import CallRecipe, Table
+from gateway.channels.adapter_json import read_json
+from gateway.channels.adapters import CallRecipe, Outbound, Table
+from gateway.channels.health import printable
 from gateway.domain.errors import Denied, GatewayError
-from gateway.domain.ports import FetchRequest
+from gateway.domain.ports import Fetched, FetchRequest
 
+LONGEST_WAIT_S = 86_400.0
+_LONGEST_WORD = 300  # also of an id
+_UNSURE = frozenset({500, 502, 504})  # whoever says so may have failed after the message was made
 _PLACEHOLDER = re.compile(
     r"(?<!\$)\{(api_base|webhook_url|state|(?:config|kept|frame)\.[A-Za-z0-9_.-]+)\}"
 )
@@ -61,11 +66,11 @@ def plain(name: str, value: object) -> str:
 
 def fits(when: Table, value: object) -> bool:
     """Whether each path leads to what is written there; null stands for nothing, too."""
-    return all(_same(at(value, path), wanted) for path, wanted in when.items())
-
-
-def _same(found: object, wanted: object) -> bool:
-    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+    pairs = [(at(value, path), wanted) for path, wanted in when.items()]
+    return all(
+        found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+        for found, wanted in pairs
+    )
 
 
 def fill_call(recipe: CallRecipe, values: Values, timeout_s: float = 30.0) -> FetchRequest:
@@ -73,13 +78,16 @@ def fill_call(recipe: CallRecipe, values: Values, timeout_s: float = 30.0) -> Fe
 
     In a URL a value is percent-encoded, in a JSON body it is JSON. Secrets stay to be filled in.
     """
-    return FetchRequest(
-        recipe.method,
-        fill_url(recipe.url, values),
-        tuple((name, _fill(text, values, plain)) for name, text in recipe.headers.items()),
-        _body(recipe, values),
-        timeout_s,
-    )
+    headers = tuple((name, _fill(text, values, plain)) for name, text in recipe.headers.items())
+    if recipe.body.lstrip().startswith(("{", "[")):
+        try:
+            body = fill_frame(json.loads(recipe.body), values)
+        except ValueError as error:
+            raise Denied(f"the body of a recipe is no JSON: {recipe.body[:100]!r}") from error
+    else:
+        body = _fill(recipe.body, values, plain)
+    url = fill_url(recipe.url, values)
+    return FetchRequest(recipe.method, url, headers, body.encode(), timeout_s)
 
 
 def fill_url(text: str, values: Values) -> str:
@@ -96,43 +104,29 @@ def fill_frame(frame: object, values: Values, *, null_for: str | None = None) ->
     """JSON text; a value that is one placeholder and nothing else keeps the type of what it stands
     for. Such a placeholder that begins with `null_for` is null if there is nothing. Raises
     RecipeUnfilled, Denied."""
-    filled = _filled(frame, values, null_for)
-    return json.dumps(filled, ensure_ascii=False, separators=(",", ":"))
 
+    def filled(part: object) -> object:
+        match part:
+            case str():
+                whole = _PLACEHOLDER.fullmatch(part)
+                return whole_value(whole[1]) if whole else _fill(part, values, plain)
+            case Mapping():
+                return {name: filled(one) for name, one in part.items()}
+            case list() | tuple():
+                return [filled(one) for one in part]
+        return part
 
-def _body(recipe: CallRecipe, values: Values) -> bytes:
-    if recipe.body.lstrip().startswith(("{", "[")):
+    def whole_value(name: str) -> object:
         try:
-            frame = json.loads(recipe.body)
-        except ValueError as error:
-            raise Denied(f"the body of a recipe is no JSON: {recipe.body[:100]!r}") from error
-        return fill_frame(frame, values).encode()
-    return _fill(recipe.body, values, plain).encode()
+            value = _value(name, values)
+        except RecipeUnfilled:
+            if null_for is not None and name.startswith(null_for):
+                return None
+            raise
+        plain(name, value)  # refuses what must not be sent
+        return value
 
-
-def _filled(frame: object, values: Values, null_for: str | None) -> object:
-    match frame:
-        case str():
-            whole = _PLACEHOLDER.fullmatch(frame)
-            if whole is None:
-                return _fill(frame, values, plain)
-            return _whole(whole[1], values, null_for)
-        case Mapping():
-            return {name: _filled(part, values, null_for) for name, part in frame.items()}
-        case list() | tuple():
-            return [_filled(part, values, null_for) for part in frame]
-    return frame
-
-
-def _whole(name: str, values: Values, null_for: str | None) -> object:
-    try:
-        value = _value(name, values)
-    except RecipeUnfilled:
-        if null_for is not None and name.startswith(null_for):
-            return None
-        raise
-    plain(name, value)  # refuses what must not be sent
-    return value
+    return json.dumps(filled(frame), ensure_ascii=False, separators=(",", ":"))
 
 
 def _fill(text: str, values: Values, write: Callable[[str, object], str]) -> str:
@@ -140,10 +134,82 @@ def _fill(text: str, values: Values, write: Callable[[str, object], str]) -> str
 
 
 def _value(name: str, values: Values) -> object:
-    whose, _, path = name.partition(".")
-    value = getattr(values, whose)
+    source, _, path = name.partition(".")
+    value = getattr(values, source)
     if path:
         value = at(value, path)
     if value is None:
         raise RecipeUnfilled(name)
     return value
+
+
+# ------------------------------------------------------------------------- answers of platforms
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    message_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """`after_s`: the platform named the wait. `is_unsure`: it may have done what it was asked."""
+
+    why: str
+    after_s: float | None
+    is_unsure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Asking again would not help; `is_ours`: nor would asking for another peer."""
+
+    why: str
+    is_ours: bool = False
+
+
+Answer = Arrived | TryAgain | Moved | Declined
+
+
+def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
+    """The outcome of a request, read as the description has it."""
+    said = read_json(fetched.body)
+    word = _text(outbound.error, said)
+    is_ok = 200 <= fetched.status < 300
+    is_ok = is_ok and (outbound.ok is None or at(said, outbound.ok) is not False)
+    if is_ok or (word is not None and word.startswith(outbound.done_errors)):
+        return Arrived(_text(outbound.message_id, said))
+    why = f"the platform answered {fetched.status}{f': {printable(word)}' if word else ''}"
+    if (peer := _text(outbound.moved_to, said)) is not None:
+        return Moved(peer, why)
+    if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
+        wait_s = _wait_s(outbound.retry_after, said, dict(fetched.headers))
+        return TryAgain(why, wait_s, is_unsure=fetched.status in _UNSURE)
+    return Declined(why, is_ours=fetched.status == 401)
+
+
+def _text(path: str | None, said: object) -> str | None:
+    """Words and numbers are texts, anything else is none."""
+    value = None if path is None else at(said, path)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return None
+    return str(value)[:_LONGEST_WORD] or None
+
+
+def _wait_s(places: Sequence[str], said: object, headers: Mapping[str, str]) -> float | None:
+    for place in places:
+        kind, _, name = place.partition(":")
+        value = headers.get(name.lower()) if kind == "header" else at(said, place)
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            continue
+        try:
+            seconds = float(value)
+        except (ValueError, OverflowError):  # a date, which nobody sends to programs
+            continue
+        if seconds >= 0:  # NaN is not
+            return min(seconds, LONGEST_WAIT_S)
+    return None

@@ -4,15 +4,7 @@ import logging
 import random
 import re
 from collections import Counter
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,27 +12,28 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from gateway.channels.adapters import Adapter, Description, Poll, Socket, Webhook
+from gateway.channels.adapters import Adapter, Description, Poll, Transport, Webhook
 from gateway.channels.commands import ChatCommands
-from gateway.channels.delivery import Courier, Post
-from gateway.channels.doorkeeping import Doorman
-from gateway.channels.intake import Intake
-from gateway.channels.live import LiveChannel
-from gateway.channels.progress import Health, Tell
-from gateway.channels.streaming import Streaming
-from gateway.channels.supervision import supervise
-from gateway.channels.translating import Scrub, WayIn
-from gateway.channels.verification import ChannelRefused, proofs, secret_of, verifier
-from gateway.channels.webhooks import WebhookDoor, address
+from gateway.channels.connections import ConnectedChannel, keep_connected
+from gateway.channels.delivery import ChannelSender, Drafts, PlatformClient
+from gateway.channels.health import Health, Publish
+from gateway.channels.intake import Counts, Intake, OpenChannel, Scrub
+from gateway.channels.webhooks import (
+    ChannelRefused,
+    WebhookEndpoint,
+    proofs,
+    secret_of,
+    verifier,
+    webhook_address,
+)
 from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelStatus
-from gateway.domain.dialling import Dialler
 from gateway.domain.errors import Conflict
 from gateway.domain.inbox import Accepted, HeardMessage, Inbound
 from gateway.domain.outbox import Deliver
 from gateway.domain.plugins import PluginInfo, PluginSecret
-from gateway.domain.ports import ChannelStore, Clock, Fetch, FetchGrant, Outbox, Stores
-from gateway.domain.supervision import supervise as keep_at_it
+from gateway.domain.ports import ChannelStore, Clock, Fetch, Outbox, SocketClient, Stores
+from gateway.domain.supervision import supervise
 from gateway.sessions.intake import Front
 from gateway.sessions.outbox import Deliveries
 
@@ -49,9 +42,6 @@ log = logging.getLogger(__name__)
 COMPILED = "its adapter is being compiled"
 SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
-Transport = Webhook | Poll | Socket
-Counts = Counter[tuple[str, str]]  # by channel and another word
-Accounts = frozenset[tuple[str, str]]
 Scrubbing = Callable[[Sequence[PluginSecret]], Scrub]
 _SECRET = re.compile(r"\$\{secret:([^{}]+)\}")
 
@@ -64,26 +54,7 @@ class Traffic(NamedTuple):
     delivered: Counts
 
 
-@dataclass(frozen=True, slots=True)
-class OpenChannel:
-    """A channel that has all it needs. `leave`: where its recipes may go, with any of its secrets."""
-
-    way_in: WayIn
-    transport: Transport
-    health: Health
-    leave: FetchGrant
-
-
-@dataclass(frozen=True, slots=True)
-class ComingChannel:
-    """One that is to be opened. `is_over`: it is open or refused, after its adapter was compiled."""
-
-    channel: ChannelDef
-    health: Health
-    is_over: anyio.Event = field(default_factory=anyio.Event)
-
-
-class Compiling(Protocol):
+class Plugins(Protocol):
     """The plugins, some of which are still being compiled."""
 
     @property
@@ -94,7 +65,16 @@ class Compiling(Protocol):
 
     async def ready(self, names: Iterable[str]) -> None:
         """Waits until these are loaded or refused."""
-        ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A configured channel. `is_settled`: it is open or refused, once its adapter is compiled."""
+
+    settings: ChannelDef
+    health: Health
+    opened: OpenChannel | None = None
+    is_settled: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(slots=True)
@@ -103,94 +83,124 @@ class ChannelRoom:
     channel's secrets out of what its platform sends. `delivered` counts deliveries."""
 
     intake: Intake
-    memos: ChannelStore
+    store: ChannelStore
     clock: Clock
-    tell: Tell
-    door: WebhookDoor
+    publish: Publish
+    webhooks: WebhookEndpoint
     scrubbing: Scrubbing
     delivered: Counts = field(default_factory=Counter)
-    open: list[OpenChannel] = field(default_factory=list)
-    coming: dict[str, ComingChannel] = field(default_factory=dict)
     deliveries: Deliveries | None = None
-    lines: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    _health: list[Health] = field(default_factory=list)
+    drafts: dict[str, Drafts] = field(default_factory=dict)
+    connections: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _entries: dict[str, _Entry] = field(default_factory=dict)
 
-    async def load(
-        self,
-        channels: Iterable[ChannelDef],
-        adapters: Sequence[Adapter],
-        infos: Sequence[PluginInfo],
-    ) -> None:
+    async def load(self, channels: Iterable[ChannelDef], plugins: Plugins) -> None:
         """Raises StoreUnavailable."""
-        late = {one.name for one in infos if one.state == "compiling"}
+        late = {one.name for one in plugins.infos if one.state == "compiling"}
         for channel in channels:
-            health = Health(channel, channel.transport, self.clock, self.tell)
-            self._health.append(health)
-            coming = ComingChannel(channel, health)
+            health = Health(channel, channel.transport, self.clock, self.publish)
+            entry = self._entries[channel.name] = _Entry(channel, health)
             if channel.plugin in late:
                 health.waits_for = COMPILED
-                self.door.coming.add(channel.name)
-                self.coming[channel.name] = coming
+                self.webhooks.coming.add(channel.name)
             else:
-                await self._open_or_refuse(coming, adapters, infos)
+                await self._open_or_refuse(entry, plugins)
+                entry.is_settled.set()
 
-    async def open_late(self, plugins: Compiling) -> None:
+    async def open_late(self, plugins: Plugins) -> None:
         """Opens each channel that is coming once its adapter is compiled. Raises StoreUnavailable."""
         async with anyio.create_task_group() as group:
-            for coming in self.coming.values():
-                if not coming.is_over.is_set():
-                    group.start_soon(self._open_late, coming, plugins)
+            for entry in self._entries.values():
+                if not entry.is_settled.is_set():
+                    group.start_soon(self._open_late, entry, plugins)
 
-    async def _open_late(self, coming: ComingChannel, plugins: Compiling) -> None:
-        name = coming.channel.name
-        await plugins.ready([coming.channel.plugin])
-        await self._open_or_refuse(coming, plugins.adapters, plugins.infos)
+    async def _open_late(self, entry: _Entry, plugins: Plugins) -> None:
+        name = entry.settings.name
+        await plugins.ready([entry.settings.plugin])
+        await self._open_or_refuse(entry, plugins)
         self.refuse_alike(name)
-        coming.health.waits_for = None
-        self.door.coming.discard(name)
-        coming.is_over.set()
+        entry.health.waits_for = None
+        self.webhooks.coming.discard(name)
+        entry.is_settled.set()
 
-    async def opened(self, name: str) -> OpenChannel | None:
-        """Waits for a channel that is coming. None: it is refused."""
-        if name in self.coming:
-            await self.coming[name].is_over.wait()
-        return next((one for one in self.open if one.way_in.channel.name == name), None)
+    async def _open_or_refuse(self, entry: _Entry, plugins: Plugins) -> None:
+        try:
+            entry.opened = await self._open(entry.settings, entry.health, plugins)
+        except ChannelRefused as error:
+            self._refuse(entry, error.problem)
 
-    @property
-    def names(self) -> Collection[str]:
-        """Of the channels that are open, or may be later."""
-        return {one.way_in.channel.name for one in self.open} | self.coming.keys()
+    async def _open(self, channel: ChannelDef, health: Health, plugins: Plugins) -> OpenChannel:
+        """Raises ChannelRefused, StoreUnavailable."""
+        adapter = next((one for one in plugins.adapters if one.plugin.name == channel.plugin), None)
+        if adapter is None:
+            why = next((one.why for one in plugins.infos if one.name == channel.plugin), None)
+            state = f"not loaded: {why}" if why else "no channel adapter"
+            raise ChannelRefused(channel.name, f"plugin {channel.plugin} is {state}")
+        transport = transport_of(channel, adapter.description)
+        health.transport = transport.type
+        _check_needs(channel, adapter.description)
+        memos = await self.store.read_memos(channel.name, channel.account)
+        state = next((memo.text for memo in memos if memo.slot == "adapter"), "")
+        scrub = self.scrubbing(channel.secrets)
+        opened = OpenChannel(channel, adapter, transport, health, self.intake, scrub, state)
+        if isinstance(transport, Webhook):
+            address = webhook_address(opened, transport, self.clock)
+            self.webhooks.addresses[channel.name] = address
+        return opened
+
+    def _refuse(self, entry: _Entry, problem: str) -> None:
+        entry.opened = None
+        entry.health.end("refused", problem)
+        extra = {"channel": entry.settings.name, "why": problem}
+        log.warning("channel_refused", extra=extra)
 
     def refuse_alike(self, *late: str) -> None:
         """Refuses webhook channels that share a secret or key. The configuration is checked for that only
         for adapters that ship with the gateway. With names only these are refused: the others are at
         work."""
-        called = [one for one in self.open if isinstance(one.transport, Webhook)]
         known = {
-            one.way_in.channel.name: proofs(one.way_in.adapter.description, one.way_in.channel)
-            for one in called
+            name: proofs(one.channel.adapter.description, one.channel.settings)
+            for name, one in self.webhooks.addresses.items()
         }
-        for one in called:
-            name = one.way_in.channel.name
+        for name in known:
             others = [other for other in known if other != name and known[other] & known[name]]
             if others and (not late or name in late):
-                problem = (
+                del self.webhooks.addresses[name]
+                self._refuse(
+                    self._entries[name],
                     f"its callers prove who they are by the same secret or key as those of "
-                    f"{', '.join(others)}, so each may take the other's calls; give each its own"
+                    f"{', '.join(others)}, so each may take the other's calls; give each its own",
                 )
-                self.open.remove(one)
-                del self.door.addresses[name]
-                one.health.end("refused", problem)
-                log.warning("a channel is refused", extra={"channel": name, "why": problem})
+
+    async def opened(self, name: str) -> OpenChannel | None:
+        """Waits for a channel that is coming. None: it is refused."""
+        await self._entries[name].is_settled.wait()
+        return self._entries[name].opened
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the channels that are open, or may be later."""
+        entries = self._entries.items()
+        return {name for name, one in entries if one.opened or not one.is_settled.is_set()}
 
     async def take_again(self, letter: HeardMessage) -> None:
-        """Raises Conflict, and as WayIn.take_again."""
-        place = (letter.channel, letter.account)
-        ways = (one.way_in for one in self.open)
-        way = next((one for one in ways if (one.channel.name, one.channel.account) == place), None)
-        if way is None:
+        """Raises Conflict, and as OpenChannel.take_again."""
+        entry = self._entries.get(letter.channel)
+        opened = entry and entry.opened
+        if not opened or opened.settings.account != letter.account:
             raise Conflict(f"channel {letter.channel} is not open: see `exogate channel list`")
-        await way.take_again(letter)
+        await opened.take_again(letter)
+
+    def nudge(self) -> None:
+        """Something is to be delivered."""
+        if self.deliveries is not None:
+            self.deliveries.nudge()
+
+    def show_progress(self, inbound: Inbound, accepted: Accepted) -> None:
+        """Shows the sender of an accepted message that an answer is coming."""
+        drafts = self.drafts.get(inbound.address.channel)
+        if drafts is not None and inbound.whence is not None and not accepted.duplicate:
+            drafts.follow(accepted.run_id, inbound.whence)
 
     async def drain(self) -> None:
         """Finishes deliveries that are being sent; starts no other."""
@@ -198,73 +208,37 @@ class ChannelRoom:
             with anyio.move_on_after(SENDING_S):
                 await self.deliveries.drain()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Closes the connections to platforms so that their sessions can be resumed, and opens none again."""
-        self.lines.cancel()
+        self.connections.cancel()
 
     def statuses(self) -> tuple[ChannelStatus, ...]:
-        return tuple(one.status for one in self._health)
-
-    async def _open_or_refuse(
-        self, coming: ComingChannel, adapters: Sequence[Adapter], infos: Sequence[PluginInfo]
-    ) -> None:
-        channel = coming.channel
-        try:
-            await self._open(channel, _adapter(channel, adapters, infos), coming.health)
-        except ChannelRefused as error:
-            coming.health.end("refused", error.problem)
-            extra = {"channel": channel.name, "why": error.problem}
-            log.warning("a channel is refused", extra=extra)
-
-    async def _open(self, channel: ChannelDef, adapter: Adapter, health: Health) -> None:
-        transport = transport_of(channel, adapter.description)
-        health.transport = transport.type
-        _check_needs(channel, adapter.description)
-        memos = await self.memos.read_memos(channel.name, channel.account)
-        state = next((memo.text for memo in memos if memo.slot == "adapter"), "")
-        way_in = WayIn(channel, adapter, self.intake, self.scrubbing(channel.secrets), state)
-        if isinstance(transport, Webhook):
-            self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
-        leave = FetchGrant(adapter.plugin.origins, channel.secrets)
-        self.open.append(OpenChannel(way_in, transport, health, leave))
+        return tuple(one.health.status for one in self._entries.values())
 
 
 def channel_room(
     stores: Stores,
     commands: ChatCommands,
     *,
-    tell: Tell,
+    publish: Publish,
     scrubbing: Scrubbing,
     traffic: Traffic,
 ) -> ChannelRoom:
-    """No channel is open yet. Deliveries wait until somebody delivers."""
-    front, memos = commands.front, stores.channels
-    clock = front.clock
+    """No channel is open yet. Deliveries wait until `delivering`."""
+    front, store, clock = commands.front, stores.channels, commands.front.clock
+
+    async def accept(inbound: Inbound) -> Accepted:
+        accepted = await front.intake.accept(inbound)
+        room.show_progress(inbound, accepted)
+        return accepted
+
+    counts = (traffic.taken, traffic.ignored)
     intake = Intake(
-        front.intake.accept,
-        stores.channels,
-        memos,
-        clock,
-        lambda: None,
-        Doorman(commands.book),
-        commands,
-        traffic.taken,
-        traffic.ignored,
+        accept, store, clock, lambda: room.nudge(), commands.access, commands.run, *counts
     )
-    door = WebhookDoor(stores.audit, clock)
-    return ChannelRoom(intake, memos, clock, tell, door, scrubbing, traffic.delivered)
-
-
-def _adapter(
-    channel: ChannelDef, adapters: Sequence[Adapter], infos: Sequence[PluginInfo]
-) -> Adapter:
-    """Raises ChannelRefused."""
-    found = next((one for one in adapters if one.plugin.name == channel.plugin), None)
-    if found is not None:
-        return found
-    why = next((one.why for one in infos if one.name == channel.plugin), None)
-    problem = f"plugin {channel.plugin} is not loaded: {why}" if why else ""
-    raise ChannelRefused(channel.name, problem or f"plugin {channel.plugin} is no channel adapter")
+    webhooks = WebhookEndpoint(stores.audit, clock)
+    room = ChannelRoom(intake, store, clock, publish, webhooks, scrubbing, traffic.delivered)
+    return room
 
 
 def require_openable(channel: ChannelDef, description: Description, clock: Clock) -> None:
@@ -291,9 +265,8 @@ def transport_of(channel: ChannelDef, description: Description) -> Transport:
     found = next((one for one in offered if channel.transport in {None, one.type}), None)
     if found is None:
         kinds = " or ".join(one.type for one in offered)
-        raise ChannelRefused(
-            channel.name, f"its adapter offers no {channel.transport}; set {kinds}"
-        )
+        problem = f"its adapter offers no {channel.transport}; set {kinds}"
+        raise ChannelRefused(channel.name, problem)
     return found
 
 
@@ -309,31 +282,34 @@ def _check_needs(channel: ChannelDef, description: Description) -> None:
 
 @asynccontextmanager
 async def delivering(
-    room: ChannelRoom, accounts: Accounts, outbox: Outbox, front: Front, bus: Bus, *, fetch: Fetch
+    room: ChannelRoom,
+    accounts: frozenset[tuple[str, str]],
+    outbox: Outbox,
+    front: Front,
+    bus: Bus,
+    *,
+    fetch: Fetch,
 ) -> AsyncIterator[None]:
     """Delivers answers to the open channels. `accounts` are those of all that are configured: answers
     wait for a channel that is refused."""
     async with anyio.create_task_group() as group:
-        couriers: dict[str, Deliver] = {}
-        streams: dict[str, Streaming] = {}
+        senders: dict[str, Deliver] = {}
         coming = {name: anyio.Event() for name in room.names}
 
         async def join(name: str) -> None:
             one = await room.opened(name)
             if one is not None:
-                post = Post(one.way_in.channel, one.way_in.adapter, fetch, front.clock)
-                streams[name] = Streaming(post, front.live.get, group)
-                couriers[name] = Courier(post, one.health, streams[name].draft_of)
+                client = PlatformClient(one.settings, one.adapter, fetch, front.clock)
+                drafts = room.drafts[name] = Drafts(client, front.live.get, group)
+                senders[name] = ChannelSender(client, one.health, drafts.draft_of)
             coming[name].set()
 
         for name in coming:
             group.start_soon(join, name)
         how = (front.clock, bus.publish, random.random, coming, room.delivered)
-        deliveries = Deliveries(outbox, couriers, accounts, *how)
-        room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
-        room.intake.accept = partial(_accept, room.intake.accept, streams)
+        deliveries = room.deliveries = Deliveries(outbox, senders, accounts, *how)
         stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))
-        work = partial(keep_at_it, "deliveries", deliveries.run, front.clock, may_end=True)
+        work = partial(supervise, "deliveries", deliveries.run, front.clock, may_end=True)
         group.start_soon(work)
         try:
             yield
@@ -342,42 +318,18 @@ async def delivering(
             group.cancel_scope.cancel()
 
 
-async def _accept(
-    accept: Callable[[Inbound], Awaitable[Accepted]],
-    streams: Mapping[str, Streaming],
-    inbound: Inbound,
-) -> Accepted:
-    """Accepts a message, and shows its sender that an answer is coming."""
-    accepted = await accept(inbound)
-    stream = streams.get(inbound.address.channel)
-    if stream is not None and inbound.whence is not None and not accepted.duplicate:
-        stream.follow(accepted.run_id, inbound.whence)
-    return accepted
+async def keep_channels_connected(room: ChannelRoom, fetch: Fetch, sockets: SocketClient) -> None:
+    """Keeps the connections of the channels until the room disconnects."""
 
+    async def connect(name: str) -> None:
+        opened = await room.opened(name)
+        if opened is not None:
+            what = (fetch, sockets, room.store, room.clock, random.random)
+            await keep_connected(ConnectedChannel(opened, *what))
 
-async def keep_lines(room: ChannelRoom, fetch: Fetch, dialler: Dialler) -> None:
-    """Keeps the connections of the channels until the room hangs up."""
-    with room.lines:
+    with room.connections:
         async with anyio.create_task_group() as group:
             for name in room.names:
-                work = partial(_keep_line, room, name, fetch, dialler)
-                task = f"channel:{name}"
-                kept = partial(keep_at_it, task, work, room.clock, may_end=True)
+                task, work = f"channel:{name}", partial(connect, name)
+                kept = partial(supervise, task, work, room.clock, may_end=True)
                 group.start_soon(kept, name=task)
-
-
-async def _keep_line(room: ChannelRoom, name: str, fetch: Fetch, dialler: Dialler) -> None:
-    opened = await room.opened(name)
-    if opened is None:
-        return
-    live = LiveChannel(
-        way_in=opened.way_in,
-        leave=opened.leave,
-        fetch=fetch,
-        dialler=dialler,
-        memos=room.memos,
-        health=opened.health,
-        clock=room.clock,
-        jitter=random.random,
-    )
-    await supervise(live, opened.transport)

@@ -1,77 +1,358 @@
-"""Calls of platforms: whoever cannot prove who he is gets no further than this door."""
+"""Webhooks: a call is verified over its raw bytes, before anybody reads it, and then taken in.
 
+Verification is a recipe of the adapter's description, carried out here. `signed` is its other side, for
+platforms that are simulated.
+"""
+
+import hashlib
+import hmac
 import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
 from urllib.parse import parse_qsl
 
-from gateway.channels.adapters import HttpReply, Webhook
-from gateway.channels.progress import Health
-from gateway.channels.translating import Said, WayIn
-from gateway.channels.verification import Challenger, NotGenuine, Verifier, secret_of, verifier
-from gateway.domain.channels import WebhookAnswer, WebhookCall
-from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
+from gateway.channels.adapters import Challenge, Description, HttpReply, Verify, Webhook
+from gateway.channels.intake import OpenChannel, Received
+from gateway.domain.channels import ChannelDef, WebhookAnswer, WebhookCall
+from gateway.domain.errors import AdapterFailed, Busy, GatewayError, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ports import Audit, Clock
 
 LARGEST_BODY = 4 * 1024 * 1024
 MOST_PARAMETERS = 32
-_CONTENT_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+/;= -]{1,100}")
-_BODILESS = frozenset({204, 205, 304})  # what stood behind them would be read as the next answer
+MOST_SIGNATURES = 16  # of one call
+LONGEST_SECRET = 1_024
+WHSEC = "whsec_"
 NOT_HERE = WebhookAnswer(404)
 NOT_YET = WebhookAnswer(503, (("retry-after", "5"),))
+_CONTENT_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+/;= -]{1,100}")
+_BODILESS = frozenset({204, 205, 304})  # what stood behind them would be read as the next answer
+_TIME = re.compile(r"[0-9]{1,12}")
+_ID = re.compile(r"[!-~]{1,256}")
+_SIGNED = re.compile(r"(\{timestamp\}|\{id\}|\{body\})")
+_HEX_KEY = re.compile(r"[0-9A-Fa-f]{64}")
+
+_Y = 2**255 - 1  # of a point's 256 bits those that are its y
+_P = 2**255 - 19
+_OF_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+# The points of small order, however they are written: to such a key, nothing but zeros for instance,
+# anybody finds a signature.
+_SMALL = frozenset({0, 1, _P - 1, _P, _P + 1, _OF_ORDER_8, _P - _OF_ORDER_8})
+
+Headers = tuple[tuple[str, str], ...]
+Proves = Callable[[bytes, str], bool]  # what was signed, and one signature as it was written
+Why = Literal["missing", "stale", "wrong"]
+
+
+class ChannelRefused(GatewayError):
+    """A channel is not started; the text names it and says why and what would help."""
+
+    code = "channel_refused"
+
+    def __init__(self, channel: str, problem: str) -> None:
+        super().__init__(f"channel {channel}: {problem}")
+        self.channel, self.problem = channel, problem
+
+
+class NotGenuine(GatewayError):
+    """A call that nobody can vouch for; `why` is counted, and never told to whoever called."""
+
+    code = "unauthorized"
+
+    def __init__(self, status: int, why: Why) -> None:
+        super().__init__("the call is not genuine")
+        self.status, self.why = status, why
+
+
+# ---------------------------------------------------------------------------------- verification
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """One recipe with its key."""
+
+    recipe: Verify
+    clock: Clock
+    proves: Proves
+
+    def check(self, call: WebhookCall) -> None:
+        """Raises NotGenuine, whatever else goes wrong on the way."""
+        wanted = self.recipe.header.lower()
+        if not any(name == wanted for name, _ in call.headers):
+            raise NotGenuine(self.recipe.missing_status, "missing")
+        try:
+            why = self._objection(call)
+        except Exception as error:
+            raise NotGenuine(self.recipe.wrong_status, "wrong") from error
+        if why is not None:
+            raise NotGenuine(self.recipe.wrong_status, why)
+
+    def unproving(self, headers: Headers) -> Headers:
+        """Those that prove nothing: an adapter gets to see no other. What was signed may be seen."""
+        return tuple(one for one in headers if one[0] != self.recipe.header.lower())
+
+    def key(self, body: bytes) -> str:
+        """What tells a genuine call from others; empty where its messages have ids to be trusted."""
+        return f"sha256:{hashlib.sha256(body).hexdigest()}" if self.recipe.dedupe == "body" else ""
+
+    def _objection(self, call: WebhookCall) -> Why | None:
+        recipe = self.recipe
+        given = _single(call, recipe.header)
+        stamp = _single(call, recipe.timestamp_header) if recipe.timestamp_header else ""
+        if recipe.timestamp_header and not self._is_fresh(stamp):
+            return "stale"
+        text = _signed_text(recipe, stamp, self._id(call), call.body)
+        proofs = given.split(" ") if recipe.several else [given]
+        found = [one.removeprefix(recipe.prefix) for one in proofs if one.startswith(recipe.prefix)]
+        if len(found) > MOST_SIGNATURES or not any(self._holds(text, one) for one in found):
+            return "wrong"
+        return None
+
+    def _is_fresh(self, stamp: str) -> bool:
+        if not _TIME.fullmatch(stamp):
+            return False
+        return abs(self.clock.now().timestamp() - int(stamp)) <= self.recipe.window_s
+
+    def _id(self, call: WebhookCall) -> str:
+        """With nothing in it that stands between the parts of what is signed: else one signature
+        would fit two ways to cut the same bytes."""
+        if self.recipe.id_header is None:
+            return ""
+        text = _single(call, self.recipe.id_header)
+        between = {part for part in _SIGNED.split(self.recipe.signs) if part and part[0] != "{"}
+        if not _ID.fullmatch(text) or any(part in text for part in between):
+            raise ValueError("an id that could be cut in another way")
+        return text
+
+    def _holds(self, text: bytes, proof: str) -> bool:
+        try:
+            return self.proves(text, proof)
+        except ValueError:  # not even written as a signature
+            return False
+
+
+def _single(call: WebhookCall, name: str) -> str:
+    values = [value for given, value in call.headers if given == name.lower()]
+    if len(values) != 1:
+        raise ValueError("a header that has to be there once")
+    return values[0]
+
+
+def _signed_text(recipe: Verify, stamp: str, id_: str, body: bytes) -> bytes:
+    parts = {"{timestamp}": stamp.encode(), "{id}": id_.encode(), "{body}": body}
+    return b"".join(parts.get(part, part.encode()) for part in _SIGNED.split(recipe.signs))
+
+
+def verifier(description: Description, channel: ChannelDef, clock: Clock) -> Verifier:
+    """Of the one recipe that the channel's `config` calls for. Raises ChannelRefused: a channel
+    that nobody can verify is never open."""
+    fitting = [one for one in description.recipes if _is_meant(one, channel)]
+    if len(fitting) != 1:
+        wanted = " or ".join(
+            ", ".join(f'{name} = "{value}"' for name, value in one.when.items())
+            for one in description.recipes
+        )
+        raise ChannelRefused(channel.name, f"how calls are verified is not said; set {wanted}")
+    recipe = fitting[0]
+    if recipe.type == "ed25519":
+        proves = _by_public_key(_public_key(recipe, channel), recipe.encoding)
+        return Verifier(recipe, clock, proves)
+    value = secret_of(channel, recipe.secret or "")
+    if recipe.type == "token":
+        return Verifier(recipe, clock, lambda _, proof: _same(proof, value))
+    key = _key(recipe, channel, value)
+
+    def proves_mac(text: bytes, proof: str) -> bool:
+        given = _decoded(proof, recipe.encoding, hashlib.sha256().digest_size)
+        return hmac.compare_digest(given, hmac.digest(key, text, "sha256"))
+
+    return Verifier(recipe, clock, proves_mac)
+
+
+def proofs(description: Description, channel: ChannelDef) -> frozenset[bytes]:
+    """By what its callers prove who they are: with one in common, each of two channels may take the
+    other's calls, whatever header they stand in. Raises ChannelRefused."""
+    found: set[bytes] = set()
+    for recipe in description.recipes:
+        if _is_meant(recipe, channel) and recipe.type == "ed25519":
+            found.add(_public_key(recipe, channel))
+        elif _is_meant(recipe, channel):
+            value = secret_of(channel, recipe.secret or "")
+            found |= {value.encode(), _key(recipe, channel, value)}
+    return frozenset(found)
+
+
+def _is_meant(recipe: Verify, channel: ChannelDef) -> bool:
+    return all(channel.config.get(name) == value for name, value in recipe.when.items())
+
+
+def secret_of(channel: ChannelDef, name: str) -> str:
+    """Raises ChannelRefused for one that is not there or blank."""
+    found = next((one for one in channel.secrets if one.name == name), None)
+    value = found.value.reveal() if found else ""
+    if not value.strip() or len(value) > LONGEST_SECRET:
+        state = "is blank or too long" if found else "is missing"
+        problem = f"secret {name!r} {state}; set it in [channels.{channel.name}] secrets"
+        raise ChannelRefused(channel.name, problem)
+    return value
+
+
+def _key(recipe: Verify, channel: ChannelDef, value: str) -> bytes:
+    if recipe.secret_form == "text":
+        return value.encode()
+    try:
+        key = _from_base64(value.removeprefix(WHSEC))
+    except ValueError:
+        key = b""
+    if not value.startswith(WHSEC) or not key:
+        problem = f"secret {recipe.secret!r} has to be {WHSEC} with base64 behind it"
+        raise ChannelRefused(channel.name, problem)
+    return key
+
+
+def _public_key(recipe: Verify, channel: ChannelDef) -> bytes:
+    value = channel.config.get(recipe.key or "")
+    is_hex = isinstance(value, str) and _HEX_KEY.fullmatch(value)
+    raw = bytes.fromhex(str(value)) if is_hex else bytes(32)
+    if int.from_bytes(raw, "little") & _Y in _SMALL:
+        problem = f"config.{recipe.key} has to be the public key: 64 hexadecimal digits"
+        raise ChannelRefused(channel.name, problem)
+    return raw
+
+
+def _same(proof: str, value: str) -> bool:
+    return hmac.compare_digest(proof.encode(), value.encode())
+
+
+def _by_public_key(raw: bytes, encoding: str) -> Proves:
+    # most gateways have no channel that needs it
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
+        Ed25519PublicKey,
+    )
+
+    key = Ed25519PublicKey.from_public_bytes(raw)
+
+    def proves(text: bytes, proof: str) -> bool:
+        try:
+            key.verify(_decoded(proof, encoding, 64), text)
+        except InvalidSignature:
+            return False
+        return True
+
+    return proves
+
+
+def _decoded(text: str, encoding: str, size: int) -> bytes:
+    """Each signature has one form, but for the case of hex. Raises ValueError."""
+    raw = bytes.fromhex(text) if encoding == "hex" else _from_base64(text)
+    if len(raw) != size or (encoding == "hex" and len(text) != 2 * size):
+        raise ValueError("not as long as a signature")
+    return raw
+
+
+def _from_base64(text: str) -> bytes:
+    """Raises ValueError for a form that is not the canonical one of those bytes."""
+    raw = b64decode(text, validate=True)
+    if b64encode(raw).decode() != text:
+        raise ValueError("not canonical base64")
+    return raw
+
+
+def signed(
+    recipe: Verify, key: str, headers: Mapping[str, str], body: bytes, *, now: datetime
+) -> dict[str, str]:
+    """The headers of a call as a platform would sign it. `key` is the secret, or the seed of an
+    ed25519 key in hex."""
+    proven = {name.lower(): value for name, value in headers.items()}
+    stamp = id_ = ""
+    if recipe.timestamp_header is not None:
+        stamp = proven.setdefault(recipe.timestamp_header.lower(), str(int(now.timestamp())))
+    if recipe.id_header is not None:
+        id_ = proven.setdefault(recipe.id_header.lower(), "simulated")
+    proof = _sign(recipe, key, _signed_text(recipe, stamp, id_, body))
+    return {**proven, recipe.header.lower(): recipe.prefix + proof}
+
+
+def _sign(recipe: Verify, key: str, text: bytes) -> str:
+    if recipe.type == "token":
+        return key
+    if recipe.type == "ed25519":
+        # only who simulates such a platform needs it
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
+            Ed25519PrivateKey,
+        )
+
+        raw = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key)).sign(text)
+    else:
+        is_text = recipe.secret_form == "text"
+        secret = key.encode() if is_text else _from_base64(key.removeprefix(WHSEC))
+        raw = hmac.digest(secret, text, "sha256")
+    return raw.hex() if recipe.encoding == "hex" else b64encode(raw).decode()
+
+
+# ---------------------------------------------------------------------------------- calls
+@dataclass(frozen=True, slots=True)
+class Challenger:
+    """Answers a question in the query that proves to the platform that we are meant."""
+
+    challenge: Challenge
+    secret: str
+
+    def answer(self, query: Sequence[tuple[str, str]]) -> str:
+        """Raises NotGenuine."""
+        given = dict(query)
+        asked = self.challenge
+        is_whole = len(given) == len(query) and asked.answer in given
+        is_meant = all(given.get(name) == value for name, value in asked.expects.items())
+        if not _same(given.get(asked.given, ""), self.secret) or not is_whole or not is_meant:
+            raise NotGenuine(403, "wrong")
+        return given[asked.answer]
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookAddress:
     """Where the platform of one channel calls."""
 
+    channel: OpenChannel
     recipe: Webhook
     verifier: Verifier
     challenger: Challenger | None
-    way_in: WayIn
-    health: Health
 
     @property
     def largest_body(self) -> int:
         return min(self.recipe.max_body_bytes, LARGEST_BODY)
 
     def knows(self, call: WebhookCall) -> bool:
-        methods = {
-            *self.recipe.methods,
-            *([self.challenger.challenge.method] if self.challenger else ()),
-        }
-        return call.method in methods and any(_fits(one, call.path) for one in self.recipe.paths)
+        asks = () if self.challenger is None else (self.challenger.challenge.method,)
+        is_known = call.method in {*self.recipe.methods, *asks}
+        return is_known and any(_fits(one, call.path) for one in self.recipe.paths)
 
     async def receive(self, call: WebhookCall) -> WebhookAnswer:
-        """Raises NotGenuine, and as WayIn.take."""
-        challenger = self.challenger
-        if challenger is not None and call.method == challenger.challenge.method:
-            return _text(challenger.answer(_parameters(call.query)))
+        """Raises NotGenuine, and as OpenChannel.receive."""
+        if self.challenger is not None and call.method == self.challenger.challenge.method:
+            text = self.challenger.answer(_parameters(call.query))
+            kind = (("content-type", "text/plain; charset=utf-8"),)
+            return WebhookAnswer(200, kind, text.encode())
         self.verifier.check(call)
-        said = Said(
-            "webhook",
-            call.body,
-            self.verifier.unproving(call.headers),
-            call.method,
-            call.path,
-            call.query,
-            key=self.verifier.key(call.body),
-        )
-        reply = await self.way_in.take(said)
-        self.health.worked("in")
+        headers, key = self.verifier.unproving(call.headers), self.verifier.key(call.body)
+        what = (call.body, headers, call.method, call.path, call.query)
+        reply = await self.channel.receive(Received("webhook", *what, key=key))
+        self.channel.health.worked("in")
         return _answer(reply)
 
 
-def address(way_in: WayIn, recipe: Webhook, health: Health, clock: Clock) -> WebhookAddress:
+def webhook_address(channel: OpenChannel, recipe: Webhook, clock: Clock) -> WebhookAddress:
     """Raises ChannelRefused: a channel without what verifies its calls has no address."""
-    channel, description = way_in.channel, way_in.adapter.description
-    asked = recipe.challenge
-    challenger = Challenger(asked, secret_of(channel, asked.secret)) if asked else None
-    return WebhookAddress(recipe, verifier(description, channel, clock), challenger, way_in, health)
+    settings, asked = channel.settings, recipe.challenge
+    challenger = Challenger(asked, secret_of(settings, asked.secret)) if asked else None
+    checks = verifier(channel.adapter.description, settings, clock)
+    return WebhookAddress(channel, recipe, checks, challenger)
 
 
 @dataclass(slots=True)
-class WebhookDoor:
+class WebhookEndpoint:
     """Implements the Webhooks port."""
 
     audit: Audit
@@ -94,17 +375,18 @@ class WebhookDoor:
             return NOT_HERE
         if len(call.body) > found.largest_body:
             return WebhookAnswer(413)
+        health = found.channel.health
         try:
             return await found.receive(call)
         except NotGenuine as error:
-            found.health.turned_away(error.why)
+            health.count_refusal(error.why)
             self._note(call.channel, error.why)
             return WebhookAnswer(error.status)
         except AdapterFailed:
-            found.health.turned_away("unreadable")
+            health.count_refusal("unreadable")
             return WebhookAnswer(500)
         except (Busy, StoreUnavailable) as error:
-            found.health.turned_away("unavailable")
+            health.count_refusal("unavailable")
             wait = str(max(1, round(error.retry_after_s)))
             return WebhookAnswer(503, (("retry-after", wait),))
 
@@ -112,8 +394,8 @@ class WebhookDoor:
         at = self.clock.now()
         times = self._recurrences.worth(f"{channel} {why}", at)
         if times:
-            told = {"why": why, "times": times}
-            self.audit.append_soon(Deed(at, "webhook.refused", channel, told))
+            deed = Deed(at, "webhook.refused", channel, {"why": why, "times": times})
+            self.audit.append_soon(deed)
 
 
 def _fits(pattern: str, path: str) -> bool:
@@ -130,10 +412,6 @@ def _parameters(query: str) -> list[tuple[str, str]]:
         return parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
     except ValueError as error:
         raise NotGenuine(403, "wrong") from error
-
-
-def _text(text: str) -> WebhookAnswer:
-    return WebhookAnswer(200, (("content-type", "text/plain; charset=utf-8"),), text.encode())
 
 
 def _answer(reply: HttpReply | None) -> WebhookAnswer:

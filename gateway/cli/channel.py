@@ -187,7 +187,7 @@ def add(
         "config": wanted.config,
     }
     table = {key: value for key, value in table.items() if value}
-    plan = replace(plan, after=editing.with_channel(plan.after, name, table))
+    plan = replace(plan, after=editing.with_named(plan.after, "channels", name, table))
     _require_working(edit, plan.after, name, description)
     requests = block("requests", list(asked_lines(plan.asked, plan.new)))
     edit.tell(*requests, edit.difference(plan.after))

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.running import Running, open_doors
 from gateway.channels.adapters import Description, Verify
-from gateway.channels.signing import signed
+from gateway.channels.webhooks import signed
 from gateway.cli.configuration import known
 from gateway.cli.plugin_files import BadPlugin, Given, problems_of
 from gateway.config import editing
@@ -304,7 +304,8 @@ def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayCo
         "groups": script.groups,
     }
     text = _CONFIG.format(data_dir=json.dumps(str(folder / "data")))
-    text = editing.with_channel(editing.with_plugin(text, plugin), source.name, channel)
+    text = editing.with_plugin(text, plugin)
+    text = editing.with_named(text, "channels", source.name, channel)
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     path.chmod(editing.OWNERS_ALONE)
@@ -380,9 +381,9 @@ class ScriptPlayer:
     async def _approve(self, heard: Sequence[Heard]) -> None:
         """As the operator would: whoever was told a code may talk from now on."""
         codes = {code for one in heard for code in _CODE.findall(json.dumps(one.body))}
-        waiting = await self.rooms.pairing.listed(channel=self.channel, limit=1)
+        waiting = await self.rooms.access.listed(channel=self.channel, limit=1)
         for code in codes if any(one.state == "asked" for one in waiting) else ():
-            await self.rooms.pairing.approve(code, by="simulator")
+            await self.rooms.access.approve(code, by="simulator")
 
 
 def _of_answer(step: Step, status: int, body: object) -> Iterator[str]:

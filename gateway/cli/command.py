@@ -19,7 +19,7 @@ from typing import IO, Any, TextIO
 
 import click
 
-from gateway.config.problems import ConfigInvalid, Problem
+from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError
 from gateway.host.terminal import visible
 
@@ -205,7 +205,7 @@ def problems_of(error: ConfigInvalid) -> dict[str, object]:
     return {"problems": list(map(problem_as_json, error.problems)), "left_out": error.left_out}
 
 
-def problem_as_json(problem: Problem) -> dict[str, object]:
+def problem_as_json(problem: ConfigProblem) -> dict[str, object]:
     return {
         "code": problem.code,
         "source": problem.source,

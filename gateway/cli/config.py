@@ -9,8 +9,8 @@ from gateway.cli.command import BAD_CONFIG, CliContext, failure, problem_as_json
 from gateway.cli.configuration import Edit, agree, config_path, surroundings, usual_path
 from gateway.config import editing
 from gateway.config.document import placed, warned
-from gateway.config.load import Loaded, Row, effective, read
-from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
+from gateway.config.load import LoadedConfig, Row, effective, read
+from gateway.config.problems import Code, ConfigFinding, ConfigInvalid, ConfigProblem
 from gateway.config.schema import json_schema
 from gateway.domain.text import nearest
 
@@ -58,12 +58,12 @@ def validate(context: CliContext) -> None:
     click.echo(f"{name} is valid" if name else "no config file; the defaults are valid")
 
 
-def _warn(warnings: Iterable[Problem]) -> None:
+def _warn(warnings: Iterable[ConfigProblem]) -> None:
     for one in warnings:
         click.echo(one.render(), err=True)
 
 
-def _tried(loaded: Loaded) -> tuple[Problem, ...]:
+def _tried(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
     """What is no error. Raises ConfigInvalid for what a start would refuse besides."""
     from gateway.cli.doctor import TRIALS  # noqa: PLC0415  # the whole gateway, which reading does without
 
@@ -72,10 +72,10 @@ def _tried(loaded: Loaded) -> tuple[Problem, ...]:
     errors = [one for one in found if one.severity == "error" and one.id != "network.port"]
     notices = [
         *loaded.config.notices,
-        *(Finding(o.id, o.place, o.message, o.fix) for o in found if o not in errors),
+        *(ConfigFinding(o.id, o.place, o.message, o.fix) for o in found if o not in errors),
     ]
     if errors:
-        wrong = [Finding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
+        wrong = [ConfigFinding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
         raise placed(wrong, loaded.document, notices=notices)
     return warned(notices, loaded.document)
 
@@ -136,7 +136,7 @@ def path(context: CliContext) -> None:
         )
 
 
-def _load(context: CliContext) -> Loaded:
+def _load(context: CliContext) -> LoadedConfig:
     return read(config_path(context), surroundings(context))
 
 

@@ -18,10 +18,10 @@ from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.api.declarations import plain
+from gateway.channels.adapter_json import read_description
 from gateway.channels.adapters import Description
-from gateway.channels.crossing import read_description
 from gateway.channels.room import require_openable
-from gateway.channels.verification import ChannelRefused
+from gateway.channels.webhooks import ChannelRefused
 from gateway.cli.configuration import known
 from gateway.config.plugins import BUNDLED
 from gateway.config.sections import PLUGIN_NAME, BadCapability, parse_capability

@@ -71,7 +71,7 @@ def add(
 ) -> None:
     edit = Edit.begin(context)
     table = {key: value for key, value in told.items() if value is not None}
-    after = editing.with_provider(edit.before, name, table)
+    after = editing.with_named(edit.before, "providers", name, table)
     notes = [UNUSED.format(name=name)]
     if use:
         after, notes = _used(edit, after, name, model)

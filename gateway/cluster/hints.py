@@ -138,6 +138,8 @@ class NatsHints:
         return repr(said.newest) if said.newest is not None else "it does not answer"
 
     async def _connect(self, client: Client, said: "_Errors") -> None:
+        more: dict[str, Any] = _login(self.credentials.reveal())
+        more["ping_interval"] = self.settings.ping_every_s  # which the library takes for an integer
         with anyio.move_on_after(self.settings.connect_s) as said.scope:
             await client.connect(
                 self.url.split(","),
@@ -145,10 +147,9 @@ class NatsHints:
                 closed_cb=said.end,
                 allow_reconnect=False,
                 connect_timeout=max(1, int(self.settings.connect_s)),
-                ping_interval=self.settings.ping_every_s,  # type: ignore[arg-type]  # it only sleeps so long
                 max_outstanding_pings=1,
                 no_echo=True,
-                **_login(self.credentials.reveal()),
+                **more,
             )
 
     async def _pump(self, client: Client, said: "_Errors") -> None:

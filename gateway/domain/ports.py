@@ -597,6 +597,9 @@ class HttpAnswer(Protocol):
         ended. `take` never waits, and others have their turn between two calls. Raises HttpFailed,
         and what `take` raises."""
 
+    def close(self) -> None:
+        """It is read no further; closed before its end, the request is aborted."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
@@ -618,9 +621,8 @@ class HttpFailed(Exception):
 
 
 class Http(Protocol):
-    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
-        """Never follows a redirect. Leaving the context before the end aborts the request.
-        Raises HttpFailed."""
+    async def send(self, call: HttpCall) -> HttpAnswer:
+        """Never follows a redirect. Whoever gets the answer closes it. Raises HttpFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,6 +658,42 @@ class Fetch(Protocol):
 
     async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
         """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketRequest:
+    """A WebSocket that a recipe leads to: `wss://HOST` needs the grant of `https://HOST`."""
+
+    url: str
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = 15.0  # to the open connection
+    max_frame_bytes: int = 1024 * 1024
+
+
+class ClientSocket(Protocol):
+    """An open WebSocket of ours to a platform."""
+
+    async def send(self, text: str) -> None:
+        """`${secret:NAME}` is filled in here. Raises Denied, HttpFailed."""
+
+    async def receive(self) -> str | None:
+        """A text without anything secret in it; None once the platform has closed it. Raises
+        HttpFailed for a connection that broke."""
+
+    @property
+    def close_code(self) -> int | None: ...
+
+    async def close(self, code: int) -> None: ...
+
+
+class SocketClient(Protocol):
+    """The guarded way out, for connections that stay open."""
+
+    def connect(
+        self, request: SocketRequest, grant: FetchGrant
+    ) -> AbstractAsyncContextManager[ClientSocket]:
+        """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
+        ...
 
 
 class HostFunction(Protocol):

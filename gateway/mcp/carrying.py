@@ -1,6 +1,6 @@
 """What the SDK sends over HTTP leaves by the gateway's own client, to one origin and nowhere else."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -41,8 +41,6 @@ class Fate:
 user: ContextVar[str | None] = ContextVar("user", default=None)  # on whose behalf a call is made
 fate: ContextVar[Fate | None] = ContextVar("fate", default=None)  # of the call that is made
 
-Leave = Callable[[None, None, None], Awaitable[bool | None]]
-
 
 class Carrier(httpx2.AsyncBaseTransport):
     """No proxies, no cookies, nothing packed; `headers` go along, and the user of each call."""
@@ -58,19 +56,18 @@ class Carrier(httpx2.AsyncBaseTransport):
         idle_s = NOTICE_S if _is_notice(request.method, body) else IDLE_S
         call = HttpCall(request.method, str(request.url), headers, body, idle_timeout_s=idle_s)
         known = _begun() if request.method == "POST" else None
-        context = self._http.send(call)
         try:
-            answer = await context.__aenter__()
+            answer = await self._http.send(call)
         except HttpFailed as error:
             return _unanswered(request, error, known)
         if known is not None and SESSION in headers:
             known.status = answer.status
         kept = {name: text for name, text in answer.headers.items() if name not in _LEFT_OUT}
         if kept.pop("content-encoding", "identity") != "identity":
-            await context.__aexit__(None, None, None)
+            answer.close()
             raise httpx2.RemoteProtocolError("it sends what nobody asked to be packed")
         is_events = kept.get("content-type", "").startswith("text/event-stream")
-        stream = _Body(answer, context.__aexit__, known, is_events=is_events)
+        stream = _Body(answer, known, is_events=is_events)
         return httpx2.Response(answer.status, headers=kept, stream=stream, request=request)
 
     def _signed(self, request: httpx2.Request) -> dict[str, str]:
@@ -86,11 +83,8 @@ class Carrier(httpx2.AsyncBaseTransport):
 
 
 class _Body(httpx2.AsyncByteStream):
-    def __init__(
-        self, answer: HttpAnswer, leave: Leave, known: Fate | None, *, is_events: bool
-    ) -> None:
-        self._answer, self._leave, self._known = answer, leave, known
-        self._is_events = is_events
+    def __init__(self, answer: HttpAnswer, known: Fate | None, *, is_events: bool) -> None:
+        self._answer, self._known, self._is_events = answer, known, is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         weight = Weight()
@@ -107,7 +101,7 @@ class _Body(httpx2.AsyncByteStream):
             raise httpx2.StreamError(str(error)) from error
 
     async def aclose(self) -> None:
-        await self._leave(None, None, None)
+        self._answer.close()
 
 
 def _begun() -> Fate | None:

@@ -19,10 +19,16 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from anyio.lowlevel import checkpoint
 from yarl import URL
 
-from gateway.domain.dialling import Dial, Line
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
-from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HttpFailed
+from gateway.domain.ports import (
+    ClientSocket,
+    Fetched,
+    FetchGrant,
+    FetchRequest,
+    HttpFailed,
+    SocketRequest,
+)
 from gateway.outbound.connection import WHAT_FAILED, what_failed
 from gateway.outbound.guard import (
     MAX_URL_BYTES,
@@ -326,12 +332,12 @@ _SCHEME = re.compile(r"ws(s?://)", re.IGNORECASE)
 
 
 @asynccontextmanager
-async def open_dialler(lookup: Lookup = look_up) -> AsyncIterator["GuardedDialler"]:
+async def open_socket_client(lookup: Lookup = look_up) -> AsyncIterator["GuardedSockets"]:
     """Closed on the way out. `lookup` resolves names."""
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_refuse_redirect)
     async with _session(lookup, limit=0, traces=traces) as session:
-        yield GuardedDialler(session)
+        yield GuardedSockets(session)
 
 
 async def _refuse_redirect(
@@ -343,42 +349,45 @@ async def _refuse_redirect(
     raise Denied(f"{redirect.url.origin()} redirects, and a connection does not follow")
 
 
-class GuardedDialler:
-    """Implements the Dialler port."""
+class GuardedSockets:
+    """Implements the SocketClient port."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     @asynccontextmanager
-    async def dial(self, dial: Dial, grant: FetchGrant) -> AsyncIterator[Line]:
-        line = await self._open(dial, grant)
+    async def connect(
+        self, request: SocketRequest, grant: FetchGrant
+    ) -> AsyncIterator[ClientSocket]:
+        socket = await self._open(request, grant)
         try:
-            yield line
+            yield socket
         finally:
             with anyio.CancelScope(shield=True):
-                await line.close(_LEFT)
+                await socket.close(_LEFT)
 
-    async def _open(self, dial: Dial, grant: FetchGrant) -> "_Line":
+    async def _open(self, asked: SocketRequest, grant: FetchGrant) -> "_GuardedSocket":
         scrubber = Scrubber(grant.secrets)
         try:
-            if not _SCHEME.match(dial.url):
-                shown = repr(dial.url[:20])
+            if not _SCHEME.match(asked.url):
+                shown = repr(asked.url[:20])
                 raise Denied(f"{shown} is not where a WebSocket is: write wss://HOST/PATH")
-            request = _checked(_SCHEME.sub(r"http\1", dial.url, count=1), dial.headers, grant)
-            return _Line(await self._connect(request, dial), request.origin, grant, scrubber)
+            request = _checked(_SCHEME.sub(r"http\1", asked.url, count=1), asked.headers, grant)
+            socket = await self._connect(request, asked)
+            return _GuardedSocket(socket, request.origin, grant, scrubber)
         except (Denied, HttpFailed) as error:
             failure = scrubber.error(error)
         raise failure  # without the errors behind it: they know the URL as it was sent
 
     async def _connect(
-        self, request: _Request, dial: Dial
+        self, request: _Request, asked: SocketRequest
     ) -> "aiohttp.ClientWebSocketResponse[bool]":
         try:
-            with anyio.fail_after(dial.timeout_s):
+            with anyio.fail_after(asked.timeout_s):
                 return await self._session.ws_connect(
                     request.url,
                     headers=(*request.headers, ("user-agent", "exogate")),
-                    max_msg_size=dial.max_frame_bytes,
+                    max_msg_size=asked.max_frame_bytes,
                     heartbeat=_PING_S,
                     autoclose=False,  # it would answer 1000, with which a session may end
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
@@ -386,14 +395,14 @@ class GuardedDialler:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             kind, what = "network", what_failed(error, _WHAT_FAILED)
             if isinstance(error, TimeoutError):
-                kind, what = "timeout", f"opened no connection within {dial.timeout_s:g} s"
+                kind, what = "timeout", f"opened no connection within {asked.timeout_s:g} s"
             elif isinstance(error, aiohttp.WSServerHandshakeError):
                 what = f"opens no WebSocket (status {error.status})"
             raise HttpFailed(kind, f"{request.origin} {what}") from error
 
 
-class _Line:
-    """Implements the Line port."""
+class _GuardedSocket:
+    """Implements the ClientSocket port."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 import json
 from typing import TypeVar
 
+from gateway.channels.adapter_json import read_description
 from gateway.channels.adapters import Description, Poll, Socket
-from gateway.channels.crossing import read_description
 
 Way = TypeVar("Way", Poll, Socket)
 

@@ -2,26 +2,26 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
 
+from gateway.channels.access import Turn, Verdict
 from gateway.channels.adapters import Description, Incoming
-from gateway.channels.doorkeeping import Turn, Verdict
-from gateway.channels.intake import Intake
-from gateway.channels.live import LiveChannel
-from gateway.channels.progress import Health
-from gateway.channels.translating import WayIn
+from gateway.channels.connections import ConnectedChannel
+from gateway.channels.health import Health
+from gateway.channels.intake import Intake, OpenChannel
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
-from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import Fetch, Fetched, FetchGrant
+from gateway.domain.plugins import HttpGrant, PluginDef, PluginSecret
+from gateway.domain.ports import Fetch, Fetched
 from tests.fakes.clock import FakeClock
+from tests.fakes.doorkeeper import FakeCommands
 from tests.fakes.fetch import FakeFetch
-from tests.fakes.lines import FakeDialler
 from tests.fakes.ports import PartOfChannelStore
+from tests.fakes.sockets import FakeSockets
 from tests.outbound.guarded import a_secret, origin
 
 SECRETS = ("bot_token", "app_token", "token")
@@ -33,7 +33,9 @@ class FakeAdapter:
     """Finds messages in `messages` of a body, or in `d` or `payload` of a frame: by their ids."""
 
     description: Description
-    plugin: PluginDef = field(default_factory=lambda: PluginDef("chat", Path("chat.wasm")))
+    plugin: PluginDef = PluginDef(
+        "chat", Path("chat.wasm"), tuple(HttpGrant(origin(one)) for one in PLACES)
+    )
     events: list[dict[str, object]] = field(default_factory=list)
 
     async def parse(self, event: str) -> str:
@@ -124,7 +126,7 @@ class Everybody:
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         return Turn()
 
-    def asked(self, asked: Pairing) -> None:
+    def requested(self, asked: Pairing) -> None:
         raise AssertionError("everybody may talk")
 
 
@@ -134,7 +136,7 @@ class World:
 
     description: Description
     config: Mapping[str, object] = field(default_factory=dict)
-    dialler: FakeDialler = field(default_factory=FakeDialler)
+    sockets: FakeSockets = field(default_factory=FakeSockets)
     fetch: Fetch = field(default_factory=FakeFetch)
     shelf: FakeShelf = field(default_factory=FakeShelf)
     clock: FakeClock = field(default_factory=FakeClock)
@@ -143,26 +145,17 @@ class World:
 
     def __post_init__(self) -> None:
         self.adapter = FakeAdapter(self.description)
-        transport = self.description.transports[0].type
-        channel = ChannelDef("chat", "chat", config=self.config)
-        self.health = Health(channel, transport, self.clock, self._tell)
+        transport = self.description.transports[0]
+        secrets = tuple(a_secret("hush", *PLACES, name=name) for name in SECRETS)
+        channel = ChannelDef("chat", "chat", config=self.config, secrets=secrets)
+        self.health = Health(channel, transport.type, self.clock, self._tell)
         shelf = self.shelf
-        intake = Intake(
-            shelf.accept, shelf, shelf, self.clock, lambda: None, doorkeeper=Everybody()
-        )
-        self.live = LiveChannel(
-            WayIn(channel, self.adapter, intake, _unchanged),
-            FetchGrant(
-                frozenset(map(origin, PLACES)),
-                tuple(a_secret("hush", *PLACES, name=name) for name in SECRETS),
-            ),
-            self.fetch,
-            self.dialler,
-            shelf,
-            self.health,
-            self.clock,
-            self.jitter,
-        )
+        commands = FakeCommands().run
+        intake = Intake(shelf.accept, shelf, self.clock, lambda: None, Everybody(), commands)
+        what = (transport, self.health, intake, _unchanged)
+        opened = OpenChannel(channel, self.adapter, *what)
+        with_ = (self.fetch, self.sockets, shelf, self.clock, self.jitter)
+        self.live = ConnectedChannel(opened, *with_)
 
     def _tell(self, kind: str, payload: Mapping[str, object]) -> None:
         self.told.append((kind, payload["why"]))
@@ -170,6 +163,16 @@ class World:
     async def pass_(self, seconds: float) -> None:
         self.clock.move(seconds)
         await anyio.wait_all_tasks_blocked()
+
+
+def granted(live: ConnectedChannel, place: str, *secrets: PluginSecret) -> ConnectedChannel:
+    """The same channel, with a grant for that place alone."""
+    channel = live.channel
+    plugin = PluginDef("chat", Path("chat.wasm"), (HttpGrant(origin(place)),))
+    assert isinstance(channel.adapter, FakeAdapter)
+    adapter = replace(channel.adapter, plugin=plugin)
+    settings = replace(channel.settings, secrets=secrets)
+    return replace(live, channel=replace(channel, adapter=adapter, settings=settings))
 
 
 async def _unchanged(body: bytes) -> bytes:

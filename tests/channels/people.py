@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from gateway.channels.access import AccessControl, Answered, Verdict
 from gateway.channels.adapters import Incoming, Sender
-from gateway.channels.doorkeeping import Doorman, Told, Verdict
-from gateway.channels.pairing import PairingBook
 from gateway.domain.channels import ChannelDef, Pairing
 from gateway.domain.inbox import HeardMessage
 from gateway.domain.ports import Clock, Stores
@@ -14,8 +13,8 @@ from tests.fakes.clock import CountingIds
 CHANNEL = ChannelDef("chat", "chat")
 
 
-def a_book(stores: Stores, clock: Clock) -> PairingBook:
-    return PairingBook(stores.channels, stores.audit, clock, CountingIds())
+def a_book(stores: Stores, clock: Clock) -> AccessControl:
+    return AccessControl(stores.channels, stores.audit, clock, CountingIds())
 
 
 async def commit(stores: Stores, asked: Pairing) -> bool:
@@ -27,7 +26,7 @@ async def commit(stores: Stores, asked: Pairing) -> bool:
 
 async def ask(
     stores: Stores,
-    book: PairingBook,
+    book: AccessControl,
     sender: Sender,
     channel: str = "chat",
     account: str = "default",
@@ -37,14 +36,16 @@ async def ask(
     if asked is None:
         return None
     await commit(stores, asked[0])
-    book.asked(asked[0])
+    book.requested(asked[0])
     return asked[1]
 
 
-async def judged(stores: Stores, door: Doorman, channel: ChannelDef, message: Incoming) -> Verdict:
+async def judged(
+    stores: Stores, door: AccessControl, channel: ChannelDef, message: Incoming
+) -> Verdict:
     """And what it wants to be committed is."""
     verdict = await door.judge(channel, message)
-    if isinstance(verdict, Told) and verdict.asked is not None:
+    if isinstance(verdict, Answered) and verdict.asked is not None:
         await commit(stores, verdict.asked)
     return verdict
 
@@ -61,5 +62,5 @@ def in_room(text: str = "hello", person: str = "ann", **more: Any) -> Incoming:
 
 
 def code_in(verdict: Verdict) -> str:
-    assert isinstance(verdict, Told)
+    assert isinstance(verdict, Answered)
     return verdict.text.split("approve ", 1)[1][:9]

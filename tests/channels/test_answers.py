@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.channels.adapters import Outbound
-from gateway.channels.answers import Answer, Arrived, Declined, Moved, TryAgain, read_answer
+from gateway.channels.recipes import Answer, Arrived, Declined, Moved, TryAgain, read_answer
 from gateway.domain.ports import Fetched
 
 TELEGRAM = Outbound(

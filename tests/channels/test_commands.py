@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import anyio
 import pytest
 
+from gateway.channels.access import NAMES, command_in
 from gateway.channels.adapters import Incoming, Parsed, Sender
 from gateway.channels.commands import HELP, UNROUTED, ChatCommands
-from gateway.channels.doorkeeping import NAMES, Doorman, command_in
 from gateway.channels.intake import Intake, address_of
 from gateway.domain.agents import AgentDef, key_peer
 from gateway.domain.budgets import Budgets, Limit
@@ -82,16 +82,15 @@ async def chatting(model: Model | None = None, *, agent: AgentDef = AGENT) -> As
             recall=Recall(stores.facts),
             settled=at_once,
             shared=frozenset(),
-            book=a_book(stores, stage.clock),
+            access=a_book(stores, stage.clock),
         )
-        kept = (stores.channels, stores.channels, stage.clock, lambda: None)
-        door = Doorman(commands.book)
-        intake = Intake(stage.front.intake.accept, *kept, door, commands)
+        kept = (stores.channels, stage.clock, lambda: None)
+        intake = Intake(stage.front.intake.accept, *kept, commands.access, commands.run)
         yield Chat(stage, stores, commands, scripted.asked, intake)
 
 
 async def own(chat: Chat, person: str = "ann") -> None:
-    book = chat.commands.book
+    book = chat.commands.access
     code = await ask(chat.stores, book, said(person=person).sender)
     assert code is not None
     await book.approve(code, by="local", is_owner=True)
@@ -310,7 +309,7 @@ async def test_whoami_tells_what_a_binding_needs() -> None:
 
 async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> None:
     async with chatting() as chat:
-        book = chat.commands.book
+        book = chat.commands.access
         await own(chat)
         codes = [
             await ask(chat.stores, book, said(person=person).sender, *where)
@@ -348,7 +347,7 @@ async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> 
 async def test_what_people_call_themselves_looks_like_nothing_else() -> None:
     async with chatting() as chat:
         eve = Sender("eve", "`[you](http://evil)\n# \u202eOwner\x1b[2J")
-        await ask(chat.stores, chat.commands.book, eve)
+        await ask(chat.stores, chat.commands.access, eve)
 
         told = await chat.give("/pair list")
 
@@ -411,7 +410,7 @@ async def test_an_owner_lets_a_stranger_in_who_is_answered_from_then_on() -> Non
 async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_billed() -> None:
     async with chatting() as chat:
         await own(chat)
-        codes = [await ask(chat.stores, chat.commands.book, said(person="ben").sender)]
+        codes = [await ask(chat.stores, chat.commands.access, said(person="ben").sender)]
         command = said(f"/pair approve {codes[0]}")
 
         async with anyio.create_task_group() as group:

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.adapters import Heartbeat, Socket, Verify, Webhook, Whence
-from gateway.channels.crossing import (
+from gateway.channels.adapter_json import (
     LARGEST_ANSWER,
     LARGEST_STATE,
     MOST_MESSAGES,
+    read_context,
     read_description,
     read_formatted,
     read_parsed,
-    read_whence,
-    write_whence,
+    write_context,
 )
+from gateway.channels.adapters import Heartbeat, ReplyContext, Socket, Verify, Webhook
 from gateway.domain.errors import AdapterFailed
 
 VERIFY: dict[str, Any] = {"type": "hmac_sha256", "secret": "signing_secret", "header": "x-sig"}
@@ -130,11 +130,11 @@ def test_what_is_kept_for_an_adapter_is_bounded() -> None:
 
 
 def test_where_an_answer_goes_is_read_as_it_was_written() -> None:
-    whence = Whence(
+    whence = ReplyContext(
         "p", "t", reply_to="7", is_group=True, answer={"a": [1, None, {"b": "\U0001f600"}]}
     )
 
-    assert read_whence(write_whence(whence)) == whence
+    assert read_context(write_context(whence)) == whence
 
 
 def test_forged_fields_are_no_fields_of_a_message() -> None:

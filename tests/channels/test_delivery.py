@@ -6,10 +6,10 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from gateway.channels.adapters import Outbound, Rate, TextLimits, Whence
-from gateway.channels.crossing import write_whence
-from gateway.channels.delivery import NOTHING_TO_SAY, Courier, Draft, Post, key_of
-from gateway.channels.progress import Health
+from gateway.channels.adapter_json import write_context
+from gateway.channels.adapters import Outbound, Rate, ReplyContext, TextLimits
+from gateway.channels.delivery import NOTHING_TO_SAY, ChannelSender, Draft, PlatformClient, key_of
+from gateway.channels.health import Health
 from gateway.channels.splitting import Piece
 from gateway.domain.channels import ChannelDef, OnUnknown
 from gateway.domain.errors import AdapterFailed, Denied
@@ -27,8 +27,10 @@ CHANNEL = ChannelDef("chat", "fake", account="bot")
 OK = Fetched(200, (), b'{"id":"m1"}')
 
 
-def a_delivery(text: str = "hello", *, arrived: int = 0, whence: Whence | None = None) -> Delivery:
-    kept = None if whence is None else write_whence(whence)
+def a_delivery(
+    text: str = "hello", *, arrived: int = 0, whence: ReplyContext | None = None
+) -> Delivery:
+    kept = None if whence is None else write_context(whence)
     new = NewDelivery("d1", "chat", "bot", "p", None, text, kept)
     return Delivery(new, None, None, "pending", 0, NOON, arrived=arrived)
 
@@ -48,9 +50,9 @@ class Stage:
         self.fetch = FakeFetch(lambda _: script.pop(0) if len(script) > 1 else script[0])
         self.adapter = adapter or WritingAdapter()
         self.clock = FakeClock()
-        post = Post(channel, self.adapter, self.fetch, self.clock)
+        post = PlatformClient(channel, self.adapter, self.fetch, self.clock)
         self.health = Health(channel, "poll", self.clock, lambda type_, payload: None)
-        self.courier = Courier(post, self.health, draft_of)
+        self.courier = ChannelSender(post, self.health, draft_of)
         self.marks: list[tuple[int, int]] = []  # what had arrived, and the requests before
         self.kept: list[tuple[bool, str | None]] = []
         self.known: list[int] = []  # to have arrived, before the next part waited
@@ -94,7 +96,7 @@ async def test_no_secret_goes_into_the_query_of_what_an_adapter_asks() -> None:
 
 async def test_the_adapter_is_told_where_to_and_what_came_with_the_question() -> None:
     stage = Stage(channel=replace(CHANNEL, config={"api_base": "https://mine.example", "n": 1}))
-    whence = Whence("room", "t1", "m0", is_group=True, answer={"token": [1]})
+    whence = ReplyContext("room", "t1", "m0", is_group=True, answer={"token": [1]})
 
     receipt = await stage.deliver(a_delivery("**hi**", whence=whence))
 
@@ -135,7 +137,9 @@ async def test_a_long_answer_leaves_in_parts_each_marked_before_it_goes() -> Non
     adapter = WritingAdapter(more={"limits": TextLimits(text=10)})
     stage = Stage(adapter=adapter)
 
-    receipt = await stage.deliver(a_delivery("one two three four", whence=Whence("p", None, "m0")))
+    receipt = await stage.deliver(
+        a_delivery("one two three four", whence=ReplyContext("p", None, "m0"))
+    )
 
     assert receipt.state == "sent"
     assert stage.bodies == ["one two", "three four"]

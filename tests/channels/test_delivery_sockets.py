@@ -6,8 +6,8 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from gateway.channels.delivery import Courier, Post
-from gateway.channels.progress import Health
+from gateway.channels.delivery import ChannelSender, PlatformClient
+from gateway.channels.health import Health
 from gateway.domain.channels import ChannelDef, OnUnknown
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt
@@ -30,7 +30,9 @@ async def delivered(base: str, on_unknown: OnUnknown) -> Receipt:
         assert (arrived, is_safe, receipt) == (0, False, None)
 
     async with open_guarded() as fetch:
-        courier = Courier(Post(channel, Platform(base, is_keyed=False), fetch, clock), health)
+        courier = ChannelSender(
+            PlatformClient(channel, Platform(base, is_keyed=False), fetch, clock), health
+        )
         return await courier.deliver(Delivery(new, None, None, "pending", 0, NOON), sending)
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.doorkeeping import (
+from gateway.channels.access import (
     NAMES,
+    AccessControl,
+    Answered,
     Command,
-    Doorman,
     Ignored,
-    Told,
     Turn,
     Verdict,
     command_in,
@@ -28,15 +28,15 @@ POLICIES: tuple[DmPolicy, ...] = ("pairing", "allowlist", "open", "disabled")
 OPEN_DEN = {"den": GroupRule(require_mention=False)}
 
 
-async def paired(stores: Stores, door: Doorman, *people: str) -> None:
+async def paired(stores: Stores, door: AccessControl, *people: str) -> None:
     """The first of them owns the account."""
     for person in people:
         verdict = await judged(stores, door, CHANNEL, said(person=person))
-        await door.book.approve(code_in(verdict), by="local")
+        await door.approve(code_in(verdict), by="local")
 
 
-def a_door(stores: Stores, clock: FakeClock | None = None) -> Doorman:
-    return Doorman(a_book(stores, clock or FakeClock()))
+def a_door(stores: Stores, clock: FakeClock | None = None) -> AccessControl:
+    return a_book(stores, clock or FakeClock())
 
 
 def may(verdict: Verdict) -> bool:
@@ -66,7 +66,7 @@ async def test_a_direct_chat_is_judged_by_its_policy(
         verdict = await door.judge(channel, said())
 
     assert isinstance(verdict, Turn) is expected
-    assert isinstance(verdict, Told) is (policy == "pairing" and not expected)
+    assert isinstance(verdict, Answered) is (policy == "pairing" and not expected)
 
 
 async def test_a_stranger_is_told_once_in_a_codes_life_and_costs_nothing() -> None:
@@ -78,9 +78,9 @@ async def test_a_stranger_is_told_once_in_a_codes_life_and_costs_nothing() -> No
         later = await door.judge(CHANNEL, said())
         sessions = await stores.sessions.count_sessions()
 
-    assert isinstance(verdicts[0], Told)
+    assert isinstance(verdicts[0], Answered)
     assert set(verdicts[1:]) == {Ignored("not_paired")}
-    assert isinstance(later, Told)
+    assert isinstance(later, Answered)
     assert code_in(later) != code_in(verdicts[0])
     assert sessions == 0
 
@@ -102,7 +102,7 @@ async def test_who_was_denied_hears_nothing_even_when_the_code_has_expired() -> 
     async with open_memory() as stores:
         door = a_door(stores, clock)
         verdict = await judged(stores, door, CHANNEL, said())
-        await door.book.deny(code_in(verdict), by="local")
+        await door.deny(code_in(verdict), by="local")
         clock.move(100_000)
 
         assert await door.judge(CHANNEL, said("please")) == Ignored("not_paired")
@@ -114,22 +114,22 @@ async def test_pairing_holds_for_one_account_of_one_channel() -> None:
         await paired(stores, door, "ann")
 
         assert isinstance(await door.judge(CHANNEL, said()), Turn)
-        assert isinstance(await door.judge(replace(CHANNEL, account="b"), said()), Told)
-        assert isinstance(await door.judge(replace(CHANNEL, name="b"), said()), Told)
+        assert isinstance(await door.judge(replace(CHANNEL, account="b"), said()), Answered)
+        assert isinstance(await door.judge(replace(CHANNEL, name="b"), said()), Answered)
 
 
 # --- rooms -------------------------------------------------------------------------------------
 async def test_a_room_that_is_not_listed_is_closed_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "gateway.channels.doorkeeping")
+    caplog.set_level("INFO", "gateway.channels.access")
     channel = replace(CHANNEL, dm_policy="open", allow_from=frozenset({"ann"}), groups=OPEN_DEN)
     async with open_memory() as stores:
         door = a_door(stores)
         for room in ("den2", "de", "DEN", "den2"):
             assert await door.judge(channel, in_room(peer=room)) == Ignored("room_closed")
 
-    assert [record.message for record in caplog.records] == ["a room is closed"] * 3
+    assert [record.message for record in caplog.records] == ["room_closed"] * 3
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.channels.adapters import Attachment, Incoming, Parsed, Sender, Whence
-from gateway.channels.crossing import read_whence
-from gateway.channels.doorkeeping import Command, Ignored, Told
+from gateway.channels.access import Answered, Command, Ignored
+from gateway.channels.adapter_json import read_context
+from gateway.channels.adapters import Attachment, Incoming, Parsed, ReplyContext, Sender
 from gateway.channels.intake import TOO_LATE, Intake, address_of
 from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef, ChannelMemo
@@ -24,7 +24,7 @@ from gateway.domain.errors import (
     StoreUnavailable,
 )
 from gateway.domain.inbox import Accepted, Inbound, NewDelivery, NewEntry
-from gateway.domain.ports import Stores
+from gateway.domain.ports import ChannelStore, Stores
 from gateway.sessions.intake import MessageIntake, QueueBounds
 from gateway.store.opening import open_store
 from tests.fakes.adapter import KeptEvents
@@ -77,15 +77,17 @@ Open = Callable[..., AbstractAsyncContextManager[Site]]
 @asynccontextmanager
 async def site_of(stores: Stores, bounds: QueueBounds, ids_from: int = 0) -> AsyncIterator[Site]:
     async with staged(StallingModel(), stores, bounds=bounds, ids_from=ids_from) as stage:
+        nudged: list[None] = []
+        door = FakeDoor()
         intake = Intake(
             stage.front.intake.accept,
             stores.channels,
-            stores.channels,
             stage.clock,
-            lambda: site.nudged.append(None),
+            lambda: nudged.append(None),
+            door,
+            FakeCommands().run,
         )
-        site = Site(stores, stage.front.intake, intake)
-        intake.doorkeeper = site.door
+        site = Site(stores, stage.front.intake, intake, door, nudged)
         try:
             yield site
         finally:
@@ -135,7 +137,7 @@ async def test_what_was_taken_before_a_restart_is_not_taken_again(tmp_path: Path
             open_store("embedded", tmp_path, clock=FakeClock()) as stores,
             site_of(stores, ROOMY, ids_from) as site,
         ):
-            site.door.verdicts = {"eve": Told("pair first")}
+            site.door.verdicts = {"eve": Answered("pair first")}
             yield site
 
     batch = (incoming(), incoming("me too", "2", sender="eve"))
@@ -189,6 +191,9 @@ class Unwritten(KeptEvents, PartOfChannelStore):
 class Unwritable(PartOfChannelStore):
     """Memos that must not need a commit of their own."""
 
+    def __init__(self, inner: ChannelStore) -> None:
+        self.inner = inner
+
     async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]:
         return ()
 
@@ -201,9 +206,9 @@ async def test_what_is_kept_for_the_next_call_is_in_the_commit_of_the_last_messa
     opened: Open, last: str
 ) -> None:
     async with opened() as site:
-        site.intake.memos = Unwritable()
-        site.intake.commands = FakeCommands()
-        site.door.verdicts = {"eve": Told("pair first"), "bob": Command("help", "")}
+        site.intake.store = Unwritable(site.stores.channels)
+        site.intake.run_command = FakeCommands().run
+        site.door.verdicts = {"eve": Answered("pair first"), "bob": Command("help", "")}
         if last == "lost":
             site.intake.accept = refusing(NoRoute("tg", "bot", "lost"))
         parsed = Parsed((incoming("x", "1", sender=last),), state="42")
@@ -229,7 +234,7 @@ async def test_a_store_that_cannot_be_read_lets_nobody_in(opened: Open) -> None:
             raise StoreUnavailable("no disk")
 
     async with opened() as site:
-        site.intake.doorkeeper = Blind()
+        site.intake.access = Blind()
 
         with pytest.raises(StoreUnavailable):
             await site.take(incoming(), state="42")
@@ -238,16 +243,6 @@ async def test_a_store_that_cannot_be_read_lets_nobody_in(opened: Open) -> None:
 
 
 # --- who is not heard --------------------------------------------------------------------------
-
-
-async def test_without_a_doorkeeper_nobody_may_talk(opened: Open) -> None:
-    async with opened() as site:
-        site.intake.doorkeeper = None
-
-        await site.take(incoming())
-
-        assert (await site.turns(), await site.deliveries()) == ([], [])
-        assert site.intake.ignored["tg", "nobody may talk"] == 1
 
 
 @pytest.mark.parametrize(
@@ -285,7 +280,7 @@ async def test_whoever_is_ignored_leaves_no_trace(opened: Open) -> None:
 
 async def test_whoever_is_told_something_is_told_it_once_and_makes_no_turn(opened: Open) -> None:
     async with opened() as site:
-        site.door.verdicts["ann"] = Told("pair first")
+        site.door.verdicts["ann"] = Answered("pair first")
 
         await site.take(incoming())
         await site.take(incoming())
@@ -305,7 +300,7 @@ async def test_a_message_that_was_told_off_makes_no_turn_once_its_sender_may_tal
     opened: Open,
 ) -> None:
     async with opened() as site:
-        site.door.verdicts["ann"] = Told("pair first")
+        site.door.verdicts["ann"] = Answered("pair first")
         await site.take(incoming("old", "1"))
         site.door.verdicts.clear()
 
@@ -319,7 +314,7 @@ async def test_a_message_that_was_told_off_makes_no_turn_once_its_sender_may_tal
 async def test_copies_of_a_command_that_come_together_carry_it_out_once(opened: Open) -> None:
     commands = FakeCommands()
     async with opened() as site:
-        site.intake.commands = commands
+        site.intake.run_command = commands.run
         site.door.verdicts["ann"] = Command("new", "please")
         async with anyio.create_task_group() as group:
             for _ in range(10):
@@ -339,7 +334,8 @@ async def test_a_command_that_takes_long_holds_up_nobody_else(opened: Open) -> N
 
     gate = anyio.Event()
     async with opened() as site:
-        site.intake.commands = commands = Slow()
+        commands = Slow()
+        site.intake.run_command = commands.run
         site.door.verdicts = {"ann": Command("memory", ""), "bob": Command("help", "")}
         with anyio.fail_after(5):
             async with anyio.create_task_group() as group:
@@ -361,7 +357,7 @@ async def test_a_command_is_finished_also_when_whoever_brought_it_is_gone(opened
             return await super().run(command, channel, message)
 
     async with opened() as site:
-        site.intake.commands = Gone()
+        site.intake.run_command = Gone().run
         site.door.verdicts["ann"] = Command("new", "")
         with anyio.CancelScope() as scope:
             await site.take(incoming("/new"))
@@ -374,26 +370,18 @@ async def test_a_command_whose_answer_could_not_be_committed_is_not_carried_out_
 ) -> None:
     async with opened() as site:
         site.door.verdicts["ann"] = Command("new", "")
-        site.intake.commands = commands = FakeCommands()
-        stores = site.intake.events
-        site.intake.events = Unwritten()
+        commands = FakeCommands()
+        site.intake.run_command = commands.run
+        stores = site.intake.store
+        site.intake.store = Unwritten()
         with pytest.raises(StoreUnavailable):
             await site.take(incoming("/new"))
-        site.intake.events = stores
+        site.intake.store = stores
 
         await site.take(incoming("/new"))
 
         assert len(commands.run_so_far) == 1
         assert [one.text for one in await site.deliveries()] == ["done: new"]
-
-
-async def test_where_there_are_no_commands_one_is_plain_text(opened: Open) -> None:
-    async with opened() as site:
-        site.door.verdicts["ann"] = Command("new", "")
-
-        await site.take(incoming("/new"))
-
-        assert await site.said() == ["/new"]
 
 
 def refusing(error: GatewayError) -> Callable[[Inbound], Awaitable[Accepted]]:
@@ -510,8 +498,8 @@ async def test_where_the_answer_goes_is_kept_with_the_message(opened: Open) -> N
 
         (turn,) = await site.turns()
     assert turn.whence is not None
-    whence = Whence("room", "th", reply_to="7", is_group=True, answer={"token": ["x", 1]})
-    assert read_whence(turn.whence) == whence
+    whence = ReplyContext("room", "th", reply_to="7", is_group=True, answer={"token": ["x", 1]})
+    assert read_context(turn.whence) == whence
     assert (turn.session_key.channel, turn.session_key.account) == ("tg", "bot")
     assert (turn.sender, turn.content, turn.platform_id) == ("ann", "look", "7")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from gateway.channels.access import ALPHABET, AccessControl, Place
 from gateway.channels.adapters import Sender
-from gateway.channels.pairing import ALPHABET, PairingBook, Place
 from gateway.domain.channels import MOST_WAITING, Pairing
 from gateway.domain.errors import Busy, NotFound
 from gateway.domain.ports import Stores
@@ -20,7 +20,7 @@ ANN = ("chat", "default", "ann")
 
 
 async def asked(
-    stores: Stores, book: PairingBook, person: str = "ann", channel: str = "chat"
+    stores: Stores, book: AccessControl, person: str = "ann", channel: str = "chat"
 ) -> str:
     code = await ask(stores, book, Sender(person, person.title()), channel)
     assert code is not None
@@ -32,7 +32,7 @@ async def deeds(stores: Stores) -> list[tuple[str, str, Mapping[str, object]]]:
     return [(one.kind, one.actor, json.loads(one.detail)) for one in found]
 
 
-async def guess(book: PairingBook, times: int) -> None:
+async def guess(book: AccessControl, times: int) -> None:
     for _ in range(times):
         with pytest.raises(NotFound):
             await book.approve("AAAA-AAAA", by="local")
@@ -135,7 +135,7 @@ async def test_wrong_codes_in_a_chat_lock_no_operator_and_no_other_account_out()
 async def test_decisions_are_told_to_the_audit_and_to_those_who_listen() -> None:
     told: list[tuple[str, object]] = []
     async with open_memory() as stores:
-        book = PairingBook(
+        book = AccessControl(
             stores.channels,
             stores.audit,
             FakeClock(),

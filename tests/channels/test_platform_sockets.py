@@ -7,25 +7,22 @@ from dataclasses import replace
 
 import anyio
 
-from gateway.channels.adapters import Socket
-from gateway.channels.supervision import supervise
-from gateway.domain.ports import FetchGrant
-from gateway.outbound.client import open_dialler
-from tests.channels.described import discord, slack, way
-from tests.channels.living import World, answer
+from gateway.channels.connections import keep_connected
+from gateway.outbound.client import open_socket_client
+from tests.channels.described import discord, slack
+from tests.channels.living import World, answer, granted
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.platform_socket import FakeDiscord, FakeSlack
-from tests.outbound.guarded import a_secret, origin
+from tests.outbound.guarded import a_secret
 
 
 @asynccontextmanager
 async def supervised(world: World, url: str) -> AsyncIterator[None]:
     at = url.partition("/link")[0].replace("ws", "http", 1)
     secrets = tuple(a_secret("hush", at, name=name) for name in ("bot_token", "app_token"))
-    leave = FetchGrant(frozenset({origin(at)}), secrets)
-    async with open_dialler() as dialler, anyio.create_task_group() as group:
-        live = replace(world.live, dialler=dialler, leave=leave)
-        group.start_soon(supervise, live, way(world.description, Socket))
+    async with open_socket_client() as sockets, anyio.create_task_group() as group:
+        live = granted(replace(world.live, sockets=sockets), at, *secrets)
+        group.start_soon(keep_connected, live)
         yield
         group.cancel_scope.cancel()
 

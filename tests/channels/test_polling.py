@@ -5,12 +5,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gateway.channels.adapters import Poll
-from gateway.channels.polling import poll
-from gateway.channels.supervision import supervise
+from gateway.channels.connections import keep_connected
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Fetched, FetchRequest
-from tests.channels.described import telegram, way
+from tests.channels.described import telegram
 from tests.channels.living import World, answer
 from tests.fakes.fetch import FakeFetch
 
@@ -44,10 +42,9 @@ def asking(offset: str) -> str:
 
 @asynccontextmanager
 async def polling(world: World) -> AsyncIterator[None]:
-    transport = way(world.description, Poll)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(supervise, world.live, transport)
+            group.start_soon(keep_connected, world.live)
             await anyio.wait_all_tasks_blocked()
             yield
             group.cancel_scope.cancel()
@@ -150,10 +147,10 @@ async def test_a_poll_has_the_time_that_its_recipe_gives() -> None:
     updates = Updates()
     world = World(telegram(), fetch=updates.fetch)
     async with anyio.create_task_group() as group:
-        group.start_soon(poll, world.live, way(world.description, Poll))
+        group.start_soon(keep_connected, world.live)
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
 
-    [(ask, leave)] = updates.fetch.asked
+    _, (ask, grant) = updates.fetch.asked
     assert ask.timeout_s == 60.0
-    assert leave == world.live.leave
+    assert grant == world.live.grant

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.channels.progress import LONGEST_WHY, Health
+from gateway.channels.health import LONGEST_WHY, Health
 from gateway.domain.channels import ChannelDef, TransportKind
 from tests.fakes.clock import FakeClock
 
@@ -88,11 +88,11 @@ def test_no_word_of_a_platform_steers_a_terminal() -> None:
     assert watched.health.status.why == "no [2J  way"
 
 
-def test_what_was_turned_away_is_counted_by_its_reason() -> None:
+def test_what_was_count_refusal_is_counted_by_its_reason() -> None:
     watched = Watched()
 
     for why in ("wrong", "wrong", "old"):
-        watched.health.turned_away(why)
+        watched.health.count_refusal(why)
 
     assert watched.health.status.refused == {"wrong": 2, "old": 1}
     assert watched.health.status.name == "chat"

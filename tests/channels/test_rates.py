@@ -5,7 +5,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from gateway.channels.adapters import Rate
-from gateway.channels.rates import _KNOWN, Rates
+from gateway.channels.delivery import _KNOWN_BUCKETS, Rates
 from tests.fakes.clock import FakeClock
 
 A_SECOND = Rate("peer", 1, 1.0)
@@ -88,9 +88,9 @@ async def test_peers_that_were_served_are_forgotten_and_those_that_wait_are_not(
     rates = Rates((A_SECOND,), clock)
     rates.close("busy", 1_000_000)
 
-    for number in range(3 * _KNOWN):
+    for number in range(3 * _KNOWN_BUCKETS):
         clock.move(1)
         await rates.take(str(number), is_group=False)
 
-    assert len(rates._buckets) <= _KNOWN + 2
+    assert len(rates._buckets) <= _KNOWN_BUCKETS + 2
     assert rates._bucket(-1, "busy", None).wait_s(clock.monotonic()) > 0

@@ -1,25 +1,26 @@
 """From an accepted message to the platform that asked: wired as the gateway wires it."""
 
-from collections.abc import Mapping
+from collections import Counter
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.app.shared import scrubbing
-from gateway.channels.adapters import CallRecipe, Outbound, Poll, Whence
-from gateway.channels.crossing import write_whence
-from gateway.channels.intake import Intake
-from gateway.channels.progress import Health
-from gateway.channels.room import ChannelRoom, OpenChannel, delivering
-from gateway.channels.translating import WayIn
-from gateway.channels.webhooks import WebhookDoor
+from gateway.channels.adapter_json import write_context
+from gateway.channels.adapters import Outbound, ReplyContext
+from gateway.channels.commands import ChatCommands
+from gateway.channels.room import ChannelRoom, Traffic, channel_room, delivering
 from gateway.config.sections import parse_capability
 from gateway.control.notices import Bus
 from gateway.domain.agents import Address
+from gateway.domain.budgets import Budgets
 from gateway.domain.channels import ChannelDef
+from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import Inbound
-from gateway.domain.ports import FetchGrant
+from gateway.memory.recall import Recall
 from gateway.outbound.client import open_guarded
+from gateway.sandbox.plugins import Plugins
+from tests.channels.people import a_book
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.writer import WritingAdapter
@@ -28,22 +29,26 @@ from tests.sessions.stage import Stage, staged
 CHANNEL = ChannelDef("websocket", "fake")
 
 
-async def scrub(text: bytes) -> bytes:
-    return text
+async def at_once(_key: SessionKey) -> None:
+    """Nothing is left to be looked at."""
 
 
-def a_room(stage: Stage, adapter: WritingAdapter) -> tuple[ChannelRoom, Health]:
-    def tell(_type: str, _payload: Mapping[str, object]) -> None:
-        pass
-
+def a_room(stage: Stage) -> ChannelRoom:
     stores, clock = stage.stores, stage.clock
-    memos, accept = stores.channels, stage.front.intake.accept
-    intake = Intake(accept, stores.channels, memos, clock, lambda: None)
-    health = Health(CHANNEL, "poll", clock, tell)
-    way_in, poll = WayIn(CHANNEL, adapter, intake, scrub), Poll("poll", CallRecipe("http://x"))
-    room = ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock), scrubbing)
-    room.open.append(OpenChannel(way_in, poll, health, FetchGrant(adapter.plugin.origins)))
-    return room, health
+    commands = ChatCommands(
+        front=stage.front,
+        spending=stores.ledger,
+        budgets=Budgets(),
+        facts=stores.facts,
+        recall=Recall(stores.facts),
+        settled=at_once,
+        shared=frozenset(),
+        access=a_book(stores, clock),
+    )
+    traffic = Traffic(Counter(), Counter(), Counter())
+    return channel_room(
+        stores, commands, publish=lambda *_: None, scrubbing=scrubbing, traffic=traffic
+    )
 
 
 async def test_an_answer_goes_to_the_platform_that_asked() -> None:
@@ -74,17 +79,18 @@ async def test_an_answer_goes_to_the_platform_that_asked() -> None:
                 Outbound(typing_every_s=5.0),
                 grant=parse_capability(f"http:{base}"),
             )
-            room, health = a_room(stage, adapter)
+            room = a_room(stage)
+            await room.load([CHANNEL], Plugins(adapters=(adapter,)))
             accounts = frozenset({(CHANNEL.name, CHANNEL.account)})
             async with (
                 open_guarded() as fetch,
                 delivering(room, accounts, stores.outbox, stage.front, Bus(), fetch=fetch),
             ):
-                whence = write_whence(Whence("room"))
+                whence = write_context(ReplyContext("room"))
                 address = Address("websocket", "default", "main")
                 await room.intake.accept(Inbound(address, "hi", whence=whence))
                 await stage.until_idle()
-                room.intake.nudge()
+                room.nudge()
                 await answered.wait()
                 await room.drain()
 
@@ -93,4 +99,4 @@ async def test_an_answer_goes_to_the_platform_that_asked() -> None:
     assert [line.split()[1] for line in seen if "send" in line] == ["/send/room"]
     assert room.deliveries is not None
     assert room.deliveries.counts == {("websocket", "sent"): 1}
-    assert health.status.sending.count == 1
+    assert room.statuses()[0].sending.count == 1

@@ -1,4 +1,4 @@
-"""The lines of the configured channels: kept while the gateway works, hung up when it drains."""
+"""The connections of the configured channels: kept while the gateway works, closed when it drains."""
 
 import json
 from dataclasses import replace
@@ -6,39 +6,33 @@ from dataclasses import replace
 import anyio
 
 from gateway.app.shared import scrubbing
-from gateway.channels.room import ChannelRoom, OpenChannel, keep_lines
-from gateway.channels.webhooks import WebhookDoor
-from gateway.domain.ports import FetchGrant, Stores
+from gateway.channels.room import ChannelRoom, keep_channels_connected
+from gateway.channels.webhooks import WebhookEndpoint
+from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
-from gateway.outbound.client import open_dialler, open_guarded
+from gateway.outbound.client import open_guarded, open_socket_client
+from gateway.sandbox.plugins import Plugins
 from tests.channels.described import telegram
-from tests.channels.living import World
+from tests.channels.living import World, granted
 from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server
 from tests.fakes.store import open_memory
-from tests.outbound.guarded import a_secret, base, origin
+from tests.outbound.guarded import a_secret, base
 
 
-def empty_room(world: World, stores: Stores) -> ChannelRoom:
-    clock = SystemClock()
-    door = WebhookDoor(stores.audit, clock)
-    return ChannelRoom(
-        world.live.way_in.intake, world.shelf, clock, lambda kind, payload: None, door, scrubbing
-    )
-
-
-def room_of(world: World, stores: Stores, server: ModelServer) -> ChannelRoom:
+async def a_room(world: World, stores: Stores, server: ModelServer) -> ChannelRoom:
     """With one channel that polls that server."""
-    way_in, secret = world.live.way_in, a_secret("hush", base(server), name="token")
-    channel = replace(way_in.channel, config={"api_base": base(server)})
-    way_in = replace(way_in, channel=channel)
-    room = empty_room(world, stores)
-    leave = FetchGrant(frozenset({origin(base(server))}), (secret,))
-    transport = world.description.transports[0]
-    room.open.append(OpenChannel(way_in, transport, world.health, leave))
+    place = base(server)
+    channel = granted(world.live, place, a_secret("hush", place, name="token")).channel
+    settings = replace(channel.settings, config={"api_base": place})
+    clock = SystemClock()
+    webhooks = WebhookEndpoint(stores.audit, clock)
+    what = (lambda kind, payload: None, webhooks, scrubbing)
+    room = ChannelRoom(channel.intake, world.shelf, clock, *what)
+    await room.load([settings], Plugins(adapters=(channel.adapter,)))
     return room
 
 
-async def test_a_channel_that_polls_takes_in_what_its_platform_has_until_it_hangs_up() -> None:
+async def test_a_channel_that_polls_takes_in_what_its_platform_has_until_it_disconnects() -> None:
     world = World(telegram())
 
     def updates(asked: Asked) -> Reply:
@@ -52,11 +46,11 @@ async def test_a_channel_that_polls_takes_in_what_its_platform_has_until_it_hang
             scripted_server(updates) as server,
             anyio.create_task_group() as group,
         ):
-            room = room_of(world, stores, server)
-            async with open_guarded() as fetch, open_dialler() as dialler:
-                group.start_soon(keep_lines, room, fetch, dialler)
+            room = await a_room(world, stores, server)
+            async with open_guarded() as fetch, open_socket_client() as sockets:
+                group.start_soon(keep_channels_connected, room, fetch, sockets)
                 await world.shelf.until_accepted(1)
-                room.hang_up()
+                room.disconnect()
 
     assert server.requests[0].path == "/bothush/deleteWebhook"
     assert world.shelf.accepted == ["7"]

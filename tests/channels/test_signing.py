@@ -5,8 +5,7 @@ import json
 import pytest
 
 from gateway.channels.adapters import Description, Verify, Webhook
-from gateway.channels.signing import signed
-from gateway.channels.verification import NotGenuine, verifier
+from gateway.channels.webhooks import NotGenuine, signed, verifier
 from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret

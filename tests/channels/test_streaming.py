@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import anyio
 
 from gateway.agent.effects import Moment
-from gateway.channels.adapters import Outbound, TextLimits, Whence
-from gateway.channels.crossing import write_whence
-from gateway.channels.delivery import Draft, Post
-from gateway.channels.streaming import QUIET_S, Streaming
+from gateway.channels.adapter_json import write_context
+from gateway.channels.adapters import Outbound, ReplyContext, TextLimits
+from gateway.channels.delivery import QUIET_S, Draft, Drafts, PlatformClient
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
@@ -49,7 +48,7 @@ class Stage:
     clock: FakeClock
     fetch: FakeFetch
     run: LiveRun
-    streaming: Streaming
+    streaming: Drafts
 
     async def say(self, text: str) -> None:
         self.run.emit(Chunk("content", {"content": text}))
@@ -89,11 +88,11 @@ async def staged(
     run.start(1, Moment(NOON, 0.0))
     run.state = state
     adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})
-    post = Post(ChannelDef("chat", "fake"), adapter, fetch, clock)
+    post = PlatformClient(ChannelDef("chat", "fake"), adapter, fetch, clock)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            streaming = Streaming(post, {RUN: run}.get, group)
-            streaming.follow(RUN, write_whence(Whence("p", is_group=is_group)))
+            streaming = Drafts(post, {RUN: run}.get, group)
+            streaming.follow(RUN, write_context(ReplyContext("p", is_group=is_group)))
             await anyio.wait_all_tasks_blocked()
             yield Stage(clock, fetch, run, streaming)
             group.cancel_scope.cancel()

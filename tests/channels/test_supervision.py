@@ -3,49 +3,52 @@
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import pytest
 
-from gateway.channels.adapters import CallRecipe, Webhook
-from gateway.channels.supervision import Transport, supervise
-from gateway.domain.dialling import Dial
+from gateway.channels.adapters import CallRecipe, Transport, Webhook
+from gateway.channels.connections import keep_connected
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
+from gateway.domain.ports import Fetched, FetchRequest, HttpFailed, SocketRequest
 from tests.channels.described import discord, telegram
 from tests.channels.living import World, answer
 from tests.channels.test_sockets import HELLO, READY
 from tests.fakes.fetch import FakeFetch
-from tests.fakes.lines import FakeDialler
+from tests.fakes.sockets import FakeSockets
 
 
 @asynccontextmanager
 async def supervised(world: World, transport: Transport | None = None) -> AsyncIterator[None]:
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(supervise, world.live, transport or world.description.transports[0])
+            live = world.live
+            if transport is not None:
+                live = replace(live, channel=replace(live.channel, transport=transport))
+            group.start_soon(keep_connected, live)
             await anyio.wait_all_tasks_blocked()
             yield
             group.cancel_scope.cancel()
 
 
-def unreachable(dial: Dial) -> Exception:
+def unreachable(request: SocketRequest) -> Exception:
     return HttpFailed("network", "gateway.discord.gg cannot be reached", sent=False)
 
 
 async def test_a_line_that_cannot_be_opened_is_tried_later_and_later() -> None:
-    world = World(discord(), dialler=FakeDialler(unreachable))
+    world = World(discord(), sockets=FakeSockets(unreachable))
     async with supervised(world):
         for seconds in (1, 2, 4, 8, 16, 32, 60, 60):
             await world.pass_(seconds)
 
     assert world.clock.slept[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert len(world.dialler.dialled) == 9
+    assert len(world.sockets.connected) == 9
     assert world.told == [("channel.failing", "gateway.discord.gg cannot be reached")]
 
 
 async def test_many_gateways_do_not_come_back_at_once() -> None:
-    world = World(discord(), dialler=FakeDialler(unreachable), jitter=lambda: 0.25)
+    world = World(discord(), sockets=FakeSockets(unreachable), jitter=lambda: 0.25)
     async with supervised(world):
         pass
 
@@ -64,7 +67,7 @@ async def test_a_line_that_worked_for_a_minute_begins_with_the_shortest_wait() -
 
 
 async def begin_and_break_off(world: World, after_s: float) -> None:
-    line = world.dialler.lines[-1]
+    line = world.sockets.opened[-1]
     line.say(HELLO, READY, {"op": 11})
     await anyio.wait_all_tasks_blocked()
     await world.pass_(after_s)
@@ -81,15 +84,15 @@ async def test_a_channel_is_connected_once_something_came_in_and_failing_until_i
     states = []
     async with supervised(world):
         states.append(world.health.status.state)
-        world.dialler.lines[0].say(HELLO, READY)
+        world.sockets.opened[0].say(HELLO, READY)
         await anyio.wait_all_tasks_blocked()
         states.append(world.health.status.state)
-        world.dialler.lines[0].break_off()
+        world.sockets.opened[0].break_off()
         await anyio.wait_all_tasks_blocked()
         states.append(world.health.status.state)
         await world.pass_(1)
         states.append(world.health.status.state)
-        world.dialler.lines[1].say(HELLO, {"op": 0, "t": "RESUMED", "s": 2, "d": {}})
+        world.sockets.opened[1].say(HELLO, {"op": 0, "t": "RESUMED", "s": 2, "d": {}})
         await anyio.wait_all_tasks_blocked()
         states.append(world.health.status.state)
 
@@ -104,24 +107,24 @@ async def test_a_channel_is_connected_once_something_came_in_and_failing_until_i
 async def test_asked_to_reconnect_a_channel_stays_connected() -> None:
     world = World(discord())
     async with supervised(world):
-        world.dialler.lines[0].say(HELLO, READY, {"op": 7})
+        world.sockets.opened[0].say(HELLO, READY, {"op": 7})
         await anyio.wait_all_tasks_blocked()
         await world.pass_(1)
 
         assert world.health.status.state == "connected"
 
-    assert world.dialler.dialled[1].startswith("wss://again.discord.gg")
+    assert world.sockets.connected[1].startswith("wss://again.discord.gg")
     assert world.told == [("channel.connected", None)]
 
 
 async def test_a_fatal_code_stops_the_channel_and_tells_the_operator() -> None:
     world = World(discord())
     async with supervised(world):
-        world.dialler.lines[0].hang_up(4_004)
+        world.sockets.opened[0].hang_up(4_004)
         await anyio.wait_all_tasks_blocked()
         await world.pass_(3_600)
 
-    assert len(world.dialler.dialled) == 1
+    assert len(world.sockets.connected) == 1
     assert world.told == [("channel.failing", "the platform closed the connection (code 4004)")]
     assert world.health.status.state == "failing"
 
@@ -131,7 +134,7 @@ async def test_what_a_recipe_lacks_refuses_the_channel() -> None:
     async with supervised(world):
         await world.pass_(3_600)
 
-    assert world.dialler.dialled == []
+    assert world.sockets.connected == []
     assert world.health.status.state == "refused"
     assert "config.host" in str(world.health.status.why)
 
@@ -143,7 +146,7 @@ async def test_a_store_that_is_back_is_read_again() -> None:
         world.shelf.refusal = None
         await world.pass_(1)
 
-    assert len(world.dialler.lines) == 1
+    assert len(world.sockets.opened) == 1
 
 
 async def test_an_error_of_our_own_is_logged_whole_and_not_the_end(

@@ -9,19 +9,19 @@ import anyio
 import pytest
 
 from gateway.channels.adapters import HttpReply
-from gateway.channels.translating import MOST_FAILURES, Said
+from gateway.channels.intake import MOST_FAILURES, Received
 from gateway.domain.errors import AdapterFailed, Busy, Conflict
-from tests.fakes.adapter import KEY, MESSAGE, FakeAdapter, KeptEvents, Taken, a_way_in
+from tests.fakes.adapter import KEY, MESSAGE, FakeAdapter, KeptEvents, Taken, a_channel
 from tests.fakes.store import open_memory
 
 
 async def test_an_event_holds_what_came_and_what_the_channel_is() -> None:
     adapter, headers = FakeAdapter(), (("x-a", "1"), ("x-a", "2"), ("content-type", "text/plain"))
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, Taken(), stores, api_base="https://a.example", room=7)
-        way_in.state = "cursor"
+        channel = a_channel(adapter, Taken(), stores, api_base="https://a.example", room=7)
+        channel.state = "cursor"
 
-        await way_in.take(Said("webhook", b"hi", headers, "POST", "/x", "a=b"))
+        await channel.receive(Received("webhook", b"hi", headers, "POST", "/x", "a=b"))
 
         assert adapter.events == [
             {
@@ -45,7 +45,7 @@ async def test_an_event_holds_what_came_and_what_the_channel_is() -> None:
 async def test_no_adapter_sees_what_others_are_known_by(name: str) -> None:
     adapter = FakeAdapter()
     async with open_memory() as stores:
-        await a_way_in(adapter, Taken(), stores).take(Said("webhook", b"", ((name, "x"),)))
+        await a_channel(adapter, Taken(), stores).receive(Received("webhook", b"", ((name, "x"),)))
 
         assert adapter.events[0]["headers"] == {}
 
@@ -53,7 +53,7 @@ async def test_no_adapter_sees_what_others_are_known_by(name: str) -> None:
 async def test_bytes_that_are_no_text_come_as_base64() -> None:
     adapter = FakeAdapter()
     async with open_memory() as stores:
-        await a_way_in(adapter, Taken(), stores).take(Said("webhook", b"\xff\0"))
+        await a_channel(adapter, Taken(), stores).receive(Received("webhook", b"\xff\0"))
 
         assert "body" not in adapter.events[0]
         assert base64.b64decode(adapter.events[0]["body_base64"]) == b"\xff\0"
@@ -73,8 +73,8 @@ async def test_no_adapter_sees_a_secret_that_a_platform_echoes(form: bytes) -> N
     adapter = FakeAdapter()
     headers = (("x-echo", form.decode("latin-1")),)
     async with open_memory() as stores:
-        said = Said("webhook", form, headers, "POST", f"/{KEY}", f"key={KEY}")
-        await a_way_in(adapter, Taken(), stores).take(said)
+        said = Received("webhook", form, headers, "POST", f"/{KEY}", f"key={KEY}")
+        await a_channel(adapter, Taken(), stores).receive(said)
 
         event = adapter.events[0]
         seen = json.dumps(event) + str(base64.b64decode(event.get("body_base64", "")))
@@ -86,34 +86,34 @@ async def test_state_counts_once_it_is_committed() -> None:
     taken = Taken()
     adapter = FakeAdapter(lambda event: {"messages": [MESSAGE], "state": "next"})
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, taken, stores)
+        channel = a_channel(adapter, taken, stores)
         taken.trouble = Busy("full")
         with pytest.raises(Busy):
-            await way_in.take(Said("poll", b"{}", status=200))
-        before = way_in.state
+            await channel.receive(Received("poll", b"{}", status=200))
+        before = channel.state
         taken.trouble = None
-        await way_in.take(Said("poll", b"{}", status=200))
+        await channel.receive(Received("poll", b"{}", status=200))
 
-        assert (before, way_in.state) == ("", "next")
+        assert (before, channel.state) == ("", "next")
 
 
 async def test_calls_that_come_together_undo_nothing_in_the_state() -> None:
     adapter = FakeAdapter(lambda event: {"state": event["state"] + event["body"]})
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, Taken(), stores)
-        way_in.state = "0"
+        channel = a_channel(adapter, Taken(), stores)
+        channel.state = "0"
         async with anyio.create_task_group() as group:
             for number in b"123456789":
-                group.start_soon(way_in.take, Said("webhook", bytes([number])))
+                group.start_soon(channel.receive, Received("webhook", bytes([number])))
 
-        assert sorted(way_in.state) == list("0123456789")
+        assert sorted(channel.state) == list("0123456789")
 
 
 async def test_an_adapter_says_what_is_answered() -> None:
     reply = {"status": 202, "body": "{}"}
     adapter = FakeAdapter(lambda event: {"messages": [], "reply": reply})
     async with open_memory() as stores:
-        answer = await a_way_in(adapter, Taken(), stores).take(Said("webhook", b""))
+        answer = await a_channel(adapter, Taken(), stores).receive(Received("webhook", b""))
 
         assert answer == HttpReply(202, body="{}")
 
@@ -124,7 +124,7 @@ async def test_what_promises_an_answer_is_said_only_if_there_will_be_one(*, is_b
     reply = {"body": "thinking", "promises": True}
     adapter = FakeAdapter(lambda event: {"messages": [message], "reply": reply})
     async with open_memory() as stores:
-        answer = await a_way_in(adapter, Taken(), stores).take(Said("webhook", b""))
+        answer = await a_channel(adapter, Taken(), stores).receive(Received("webhook", b""))
 
         assert answer == (None if is_bot else HttpReply(body="thinking", promises=True))
 
@@ -135,7 +135,7 @@ async def test_who_forges_an_account_is_not_believed() -> None:
     taken = Taken()
     adapter = FakeAdapter(lambda event: {"messages": [{**MESSAGE, **forged}], **forged})
     async with open_memory() as stores:
-        await a_way_in(adapter, taken, stores).take(Said("webhook", b""))
+        await a_channel(adapter, taken, stores).receive(Received("webhook", b""))
 
         (inbound,) = taken.inbound
         assert (inbound.address.channel, inbound.address.account) == ("family", "default")
@@ -162,10 +162,10 @@ async def test_who_forges_an_account_is_not_believed() -> None:
 async def test_what_an_adapter_makes_up_is_taken_as_a_failure(said: object) -> None:
     taken = Taken()
     async with open_memory() as stores:
-        way_in = a_way_in(FakeAdapter(lambda event: said), taken, stores)
+        channel = a_channel(FakeAdapter(lambda event: said), taken, stores)
 
         with pytest.raises(AdapterFailed):
-            await way_in.take(Said("webhook", b"x"))
+            await channel.receive(Received("webhook", b"x"))
 
         assert taken.inbound == []
 
@@ -174,15 +174,15 @@ async def test_what_no_adapter_can_read_is_kept_and_not_asked_for_again() -> Non
     poison = f"poison with {KEY} in it".encode()
     adapter = FakeAdapter(lambda event: AdapterFailed("trapped"))
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, Taken(), stores)
-        way_in.intake.events = kept = KeptEvents()
+        channel = a_channel(adapter, Taken(), stores)
+        channel.intake.store = kept = KeptEvents()
         for _ in range(MOST_FAILURES - 1):
             with pytest.raises(AdapterFailed):
-                await way_in.take(Said("webhook", poison))
+                await channel.receive(Received("webhook", poison))
         with pytest.raises(AdapterFailed):
-            await way_in.take(Said("webhook", b"another body"))
+            await channel.receive(Received("webhook", b"another body"))
 
-        answer = await way_in.take(Said("webhook", poison))
+        answer = await channel.receive(Received("webhook", poison))
 
         assert answer is None
         assert [(one.outcome, one.detail) for one in kept.heard] == [
@@ -195,19 +195,20 @@ def fails_unless_skipped(event: dict[str, Any]) -> object:
 
 
 async def test_an_answer_that_nobody_can_read_stops_no_channel_for_good() -> None:
-    adapter, kept = FakeAdapter(fails_unless_skipped), KeptEvents()
+    adapter = FakeAdapter(fails_unless_skipped)
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, Taken(), stores)
-        way_in.intake.events = kept
+        kept = KeptEvents(inner=stores.channels)
+        channel = a_channel(adapter, Taken(), stores)
+        channel.intake.store = kept
         for _ in range(MOST_FAILURES - 1):
             with pytest.raises(AdapterFailed):
-                await way_in.take(Said("poll", b"poison", status=200))
-        before = (way_in.state, [*kept.heard])
+                await channel.receive(Received("poll", b"poison", status=200))
+        before = (channel.state, [*kept.heard])
 
-        await way_in.take(Said("poll", b"poison", status=200))
+        await channel.receive(Received("poll", b"poison", status=200))
 
         assert before == ("", [])
-        assert (way_in.state, [one.detail for one in kept.heard]) == ("9", ["poison"])
+        assert (channel.state, [one.detail for one in kept.heard]) == ("9", ["poison"])
         memos = await stores.channels.read_memos("family", "default")
         assert [memo.text for memo in memos] == ["9"]
 
@@ -216,14 +217,14 @@ async def test_an_answer_that_nobody_can_read_stops_no_channel_for_good() -> Non
 async def test_an_answer_is_not_given_up_while_nobody_knows_where_to_go_on(beyond: object) -> None:
     adapter = FakeAdapter(lambda event: beyond if event.get("skip") else AdapterFailed("trapped"))
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, Taken(), stores)
-        way_in.intake.events, way_in.state = (kept := KeptEvents()), "old"
+        channel = a_channel(adapter, Taken(), stores)
+        channel.intake.store, channel.state = (kept := KeptEvents()), "old"
 
         for _ in range(2 * MOST_FAILURES):
             with pytest.raises(AdapterFailed):
-                await way_in.take(Said("poll", b"poison", status=200))
+                await channel.receive(Received("poll", b"poison", status=200))
 
-        assert (way_in.state, kept.heard) == ("old", [])
+        assert (channel.state, kept.heard) == ("old", [])
 
 
 async def test_what_no_adapter_could_read_is_taken_once_it_can() -> None:
@@ -232,18 +233,20 @@ async def test_what_no_adapter_could_read_is_taken_once_it_can() -> None:
     adapter = FakeAdapter(lambda event: said.pop() if said else {"messages": [MESSAGE]})
     taken, kept = Taken(), KeptEvents()
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, taken, stores)
-        way_in.intake.events = kept
+        channel = a_channel(adapter, taken, stores)
+        channel.intake.store = kept
         for _ in range(MOST_FAILURES - 1):
             with pytest.raises(AdapterFailed):
-                await way_in.take(Said("webhook", b"poison"))
-        await way_in.take(Said("webhook", b"poison", method="POST", headers=(("x-kind", "a"),)))
+                await channel.receive(Received("webhook", b"poison"))
+        await channel.receive(
+            Received("webhook", b"poison", method="POST", headers=(("x-kind", "a"),))
+        )
         (letter,) = kept.heard
 
         said.append(AdapterFailed("still"))
         with pytest.raises(Conflict, match="it cannot be read now either: still"):
-            await way_in.take_again(letter)
-        await way_in.take_again(letter)
+            await channel.take_again(letter)
+        await channel.take_again(letter)
 
     assert letter.why == "trapped"
     assert [one.content for one in taken.inbound] == ["hi"]
@@ -256,10 +259,10 @@ async def test_of_a_batch_only_the_message_is_kept_that_cannot_be_used(spoilt: s
     messages = [MESSAGE, {**MESSAGE, "platform_id": "2", spoilt: "x" * 300}]
     taken, kept = Taken(), KeptEvents()
     async with open_memory() as stores:
-        way_in = a_way_in(FakeAdapter(lambda event: {"messages": messages}), taken, stores)
-        way_in.intake.events = kept
+        channel = a_channel(FakeAdapter(lambda event: {"messages": messages}), taken, stores)
+        channel.intake.store = kept
 
-        await way_in.take(Said("poll", b"{}", status=200))
+        await channel.receive(Received("poll", b"{}", status=200))
 
     assert [one.key for one in taken.inbound] == ["1"]
     assert [spoilt in one.why for one in kept.heard] == [True]
@@ -271,6 +274,6 @@ async def test_of_a_batch_only_the_message_is_kept_that_cannot_be_used(spoilt: s
 async def test_an_adapter_is_shown_json_that_it_can_read(body: bytes) -> None:
     adapter = FakeAdapter(lambda event: {"messages": []})
     async with open_memory() as stores:
-        await a_way_in(adapter, Taken(), stores).take(Said("webhook", body))
+        await a_channel(adapter, Taken(), stores).receive(Received("webhook", body))
 
     json.loads(adapter.events[0]["body"])["text"].encode()

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.channels.adapters import Challenge, Description, Verify, Webhook
-from gateway.channels.verification import (
+from gateway.channels.webhooks import (
     MOST_SIGNATURES,
     Challenger,
     ChannelRefused,

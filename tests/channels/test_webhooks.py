@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.channels.access import Answered, Command, Verdict
 from gateway.channels.adapters import Challenge, Webhook
-from gateway.channels.doorkeeping import Command, Told, Verdict
-from gateway.channels.webhooks import LARGEST_BODY, NOT_HERE, WebhookDoor, address
+from gateway.channels.webhooks import LARGEST_BODY, NOT_HERE, WebhookEndpoint, webhook_address
 from gateway.domain.channels import WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
 from gateway.domain.ports import Stores
-from tests.fakes.adapter import HOOK, KEY, MESSAGE, VERIFY, FakeAdapter, Taken, a_way_in, health_of
+from tests.fakes.adapter import HOOK, KEY, MESSAGE, VERIFY, FakeAdapter, Taken, a_channel
 from tests.fakes.doorkeeper import FakeCommands, FakeDoor
 from tests.fakes.store import open_memory
 
@@ -20,11 +20,11 @@ ASKS = Challenge("key", "token", "say")
 
 def a_door(
     stores: Stores, adapter: FakeAdapter, taken: Taken, recipe: Webhook = HOOK
-) -> WebhookDoor:
-    way_in = a_way_in(adapter, taken, stores)
-    clock = way_in.intake.clock
-    here = address(way_in, recipe, health_of(way_in), clock)
-    return WebhookDoor(stores.audit, clock, {"family": here})
+) -> WebhookEndpoint:
+    channel = a_channel(adapter, taken, stores)
+    clock = channel.intake.clock
+    here = webhook_address(channel, recipe, clock)
+    return WebhookEndpoint(stores.audit, clock, {"family": here})
 
 
 async def answered(
@@ -36,7 +36,7 @@ async def answered(
     async with open_memory() as stores:
         door = a_door(stores, adapter, taken, replace(HOOK, **recipe))  # type: ignore[arg-type]  # by name
         answer = await door.receive(call)
-        status = door.addresses["family"].health.status
+        status = door.addresses["family"].channel.health.status
         return answer, adapter, taken, {**status.refused, "in": status.receiving.count}
 
 
@@ -212,7 +212,7 @@ def under(name: str) -> WebhookCall:
     return replace(CALL, headers=(*CALL.headers, ("x-id", name)))
 
 
-@pytest.mark.parametrize("verdict", [Told("Who are you?"), Command("new", "")])
+@pytest.mark.parametrize("verdict", [Answered("Who are you?"), Command("new", "")])
 async def test_what_is_answered_without_a_turn_is_answered_once_whatever_id_a_copy_has(
     verdict: Verdict,
 ) -> None:
@@ -220,13 +220,13 @@ async def test_what_is_answered_without_a_turn_is_answered_once_whatever_id_a_co
     adapter.description = replace(adapter.description, verify=replace(VERIFY, dedupe="body"))
 
     async with open_memory() as stores:
-        way_in = a_way_in(adapter, taken, stores)
-        way_in.intake.doorkeeper = FakeDoor({"ann": verdict})
-        way_in.intake.commands = commands
-        here = address(way_in, HOOK, health_of(way_in), way_in.intake.clock)
-        door = WebhookDoor(stores.audit, way_in.intake.clock, {"family": here})
+        channel = a_channel(adapter, taken, stores)
+        channel.intake.access = FakeDoor({"ann": verdict})
+        channel.intake.run_command = commands.run
+        here = webhook_address(channel, HOOK, channel.intake.clock)
+        door = WebhookEndpoint(stores.audit, channel.intake.clock, {"family": here})
         answers = [await door.receive(under(name)) for name in ("1", "2", "3")]
-        counts = way_in.intake.counts
+        counts = channel.intake.counts
         other = await door.receive(replace(under("1"), body=b"[]"))
 
     assert {one.status for one in (*answers, other)} == {200}

@@ -11,18 +11,17 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 
 from gateway.channels.adapters import Description, Verify, Webhook
-from gateway.channels.intake import Intake
-from gateway.channels.progress import Health
-from gateway.channels.translating import WayIn
+from gateway.channels.health import Health
+from gateway.channels.intake import Intake, OpenChannel
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import AdapterFailed
 from gateway.domain.ids import MessageId, RunId, Secret
 from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
 from gateway.domain.plugins import PluginDef, PluginSecret
-from gateway.domain.ports import Stores
+from gateway.domain.ports import ChannelStore, Stores
 from gateway.outbound.secrets import Scrubber
 from tests.fakes.clock import FakeClock
-from tests.fakes.doorkeeper import FakeDoor
+from tests.fakes.doorkeeper import FakeCommands, FakeDoor
 from tests.fakes.ports import PartOfChannelStore
 from tests.fakes.store import session_key
 
@@ -74,6 +73,7 @@ class KeptEvents(PartOfChannelStore):
     """Implements ChannelEvents, and shows what was heard."""
 
     heard: list[HeardMessage] = field(default_factory=list)
+    inner: ChannelStore | None = None
 
     async def knows(self, channel: str, account: str, platform_id: str) -> bool:
         await checkpoint()
@@ -106,14 +106,11 @@ class KeptEvents(PartOfChannelStore):
         return 0
 
 
-def a_way_in(adapter: FakeAdapter, taken: Taken, stores: Stores, **config: object) -> WayIn:
+def a_channel(adapter: FakeAdapter, taken: Taken, stores: Stores, **config: object) -> OpenChannel:
     secrets = (PluginSecret("key", Secret(KEY), frozenset()),)
     channel = ChannelDef("family", "fake", secrets=secrets, config=config)
-    memos, events = stores.channels, stores.channels
     clock = FakeClock()
-    intake = Intake(taken.accept, events, memos, clock, lambda: None, FakeDoor())
-    return WayIn(channel, adapter, intake, Scrubber(secrets).body)
-
-
-def health_of(way_in: WayIn) -> Health:
-    return Health(way_in.channel, "webhook", way_in.intake.clock, lambda _type, _payload: None)
+    health = Health(channel, "webhook", clock, lambda _type, _payload: None)
+    ways = (FakeDoor(), FakeCommands().run)
+    intake = Intake(taken.accept, stores.channels, clock, lambda: None, *ways)
+    return OpenChannel(channel, adapter, HOOK, health, intake, Scrubber(secrets).body)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
+from gateway.channels.access import Command, Turn, Verdict
 from gateway.channels.adapters import Incoming, Sender
-from gateway.channels.doorkeeping import Command, Turn, Verdict
 from gateway.domain.channels import ChannelDef, Pairing
 
 
@@ -27,7 +27,7 @@ class FakeDoor:
         self.judged.append(message)
         return self.verdicts.get(message.sender.id, Turn())
 
-    def asked(self, asked: Pairing) -> None:
+    def requested(self, asked: Pairing) -> None:
         self.asked_for.append(asked)
 
 

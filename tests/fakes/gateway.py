@@ -127,7 +127,9 @@ async def running(
         async with anyio.create_task_group() as group:
             address: ListenAddress = await group.start(server.serve)
             await rooms.front.intake.resume()
-            lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
+            lines = partial(
+                supervise, "lines", rooms.keep_connections, rooms.shared.clock, may_end=True
+            )
             group.start_soon(lines, name="lines")
             rooms.health.starting = False
             yield Site(f"http://{address}", rooms)

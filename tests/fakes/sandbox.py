@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from gateway.channels.crossing import read_description
+from gateway.channels.adapter_json import read_description
 from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
 from gateway.domain.ports import Clock, Fetch, HostFunction, ToolStore

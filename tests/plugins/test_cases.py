@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from gateway.channels.crossing import read_description, read_formatted, read_parsed
+from gateway.channels.adapter_json import read_description, read_formatted, read_parsed
 from gateway.cli.configuration import PROOFS
 from tests.plugins.running import KINDS, PLUGINS, Guest, cases_of, problem
 

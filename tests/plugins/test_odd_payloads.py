@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.crossing import read_parsed
+from gateway.channels.adapter_json import read_parsed
 from gateway.domain.errors import AdapterFailed
 from tests.plugins.running import KINDS, PLUGINS, Guest, Json, cases_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.crossing import read_description
+from gateway.channels.adapter_json import read_description
 from gateway.domain.plugins import PluginDef
 from gateway.sandbox.describing import Described, described
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.channels.doorkeeping import Told
-from gateway.channels.intake import Doorkeeper
+from gateway.channels.access import Answered, Ignored
+from gateway.channels.intake import Access
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
+from gateway.sandbox.plugins import Plugins
 from tests.fakes.client import HttpAnswer, connected, http
 from tests.fakes.doorkeeper import FakeDoor
 from tests.fakes.gateway import Setup, Site, running
@@ -72,13 +73,11 @@ class Place:
 
 
 @asynccontextmanager
-async def opened(
-    model: ModelServer, folder: Path, door: Doorkeeper | None = None
-) -> AsyncIterator[Place]:
+async def opened(model: ModelServer, folder: Path, door: Access) -> AsyncIterator[Place]:
     async with running(Setup(model.url), folder) as site:
         place = Place(site, PlainAdapter())
-        site.rooms.channels.intake.doorkeeper = door
-        await site.rooms.channels.load([CHANNEL], [place.adapter], [])
+        site.rooms.channels.intake.access = door
+        await site.rooms.channels.load([CHANNEL], Plugins(adapters=(place.adapter,)))
         yield place
 
 
@@ -169,8 +168,9 @@ async def test_whoever_cannot_prove_who_he_is_reaches_neither_adapter_nor_agent(
         assert (place.adapter.events, model.requests, await place.sessions()) == ([], [], 0)
 
 
-async def test_without_a_doorkeeper_a_platform_is_answered_and_nobody_else(tmp_path: Path) -> None:
-    async with scripted_server(echo) as model, opened(model, tmp_path) as place:
+async def test_where_nobody_may_talk_a_platform_is_answered_and_nobody_else(tmp_path: Path) -> None:
+    door = FakeDoor({f"p{number}": Ignored("not_listed") for number in range(PEERS)})
+    async with scripted_server(echo) as model, opened(model, tmp_path, door) as place:
         for number in range(MESSAGES):
             await place.call(said(number))
 
@@ -179,7 +179,7 @@ async def test_without_a_doorkeeper_a_platform_is_answered_and_nobody_else(tmp_p
 
 
 async def test_who_was_told_to_pair_is_answered_from_the_next_message_on(tmp_path: Path) -> None:
-    door = FakeDoor({"p1": Told("pair first")})
+    door = FakeDoor({"p1": Answered("pair first")})
     async with scripted_server(echo) as model:
         async with opened(model, tmp_path, door) as place:
             await place.call(said(1))

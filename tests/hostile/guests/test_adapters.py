@@ -10,10 +10,9 @@ import anyio
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.channels.intake import Intake
-from gateway.channels.progress import Health
-from gateway.channels.translating import MOST_FAILURES, WayIn
-from gateway.channels.webhooks import LARGEST_BODY, WebhookDoor, address
+from gateway.channels.health import Health
+from gateway.channels.intake import MOST_FAILURES, Intake, OpenChannel
+from gateway.channels.webhooks import LARGEST_BODY, WebhookEndpoint, webhook_address
 from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginLimits, PluginSecret
@@ -21,7 +20,7 @@ from gateway.outbound.secrets import Scrubber
 from gateway.sandbox.wrapping import component_from_core
 from tests.fakes.adapter import HOOK, KEY, KeptEvents, Taken
 from tests.fakes.clock import FakeClock
-from tests.fakes.doorkeeper import FakeDoor
+from tests.fakes.doorkeeper import FakeCommands, FakeDoor
 from tests.fakes.sandbox import a_stage
 from tests.fakes.store import open_memory
 from tests.fakes.wat import ANSWER, MEMORY, REALLOC, describing
@@ -62,7 +61,7 @@ def adapter(parse: str, *, said: str = "") -> bytes:
 
 @dataclass
 class Site:
-    door: WebhookDoor
+    door: WebhookEndpoint
     taken: Taken
     events: KeptEvents
 
@@ -76,17 +75,19 @@ class Site:
 async def opened(guest: bytes, cache: Path, folder: Path) -> AsyncIterator[Site]:
     secrets = (PluginSecret("key", Secret(KEY), frozenset()),)
     channel = ChannelDef("family", "guest", secrets=secrets)
-    clock, taken, events = FakeClock(), Taken(), KeptEvents()
+    clock, taken = FakeClock(), Taken()
     async with open_memory() as stores, a_stage(cache, folder) as stage:
+        events = KeptEvents(inner=stores.channels)
         loaded = await stage.load(guest, limits=PluginLimits(timeout_s=0.5))
         evil = stage.sandbox.adapter(loaded)
         assert evil is not None
-        intake = Intake(taken.accept, events, stores.channels, clock, lambda: None, FakeDoor())
-        way_in = WayIn(channel, evil, intake, Scrubber(secrets).body)
+        ways = (FakeDoor(), FakeCommands().run)
+        intake = Intake(taken.accept, events, clock, lambda: None, *ways)
         health = Health(channel, "webhook", clock, lambda _type, _payload: None)
         recipe = replace(HOOK, max_body_bytes=LARGEST_BODY)
-        here = {"family": address(way_in, recipe, health, clock)}
-        yield Site(WebhookDoor(stores.audit, clock, here), taken, events)
+        opened = OpenChannel(channel, evil, recipe, health, intake, Scrubber(secrets).body)
+        here = {"family": webhook_address(opened, recipe, clock)}
+        yield Site(WebhookEndpoint(stores.audit, clock, here), taken, events)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +120,10 @@ async def test_an_adapter_that_says_what_it_heard_says_no_secret(
 
     async with opened(adapter(ECHO), cache, tmp_path) as site:
         status = await site.call(said)
-        way_in = site.door.addresses["family"].way_in
+        channel = site.door.addresses["family"].channel
 
     assert status == 200
-    assert KEY not in way_in.state
+    assert KEY not in channel.state
 
 
 async def test_an_adapter_that_forges_who_speaks_is_not_believed(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.api.errors import Forbidden, InvalidParams, failure_of
+from gateway.channels.access import AccessControl
 from gateway.channels.adapters import Sender
-from gateway.channels.pairing import PairingBook
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
@@ -18,12 +18,12 @@ from tests.fakes.store import open_memory
 from tests.web.methods.calling import call
 
 
-async def told(book: PairingBook, name: str, /, **params: Any) -> Any:
+async def told(book: AccessControl, name: str, /, **params: Any) -> Any:
     methods = handlers_of(PairMethods(book))
     return await call(methods, name, **params)
 
 
-async def asked(stores: Stores, book: PairingBook, person: str) -> str:
+async def asked(stores: Stores, book: AccessControl, person: str) -> str:
     code = await ask(stores, book, Sender(person, person.title()))
     assert code is not None
     return code

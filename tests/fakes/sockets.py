@@ -1,4 +1,4 @@
-"""Lines to platforms without sockets: what comes in is said by the test, what goes out is kept."""
+"""WebSockets to platforms without a network: what comes in is said by the test, what goes out is kept."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -7,13 +7,11 @@ from math import inf
 
 import anyio
 
-from gateway.domain.dialling import Dial
-from gateway.domain.ports import FetchGrant, HttpFailed
+from gateway.domain.ports import FetchGrant, HttpFailed, SocketRequest
 
 
-class FakeLine:
-    def __init__(self, dial: Dial) -> None:
-        self.dial = dial
+class FakeSocket:
+    def __init__(self) -> None:
         self.sent: list[dict[str, object]] = []
         self.left_with: int | None = None
         self.close_code: int | None = None
@@ -22,6 +20,9 @@ class FakeLine:
     def say(self, *frames: object) -> None:
         for frame in frames:
             self._put.send_nowait(json.dumps(frame))
+
+    def say_text(self, text: str) -> None:
+        self._put.send_nowait(text)
 
     def hang_up(self, code: int) -> None:
         self._put.send_nowait(code)
@@ -48,26 +49,30 @@ class FakeLine:
             self._get.close()
 
 
-class FakeDialler:
-    """Opens a line to wherever `refusal` gives no error for."""
+class FakeSockets:
+    """Opens a socket to wherever `refusal` gives no error for."""
 
-    def __init__(self, refusal: Callable[[Dial], Exception | None] = lambda dial: None) -> None:
+    def __init__(
+        self, refusal: Callable[[SocketRequest], Exception | None] = lambda request: None
+    ) -> None:
         self._refusal = refusal
-        self.lines: list[FakeLine] = []
-        self.dialled: list[str] = []
+        self.opened: list[FakeSocket] = []
+        self.connected: list[str] = []
 
-    def dial(self, dial: Dial, leave: FetchGrant) -> AbstractAsyncContextManager[FakeLine]:
-        return self._dial(dial)
+    def connect(
+        self, request: SocketRequest, grant: FetchGrant
+    ) -> AbstractAsyncContextManager[FakeSocket]:
+        return self._connect(request)
 
     @asynccontextmanager
-    async def _dial(self, dial: Dial) -> AsyncIterator[FakeLine]:
-        self.dialled.append(dial.url)
-        error = self._refusal(dial)
+    async def _connect(self, request: SocketRequest) -> AsyncIterator[FakeSocket]:
+        self.connected.append(request.url)
+        error = self._refusal(request)
         if error is not None:
             raise error
-        line = FakeLine(dial)
-        self.lines.append(line)
+        socket = FakeSocket()
+        self.opened.append(socket)
         try:
-            yield line
+            yield socket
         finally:
-            await line.close(1_000)
+            await socket.close(1_000)

@@ -12,11 +12,10 @@ from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from gateway.domain.dialling import Dial, Dialler, Line
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.ports import FetchGrant, HttpFailed
-from gateway.outbound.client import open_dialler
+from gateway.domain.ports import ClientSocket, FetchGrant, HttpFailed, SocketClient, SocketRequest
+from gateway.outbound.client import open_socket_client
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.platform_socket import Answers, listening
 from tests.outbound.guarded import a_secret, leave
@@ -25,8 +24,8 @@ HUSH = "hush-swordfish"
 
 
 @pytest.fixture
-async def dialler() -> AsyncIterator[Dialler]:
-    async with open_dialler() as opened:
+async def sockets() -> AsyncIterator[SocketClient]:
+    async with open_socket_client() as opened:
         yield opened
 
 
@@ -41,24 +40,27 @@ def granted(url: str, *, secret: bool = False) -> FetchGrant:
     return leave(origin, secrets=secrets)
 
 
-async def refused(dialler: Dialler, dial: Dial, granted: FetchGrant) -> Exception:
+async def refused(sockets: SocketClient, request: SocketRequest, granted: FetchGrant) -> Exception:
     with anyio.fail_after(5), pytest.raises((Denied, HttpFailed)) as error:
-        async with dialler.dial(dial, granted):
+        async with sockets.connect(request, granted):
             pass
     assert "swordfish" not in "".join(traceback.format_exception(error.value))
     return error.value
 
 
-async def test_a_granted_place_is_talked_with(dialler: Dialler) -> None:
+async def test_a_granted_place_is_talked_with(sockets: SocketClient) -> None:
     with anyio.fail_after(5):
-        async with listening(echo) as url, dialler.dial(Dial(url), granted(url)) as line:
+        async with (
+            listening(echo) as url,
+            sockets.connect(SocketRequest(url), granted(url)) as line,
+        ):
             await line.send('{"a": "\N{SNOWMAN}"}')
 
             assert await line.receive() == '{"a": "\N{SNOWMAN}"}'
 
 
 async def test_secrets_go_out_in_frames_headers_and_urls_and_none_comes_back(
-    dialler: Dialler,
+    sockets: SocketClient,
 ) -> None:
     frames: list[str] = []
 
@@ -75,7 +77,9 @@ async def test_secrets_go_out_in_frames_headers_and_urls_and_none_comes_back(
             other = a_secret("other-swordfish", origin, name="other")
             rights = leave(origin, secrets=(a_secret(HUSH, origin), other))
             header = ("authorization", "Bearer ${secret:other}")
-            async with dialler.dial(Dial(f"{url}/x?k=${{secret:key}}", (header,)), rights) as line:
+            async with sockets.connect(
+                SocketRequest(f"{url}/x?k=${{secret:key}}", (header,)), rights
+            ) as line:
                 assert await line.receive() == "/x?k=[secret key] Bearer [secret other]"
                 await line.send('{"token": "${secret:key}"}')
                 assert await line.receive() == '{"token": "[secret key]"}'
@@ -97,22 +101,22 @@ async def test_secrets_go_out_in_frames_headers_and_urls_and_none_comes_back(
     ],
 )
 async def test_what_is_not_granted_is_refused_before_a_name_is_looked_up(url: str) -> None:
-    async with open_dialler(ScriptedLookup()) as dialler:
-        error = await refused(dialler, Dial(url), leave("chat.example"))
+    async with open_socket_client(ScriptedLookup()) as sockets:
+        error = await refused(sockets, SocketRequest(url), leave("chat.example"))
 
     assert isinstance(error, Denied)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.8", "169.254.169.254", "::1"])
 async def test_a_granted_name_that_leads_inside_is_refused(address: str) -> None:
-    async with open_dialler(ScriptedLookup(["93.184.216.34", address])) as dialler:
-        error = await refused(dialler, Dial("wss://chat.example/"), leave("chat.example"))
+    async with open_socket_client(ScriptedLookup(["93.184.216.34", address])) as sockets:
+        error = await refused(sockets, SocketRequest("wss://chat.example/"), leave("chat.example"))
 
     assert isinstance(error, Denied)
     assert "not public" in str(error)
 
 
-async def test_a_redirect_is_not_followed(dialler: Dialler) -> None:
+async def test_a_redirect_is_not_followed(sockets: SocketClient) -> None:
     reached: list[ServerConnection] = []
 
     async def inside(line: ServerConnection) -> None:
@@ -123,7 +127,7 @@ async def test_a_redirect_is_not_followed(dialler: Dialler) -> None:
             at = other.replace("ws", "http", 1)
 
             async with listening(echo, answering(HTTPStatus.FOUND, location=at)) as url:
-                error = await refused(dialler, Dial(url), granted(url))
+                error = await refused(sockets, SocketRequest(url), granted(url))
 
     assert isinstance(error, Denied)
     assert "redirects" in str(error)
@@ -131,108 +135,122 @@ async def test_a_redirect_is_not_followed(dialler: Dialler) -> None:
 
 
 async def test_a_place_that_opens_no_websocket_says_its_status_and_nothing_else(
-    dialler: Dialler,
+    sockets: SocketClient,
 ) -> None:
     with anyio.fail_after(5):
         async with listening(echo, answering(HTTPStatus.UNAUTHORIZED)) as url:
-            dial = Dial(f"{url}/?t=${{secret:key}}")
+            request = SocketRequest(f"{url}/?t=${{secret:key}}")
 
-            error = await refused(dialler, dial, granted(url, secret=True))
+            error = await refused(sockets, request, granted(url, secret=True))
 
     assert isinstance(error, HttpFailed)
     assert "status 401" in str(error)
 
 
-async def test_where_nobody_is_nothing_opens(dialler: Dialler) -> None:
+async def test_where_nobody_is_nothing_opens(sockets: SocketClient) -> None:
     async with listening(echo) as url:
         pass
 
-    error = await refused(dialler, Dial(url), granted(url))
+    error = await refused(sockets, SocketRequest(url), granted(url))
 
     assert isinstance(error, HttpFailed)
     assert "cannot be reached" in str(error)
 
 
-async def test_a_place_that_never_answers_is_given_up(dialler: Dialler) -> None:
+async def test_a_place_that_never_answers_is_given_up(sockets: SocketClient) -> None:
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
         port = listener.listeners[0].extra(anyio.abc.SocketAttribute.local_port)
         url = f"ws://127.0.0.1:{port}"
 
-        error = await refused(dialler, Dial(url, timeout_s=0.05), granted(url))
+        error = await refused(sockets, SocketRequest(url, timeout_s=0.05), granted(url))
 
     assert isinstance(error, HttpFailed)
     assert error.kind == "timeout"
 
 
-async def test_a_secret_without_a_right_to_that_place_stays_here(dialler: Dialler) -> None:
+async def test_a_secret_without_a_right_to_that_place_stays_here(sockets: SocketClient) -> None:
     with anyio.fail_after(5):
-        async with echoing(dialler, a_secret(HUSH, "other.example")) as line:
+        async with echoing(sockets, a_secret(HUSH, "other.example")) as line:
             with pytest.raises(Denied, match="not for"):
                 await line.send("${secret:key}")
 
 
 @pytest.mark.parametrize("value", ['quo"te', "back\\slash", "line\nbreak", "\N{SNOWMAN}"])
-async def test_a_secret_that_would_change_a_frame_is_not_sent(dialler: Dialler, value: str) -> None:
+async def test_a_secret_that_would_change_a_frame_is_not_sent(
+    sockets: SocketClient, value: str
+) -> None:
     with anyio.fail_after(5):
-        async with echoing(dialler, value) as line:
+        async with echoing(sockets, value) as line:
             with pytest.raises(Denied, match="cannot stand in a frame"):
                 await line.send('"${secret:key}"')
 
 
-async def test_a_frame_of_more_than_4096_bytes_is_not_sent(dialler: Dialler) -> None:
+async def test_a_frame_of_more_than_4096_bytes_is_not_sent(sockets: SocketClient) -> None:
     with anyio.fail_after(5):
-        async with listening(echo) as url, dialler.dial(Dial(url), granted(url)) as line:
+        async with (
+            listening(echo) as url,
+            sockets.connect(SocketRequest(url), granted(url)) as line,
+        ):
             await line.send("x" * 4_096)
             assert await line.receive() == "x" * 4_096
             with pytest.raises(Denied, match="4096"):
                 await line.send("x" * 4_097)
 
 
-async def test_a_frame_that_is_too_large_breaks_the_line(dialler: Dialler) -> None:
+async def test_a_frame_that_is_too_large_breaks_the_line(sockets: SocketClient) -> None:
     async def flood(line: ServerConnection) -> None:
         await line.send("x" * 2_000)
         await line.wait_closed()
 
     with anyio.fail_after(5):
-        async with listening(flood) as url, small_line(dialler, url) as line:
+        async with listening(flood) as url, small_line(sockets, url) as line:
             with pytest.raises(HttpFailed, match="too large"):
                 await line.receive()
 
 
-async def test_a_frame_that_is_no_text_breaks_the_line(dialler: Dialler) -> None:
+async def test_a_frame_that_is_no_text_breaks_the_line(sockets: SocketClient) -> None:
     async def talk(line: ServerConnection) -> None:
         await line.send(b"\x00")
         await line.wait_closed()
 
     with anyio.fail_after(5):
-        async with listening(talk) as url, dialler.dial(Dial(url), granted(url)) as line:
+        async with (
+            listening(talk) as url,
+            sockets.connect(SocketRequest(url), granted(url)) as line,
+        ):
             with pytest.raises(HttpFailed, match="no text"):
                 await line.receive()
 
 
-async def test_the_platforms_code_is_told(dialler: Dialler) -> None:
+async def test_the_platforms_code_is_told(sockets: SocketClient) -> None:
     async def talk(line: ServerConnection) -> None:
         await line.close(4_014)
 
     with anyio.fail_after(5):
-        async with listening(talk) as url, dialler.dial(Dial(url), granted(url)) as line:
+        async with (
+            listening(talk) as url,
+            sockets.connect(SocketRequest(url), granted(url)) as line,
+        ):
             assert await line.receive() is None
             assert line.close_code == 4_014
 
 
-async def test_a_line_that_breaks_off_is_no_goodbye(dialler: Dialler) -> None:
+async def test_a_line_that_breaks_off_is_no_goodbye(sockets: SocketClient) -> None:
     async def talk(line: ServerConnection) -> None:
         line.transport.abort()
 
     with anyio.fail_after(5):
-        async with listening(talk) as url, dialler.dial(Dial(url), granted(url)) as line:
+        async with (
+            listening(talk) as url,
+            sockets.connect(SocketRequest(url), granted(url)) as line,
+        ):
             with pytest.raises(HttpFailed, match="broke off"):
                 await line.receive()
 
 
 @pytest.mark.parametrize("code", [None, 4_123])
 async def test_leaving_tells_a_code_that_keeps_the_session(
-    dialler: Dialler, code: int | None
+    sockets: SocketClient, code: int | None
 ) -> None:
     codes: list[int | None] = []
     gone = anyio.Event()
@@ -244,27 +262,27 @@ async def test_leaving_tells_a_code_that_keeps_the_session(
 
     with anyio.fail_after(5):
         async with listening(talk) as url:
-            await leave_line(dialler, url, code)
+            await leave_line(sockets, url, code)
             await gone.wait()
 
     assert codes == [code or 4_000]
 
 
 @asynccontextmanager
-async def echoing(dialler: Dialler, secret: PluginSecret | str) -> AsyncIterator[Line]:
+async def echoing(sockets: SocketClient, secret: PluginSecret | str) -> AsyncIterator[ClientSocket]:
     async with listening(echo) as url:
         origin = url.replace("ws", "http", 1)
         held = a_secret(secret, origin) if isinstance(secret, str) else secret
-        async with dialler.dial(Dial(url), leave(origin, secrets=(held,))) as line:
+        async with sockets.connect(SocketRequest(url), leave(origin, secrets=(held,))) as line:
             yield line
 
 
-def small_line(dialler: Dialler, url: str) -> AbstractAsyncContextManager[Line]:
-    return dialler.dial(Dial(url, max_frame_bytes=1_000), granted(url))
+def small_line(sockets: SocketClient, url: str) -> AbstractAsyncContextManager[ClientSocket]:
+    return sockets.connect(SocketRequest(url, max_frame_bytes=1_000), granted(url))
 
 
-async def leave_line(dialler: Dialler, url: str, code: int | None) -> None:
-    async with dialler.dial(Dial(url), granted(url)) as line:
+async def leave_line(sockets: SocketClient, url: str, code: int | None) -> None:
+    async with sockets.connect(SocketRequest(url), granted(url)) as line:
         if code is not None:
             await line.close(code)
 

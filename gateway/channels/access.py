@@ -1,0 +1,358 @@
+"""Access: who may talk, and who may give commands; judged before anything is written or paid for.
+
+In direct chats strangers ask with a pairing code, which an operator or an owner approves.
+"""
+
+import logging
+import re
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from hashlib import sha256
+from typing import Literal
+
+from gateway.channels.adapters import Incoming, Sender
+from gateway.channels.health import Publish, printable
+from gateway.domain.channels import ChannelDef, Pairing, PairingState
+from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound
+from gateway.domain.events import Deed, DeedKind
+from gateway.domain.ports import Audit, ChannelStore, Clock, Ids
+
+log = logging.getLogger(__name__)
+
+NAMES = (
+    *("new", "stop", "status", "usage", "model", "context", "memory", "queue", "pair"),
+    *("whoami", "help", "reset"),
+)
+MOST_NOTED = 1_000  # closed rooms that were logged
+NOT_KNOWN = (
+    "I do not know you yet, so I have not read your message. If you belong here, ask my owner to "
+    "run `exogate pair approve {code}`, or to send me `/pair approve {code}`. The code is valid for "
+    "an hour."
+)
+ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without what looks alike
+CODE_LENGTH = 8
+LIFE = timedelta(hours=1)
+MOST_WRONG, WITHIN_S, LOCKED_S = 5, 60.0, 300.0
+MOST_KNOWN = 4096  # people
+LONGEST_NAME = 100
+MOST_LISTED = 100
+_COMMAND = re.compile(r"/([A-Za-z]+)(?:@[\w.-]+)?(?:\s+(.*))?", re.DOTALL)
+
+Place = tuple[str, str]  # channel and account
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The message is for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Nothing is written and nobody is answered; `why` is counted."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The peer is answered with a text, once; no model is asked. The request of who `asked` to talk
+    is committed with it."""
+
+    text: str
+    asked: Pairing | None = None
+    do: Literal["send", "join"] = "send"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The peer gave a command and may: `name` without its slash."""
+
+    name: str
+    argument: str
+
+
+Verdict = Turn | Ignored | Answered | Command
+
+
+class PairingNotFound(NotFound):
+    def __init__(self) -> None:
+        GatewayError.__init__(
+            self, "no pairing request has that code: a code works once, for an hour"
+        )
+
+
+@dataclass(slots=True)
+class _Guesses:
+    """Wrong codes of the owners of one account, or of operators: none of them locks the others out."""
+
+    wrong: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_WRONG))
+    locked_until: float = 0.0
+
+
+@dataclass(slots=True)
+class AccessControl:
+    """Implements Approvals; `at` limits a decision to a channel's account. Judges messages. Pairing
+    counts in direct chats alone, so that no approval can open a room."""
+
+    store: ChannelStore
+    audit: Audit
+    clock: Clock
+    ids: Ids
+    publish: Publish = lambda _type, _payload: None
+    # People who are paired; None: who are at least not blocked.
+    _known: dict[tuple[str, str, str], Pairing | None] = field(default_factory=dict)
+    _revoked: int = 0  # so often; what was read before may hold no more
+    _guesses: defaultdict[Place | None, _Guesses] = field(
+        default_factory=lambda: defaultdict(_Guesses)
+    )
+    _noted: set[tuple[str, str]] = field(default_factory=set)
+
+    # ------------------------------------------------------------------------------- verdicts
+    async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
+        if message.kind == "group":
+            return self._judge_in_room(channel, message)
+        is_listed = message.sender.id in channel.allow_from
+        if channel.dm_policy == "disabled":
+            return Ignored("direct_chats_disabled")
+        if channel.dm_policy == "allowlist" and not is_listed:
+            return Ignored("not_listed")
+        return await self._judge_direct(channel, message, is_listed=is_listed)
+
+    async def _judge_direct(
+        self, channel: ChannelDef, message: Incoming, *, is_listed: bool
+    ) -> Verdict:
+        is_open = channel.dm_policy == "open"
+        who = (channel.name, channel.account, message.sender.id)
+        command, is_welcome = command_in(message.text), is_listed or is_open
+        if is_welcome and await self.is_blocked(*who):
+            return Ignored("blocked")
+        if is_welcome and command is None:
+            return Turn()
+        known = await self.find(*who)
+        if is_listed or (known is not None and known.state == "paired"):
+            return _allowed(command, known)
+        return Turn() if is_open else await self._judge_stranger(channel, message, known)
+
+    async def _judge_stranger(
+        self, channel: ChannelDef, message: Incoming, known: Pairing | None
+    ) -> Verdict:
+        """Whoever waits, or was denied, is answered nothing more."""
+        asked = None if known else await self.ask(channel.name, channel.account, message.sender)
+        if asked is None:
+            return Ignored("not_paired")
+        pairing, code = asked
+        return Answered(NOT_KNOWN.format(code=code), pairing)
+
+    def _judge_in_room(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        rule = channel.groups.get(message.peer, channel.groups.get("*"))
+        room, person = (channel.name, message.peer), message.sender.id
+        if rule is None:
+            # Logged once a room: whoever wants to open it needs its id.
+            if room not in self._noted and len(self._noted) < MOST_NOTED:
+                self._noted.add(room)
+                log.info("room_closed", extra={"channel": channel.name, "room": message.peer})
+            return Ignored("room_closed")
+        if rule.allow_from and person not in rule.allow_from:
+            return Ignored("not_listed")
+        own = rule.require_mention
+        if (channel.require_mention if own is None else own) and not message.mentions_me:
+            return Ignored("not_mentioned")
+        if person in channel.allow_from | rule.allow_from:
+            return _allowed(command_in(message.text), None)
+        return Turn()
+
+    async def find(self, channel: str, account: str, person: str) -> Pairing | None:
+        """As it holds now: an expired request is none. Raises StoreUnavailable."""
+        who = (channel, account, person)
+        if (known := self._known.get(who)) is not None:
+            return known
+        revoked = self._revoked
+        found = await self.store.find_pairing(*who)
+        if found is None or self._has_expired(found):
+            return None
+        if found.state == "paired":
+            self._remember(who, found, revoked)
+        return found
+
+    async def is_blocked(self, channel: str, account: str, person: str) -> bool:
+        """Asked of those as well who need no pairing; most are in memory. Raises
+        StoreUnavailable."""
+        who = (channel, account, person)
+        if who in self._known:
+            return False
+        revoked = self._revoked
+        found = await self.store.find_pairing(*who)
+        if found is not None and found.state == "denied":
+            return True
+        self._remember(who, None, revoked)
+        return False
+
+    def _remember(self, who: tuple[str, str, str], known: Pairing | None, revoked: int) -> None:
+        if revoked == self._revoked:
+            self._known[who] = known
+            if len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+
+    def _forget(self, who: tuple[str, str, str]) -> None:
+        self._known.pop(who, None)
+        self._revoked += 1
+
+    # ------------------------------------------------------------------------------- requests
+    async def ask(self, channel: str, account: str, sender: Sender) -> tuple[Pairing, str] | None:
+        """The request to be committed, with the code that the person is told; None: nothing is. A
+        stranger who goes on and on, or comes to a full queue, costs no commit. Raises
+        StoreUnavailable."""
+        code, now = _new_code(self.ids), self.clock.now()
+        name = sender.name and printable(sender.name)[:LONGEST_NAME]
+        who, until = (channel, account, sender.id), now + LIFE
+        asked = Pairing(*who, name, "asked", _digest(code), now, until)
+        if not await self.store.may_ask(asked):
+            return None
+        half = CODE_LENGTH // 2
+        return asked, f"{code[:half]}-{code[half:]}"
+
+    def requested(self, asked: Pairing) -> None:
+        """The request is committed, with what the person is told."""
+        log.info("pairing_requested", extra={"channel": asked.channel, "person": asked.person})
+        self.publish("pair.asked", _payload(asked))
+
+    async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+        found = await self.store.list_pairings(channel=channel, limit=limit)
+        return [one for one in found if not self._has_expired(one)]
+
+    # ------------------------------------------------------------------------------ decisions
+    async def approve(
+        self, code: str, *, by: str, is_owner: bool = False, at: Place | None = None
+    ) -> Pairing:
+        paired = await self._decide(code, "paired", at, is_owner=is_owner)
+        payload = {**_payload(paired), "owner": paired.is_owner}
+        self._note("pair.approved", by, payload)
+        self.publish("pair.approved", payload)
+        return paired
+
+    async def deny(self, code: str, *, by: str, at: Place | None = None) -> Pairing:
+        denied = await self._decide(code, "denied", at)
+        self._forget((denied.channel, denied.account, denied.person))
+        self._note("pair.denied", by, _payload(denied))
+        return denied
+
+    async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
+        if await self._remove_paired(channel, account, person, by):
+            return
+        found = await self.store.find_pairing(channel, account, person)
+        if found is not None and found.state == "denied":
+            raise Conflict(f"{_named(channel, account, person)} is blocked: unblock lifts that")
+        raise NotFound(_named(channel, account, person))
+
+    async def turn_away(
+        self, channel: str, account: str, person: str, *, by: str
+    ) -> Pairing | None:
+        """Implements Approvals."""
+        if await self._remove_paired(channel, account, person, by):
+            return None
+        found = await self.store.find_pairing(channel, account, person)
+        if found is None:
+            raise NotFound(_named(channel, account, person))
+        if found.state == "denied":
+            return found
+        return await self.block(channel, account, person, by=by)
+
+    async def block(self, channel: str, account: str, person: str, *, by: str) -> Pairing:
+        blocked = await self.store.block(channel, account, person, now=self.clock.now())
+        self._forget((channel, account, person))
+        self._note("pair.blocked", by, _payload(blocked))
+        return blocked
+
+    async def unblock(self, channel: str, account: str, person: str, *, by: str) -> None:
+        is_gone = await self.store.remove_pairing(channel, account, person, state="denied")
+        self._forget((channel, account, person))
+        if not is_gone:
+            raise NotFound(f"blocked {_named(channel, account, person)}")
+        payload = {"channel": channel, "account": account, "person": person}
+        self._note("pair.unblocked", by, payload)
+
+    async def _remove_paired(self, channel: str, account: str, person: str, by: str) -> bool:
+        is_gone = await self.store.remove_pairing(channel, account, person, state="paired")
+        self._forget((channel, account, person))
+        if is_gone:
+            payload = {"channel": channel, "account": account, "person": person, "revoked": True}
+            self._note("pair.denied", by, payload)
+        return is_gone
+
+    def _has_expired(self, one: Pairing) -> bool:
+        return one.state == "asked" and one.expires_at <= self.clock.now()
+
+    async def _decide(
+        self, code: str, state: PairingState, at: Place | None, *, is_owner: bool = False
+    ) -> Pairing:
+        guesses = self._guesses[at]
+        rest_s = guesses.locked_until - self.clock.monotonic()
+        if rest_s > 0:
+            why = f"too many wrong codes: none is taken for another {rest_s:.0f} s"
+            raise Busy(why, retry_after_s=rest_s)
+        digest, now = _digest(code), self.clock.now()
+        decided = None
+        if at is None or await self._waits_at(at, digest):
+            decided = await self.store.decide_pairing(digest, state, is_owner=is_owner, now=now)
+        if decided is None:
+            self._count_wrong(guesses)
+            raise PairingNotFound
+        return decided
+
+    async def _waits_at(self, at: Place, digest: str) -> bool:
+        waiting = await self.store.list_pairings(channel=at[0], limit=MOST_LISTED)
+        return any((one.channel, one.account, one.code_digest) == (*at, digest) for one in waiting)
+
+    def _count_wrong(self, guesses: _Guesses) -> None:
+        now = self.clock.monotonic()
+        guesses.wrong.append(now)
+        if len(guesses.wrong) == MOST_WRONG and now - guesses.wrong[0] <= WITHIN_S:
+            guesses.locked_until = now + LOCKED_S
+            guesses.wrong.clear()
+            log.warning("pairing_codes_locked")
+
+    def _note(self, kind: DeedKind, by: str, payload: Mapping[str, object]) -> None:
+        """The decision is committed already: noting it must not fail any more."""
+        log.info("pairing_decided", extra={"deed": kind, "by": by})
+        self.audit.append_soon(Deed(self.clock.now(), kind, by, payload))
+
+
+def command_in(text: str) -> Command | None:
+    """A word with a slash that is no command is plain text."""
+    # Of blanks those that adapters look behind, too, where somebody else's words are handed on.
+    match = _COMMAND.fullmatch(text.strip(" \t\r\n"))
+    if match is None or match[1].lower() not in NAMES:
+        return None
+    return Command(match[1].lower(), (match[2] or "").strip())
+
+
+def _allowed(command: Command | None, known: Pairing | None) -> Verdict:
+    """Who may talk is for owners alone to decide."""
+    if command is None or (command.name == "pair" and not (known and known.is_owner)):
+        return Turn()
+    return command
+
+
+def _new_code(ids: Ids) -> str:
+    """An id is made of 80 random bits, a code needs 40."""
+    number = int.from_bytes(sha256(ids.new().encode()).digest())
+    size = len(ALPHABET)
+    return "".join(ALPHABET[number // size**place % size] for place in range(CODE_LENGTH))
+
+
+def _digest(code: str) -> str:
+    """However it was typed."""
+    plain = "".join(code.upper().replace("-", "").split())
+    return sha256(plain[: 2 * CODE_LENGTH].encode("utf-8", "replace")).hexdigest()
+
+
+def _payload(one: Pairing) -> dict[str, object]:
+    who = {"channel": one.channel, "account": one.account, "person": one.person}
+    return {**who, "name": one.name}
+
+
+def _named(channel: str, account: str, person: str) -> str:
+    return f"person {person[:64]!r} of {channel[:64]}:{account[:64]}"

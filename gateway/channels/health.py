@@ -1,0 +1,100 @@
+"""The health of a channel: each direction has its own, since sending says nothing of receiving."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gateway.domain.channels import (
+    ChannelDef,
+    ChannelState,
+    ChannelStatus,
+    Direction,
+    FlowProgress,
+    TransportKind,
+)
+from gateway.domain.ports import Clock
+
+LONGEST_WHY = 300
+
+Publish = Callable[[str, Mapping[str, object]], None]  # type of an event, and its payload
+
+_EVENTS = {
+    "connected": "channel.connected",
+    "failing": "channel.failing",
+    "refused": "channel.refused",
+}
+
+
+class Health:
+    """The state of one channel; publishes an event when the state changes."""
+
+    def __init__(
+        self, channel: ChannelDef, transport: TransportKind | None, clock: Clock, publish: Publish
+    ) -> None:
+        self._channel, self._clock, self._publish = channel, clock, publish
+        self.transport = transport
+        self.waits_for: str | None = None  # before it can be opened
+        self._flows: dict[Direction, FlowProgress] = {"in": FlowProgress(), "out": FlowProgress()}
+        self._refused: Counter[str] = Counter()
+        self._is_open = False
+        self._end: tuple[ChannelState, str] | None = None
+        self._published: ChannelState = "starting"
+
+    @property
+    def count(self) -> int:
+        """How often something came in."""
+        return self._flows["in"].count
+
+    def opened(self) -> None:
+        """The channel can receive, though nothing came yet."""
+        self._is_open = True
+        self._flows["in"] = replace(self._flows["in"], failing_since=None, why=None)
+        self._publish_change()
+
+    def worked(self, direction: Direction) -> None:
+        self._is_open = self._is_open or direction == "in"
+        self._flows[direction] = FlowProgress(self._clock.now(), self._flows[direction].count + 1)
+        self._publish_change()
+
+    def failed(self, direction: Direction, why: str) -> None:
+        flow = self._flows[direction]
+        since = flow.failing_since or self._clock.now()
+        self._flows[direction] = replace(flow, failing_since=since, why=printable(why))
+        self._publish_change()
+
+    def count_refusal(self, why: str) -> None:
+        """Counts a call or a message that was refused, by a reason out of a fixed set."""
+        self._refused[why] += 1
+
+    def end(self, state: ChannelState, why: str) -> None:
+        """The state is final until the next start."""
+        self._end = (state, printable(why))
+        self._publish_change()
+
+    @property
+    def status(self) -> ChannelStatus:
+        state, why = self._state()
+        channel = self._channel
+        what = (channel.name, channel.plugin, channel.account, self.transport, state, why)
+        return ChannelStatus(*what, self._flows["in"], self._flows["out"], dict(self._refused))
+
+    def _state(self) -> tuple[ChannelState, str | None]:
+        if self._end is not None:
+            return self._end
+        failing = [flow.why for flow in self._flows.values() if flow.failing_since is not None]
+        if failing:
+            return "failing", failing[0]
+        return ("connected" if self._is_open else "starting"), self.waits_for
+
+    def _publish_change(self) -> None:
+        state, why = self._state()
+        if state == self._published:
+            return
+        self._published = state
+        if state in _EVENTS:
+            self._publish(_EVENTS[state], {"channel": self._channel.name, "why": why})
+
+
+def printable(text: str) -> str:
+    """Platforms and strangers have a say in the text: no word of theirs may steer a terminal."""
+    return "".join(one if one.isprintable() else " " for one in text[:LONGEST_WHY])
