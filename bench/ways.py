@@ -18,12 +18,10 @@ from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.plugins import PluginDef, PluginLimits
 from gateway.domain.ports import Fetch, PluginSpace, ToolScope, ToolStore
 from gateway.host.clock import SystemClock
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.hosting import Means
-from gateway.sandbox.links import Outcome
-from gateway.sandbox.opening import Nowhere
-from gateway.sandbox.plugins import Sandbox
-from gateway.sandbox.pool import Pool
+from gateway.sandbox.calls import component_engine
+from gateway.sandbox.host_functions import Means
+from gateway.sandbox.plugins import Nowhere, Sandbox
+from gateway.sandbox.pool import Outcome, Pool
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 from tests.fakes.ports import PartOfToolStore

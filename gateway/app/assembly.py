@@ -39,16 +39,16 @@ from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
-from gateway.sandbox.hosting import Means as SandboxMeans
-from gateway.sandbox.opening import (
+from gateway.sandbox.host_functions import Means as SandboxMeans
+from gateway.sandbox.plugins import (
     PATIENCE_S,
     Nowhere,
+    Plugins,
     follow,
     host_functions,
     open_plugins,
     open_sandbox,
 )
-from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
@@ -437,9 +437,8 @@ async def _open_mcp_servers(
     if not config.mcp.servers:
         return
     # An extra, and slow to import.
-    from gateway.mcp.connecting import Dialling  # noqa: PLC0415
-    from gateway.mcp.servers import open_servers  # noqa: PLC0415
-    from gateway.mcp.supervising import Means as ServerMeans  # noqa: PLC0415
+    from gateway.mcp.connections import Connector  # noqa: PLC0415
+    from gateway.mcp.servers import ServerDeps, open_servers  # noqa: PLC0415
 
     async def on_changed(facts: Mapping[str, object]) -> None:
         shared.tell("mcp.tool.changed", facts)
@@ -447,8 +446,8 @@ async def _open_mcp_servers(
         await shared.stores.audit.append(deed)
 
     http = await shared.sockets.http("mcp")
-    means = ServerMeans(
-        dial=Dialling(http, config.gateway.data_dir / "mcp", shared.clock).line,
+    means = ServerDeps(
+        connect=Connector(http, config.gateway.data_dir / "mcp", shared.clock).connect,
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
@@ -462,7 +461,7 @@ async def _open_mcp_servers(
 
 def _mcp_door(gateway: Gateway) -> AbstractAsyncContextManager[Door]:
     """The application at /mcp."""
-    from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
+    from gateway.mcp.endpoint import serving  # noqa: PLC0415  # takes a third of a second
 
     config, ids = gateway.made.config, gateway.shared.ids
     agent = replace(usual_agent(config), tools=config.mcp.serve.tools)

@@ -22,11 +22,18 @@ from gateway.domain.channels import ChannelDef
 from gateway.domain.plugins import PluginAccount, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.host.logs import logging_to
-from gateway.sandbox.compiling import Uncompiled
-from gateway.sandbox.grants import PluginRefused, missing, needed
-from gateway.sandbox.hosting import Means
-from gateway.sandbox.opening import Nowhere, open_sandbox
-from gateway.sandbox.plugins import Plugins, Sandbox, info
+from gateway.sandbox.cache import Uncompiled
+from gateway.sandbox.host_functions import Means
+from gateway.sandbox.plugins import (
+    Nowhere,
+    PluginRefused,
+    Plugins,
+    Sandbox,
+    info,
+    missing,
+    needed,
+    open_sandbox,
+)
 from gateway.schemas import SchemaChecks
 from gateway.store.opening import open_memory
 from gateway.tools.gate import ToolGate

@@ -18,8 +18,7 @@ from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, PluginD
 from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction, PluginSpace
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import check_granted, read_headers, read_method, read_url
-from gateway.sandbox.grants import missing
-from gateway.sandbox.plugins import Loaded, Sandbox
+from gateway.sandbox.plugins import Loaded, Sandbox, missing
 
 PERSON = "tester"
 LAST_MS = 253_402_300_799_999  # the last one of the year 9999: no clock shows a later one

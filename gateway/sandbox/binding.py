@@ -1,4 +1,4 @@
-"""What the wasmtime binding needs so that one guest's call cannot disturb another's.
+"""What the wasmtime binding needs so that one guest's call cannot disturb or delay another's.
 
 As it is, a list of bytes crosses it at a microsecond a byte, in which no other thread of the process
 runs; two threads that lower a variant at once can spoil each other's; and what a host function raises
@@ -6,9 +6,10 @@ waits in one place for all threads.
 """
 
 import ctypes
+import re
 from collections.abc import Callable
 
-from wasmtime import Engine, Trap, WasmtimeError
+from wasmtime import Engine, Trap, WasmtimeError, _bindings
 from wasmtime import _ffi as ffi
 from wasmtime.component import ListType, ValType, Variant
 from wasmtime.component._types import VariantLikeType
@@ -131,3 +132,24 @@ def _cells(raw) -> memoryview:  # type: ignore[no-untyped-def]  # a structure of
     size = raw.size * _CELL
     found = (ctypes.c_ubyte * size).from_address(ctypes.addressof(raw.data.contents))
     return memoryview(found).cast("B")
+
+
+# ------------------------------------------------------------------ small steps keep Python's lock
+# Each is over at once, whatever the guest is, and runs nothing of it.
+_STEPS = re.compile(
+    r"_wasmtime_(store_(new|context|limiter|epoch_deadline_callback)"
+    r"|context_(set_fuel|get_fuel|set_epoch_deadline)"
+    r"|component_(instance_get_func|val_new|func_type|\w+_type_\w+)"
+    r"|func_type|extern_delete|linker_get|memory_data|memory_data_size)"
+    r"|_wasm_(func|memory|val|extern)type_\w+"
+)
+
+
+def keep_lock() -> None:
+    """Once, before the first call."""
+    keeping = ctypes.PyDLL(None, handle=ffi.dll._handle)  # noqa: SLF001  # the library is open already
+    for name, step in list(vars(_bindings).items()):
+        if _STEPS.fullmatch(name):
+            kept = getattr(keeping, name[1:])
+            kept.restype, kept.argtypes = step.restype, step.argtypes
+            setattr(_bindings, name, kept)

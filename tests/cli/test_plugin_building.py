@@ -10,7 +10,7 @@ from wasmtime import wat2wasm
 
 from gateway.cli.plugin_building import built, keep
 from gateway.cli.plugin_files import BadPlugin
-from gateway.sandbox.wrapping import NotWrappable
+from gateway.sandbox.componentize import NotWrappable
 from tests.fakes.wat import ECHO, PIECES
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}

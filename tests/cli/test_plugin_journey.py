@@ -18,8 +18,7 @@ import pytest
 from gateway.cli.main import exogate
 from gateway.cli.plugin_files import About
 from gateway.cli.plugin_testing import Cases
-from gateway.sandbox.describing import ToolPluginSaid
-from gateway.sandbox.opening import HOST_FUNCTIONS
+from gateway.sandbox.plugins import HOST_FUNCTIONS, ToolPluginSaid
 from tests.cli.conftest import end
 from tests.fakes.gateway import Command
 

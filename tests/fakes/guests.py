@@ -12,9 +12,9 @@ from typing import Protocol
 from wasmtime import Engine, Module
 from wasmtime.component import Component
 
-from gateway.sandbox.abis import EXTISM, EXTISM_FUNCTIONS
 from gateway.sandbox.calls import Call
-from gateway.sandbox.programs import Bounds, Guest, Program, Status
+from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS
+from gateway.sandbox.protocol import Bounds, Guest, Program, Status
 
 BOUNDS = Bounds(memory_bytes=4 << 20, fuel=2_000_000_000, output_bytes=1 << 20)
 _numbers = count(1)

@@ -12,11 +12,9 @@ from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
 from gateway.domain.ports import Clock, Fetch, HostFunction, ToolStore
 from gateway.host.clock import SystemClock
-from gateway.sandbox.hosting import Means
-from gateway.sandbox.ledger import UseLedger
-from gateway.sandbox.links import Outcome
-from gateway.sandbox.opening import open_sandbox
-from gateway.sandbox.plugins import Loaded, Sandbox
+from gateway.sandbox.host_functions import Means, UseLedger
+from gateway.sandbox.plugins import Loaded, Sandbox, open_sandbox
+from gateway.sandbox.pool import Outcome
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.wat import kept

@@ -9,8 +9,14 @@ from wasmtime.component import FuncType as ComponentFunction
 from wasmtime.component import Linker as ComponentLinker
 
 from gateway.sandbox.binding import case_of, ending, mend_binding, quiet, value_of_case
-from gateway.sandbox.calls import Call, current, opened_store, trapped
-from gateway.sandbox.engines import component_engine, core_engine
+from gateway.sandbox.calls import (
+    Call,
+    component_engine,
+    core_engine,
+    current,
+    opened_store,
+    trapped,
+)
 from tests.fakes.guests import call_of
 
 

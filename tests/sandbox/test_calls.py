@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gateway.sandbox.calls import Call, Ended
-from gateway.sandbox.programs import Bounds
+from gateway.sandbox.protocol import Bounds
 from tests.fakes.guests import call_of
 
 BOUNDS = Bounds(memory_bytes=1, fuel=1, output_bytes=1)

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.sandbox.compiling import LARGEST_BYTES, Compiled, Compiling, Uncompiled
+from gateway.sandbox.cache import LARGEST_BYTES, Compiled, Compiling, Uncompiled
 from tests.fakes.sandbox import a_stage
 from tests.fakes.wat import ECHO, built, kept
 
@@ -236,7 +236,7 @@ async def test_what_takes_long_to_compile_keeps_no_other_waiting(
 
     assert found == again
     words = [one.message for one in caplog.records]
-    assert "a plugin is being compiled" in words
+    assert "plugin_compiling" in words
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:

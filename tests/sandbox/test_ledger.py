@@ -1,6 +1,6 @@
 """What plugins used and were denied is counted, and no plugin can make it large or ugly."""
 
-from gateway.sandbox.ledger import MOST_NAMES, OTHERS, UseLedger
+from gateway.sandbox.host_functions import MOST_NAMES, OTHERS, UseLedger
 
 
 def test_uses_and_denials_are_counted_for_each_plugin() -> None:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import anyio
 
-from gateway.sandbox.frames import Frame, Kind, Reader, encode
-from gateway.sandbox.links import Link, Pending
-from gateway.sandbox.programs import Bounds
+from gateway.sandbox.pool import Link, Pending
+from gateway.sandbox.protocol import Bounds, Frame, Kind, Reader, encode
 
 BOUNDS = Bounds(1 << 20, 10**9, 1 << 20)
 

@@ -8,9 +8,9 @@ import pytest
 from wasmtime import Engine
 from wasmtime.component import Component
 
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.near import NearGuest
-from gateway.sandbox.recognising import Unrecognised, recognise_component
+from gateway.sandbox.calls import component_engine
+from gateway.sandbox.compiler import Unrecognised, recognise_component
+from gateway.sandbox.components import NearGuest
 from tests.fakes.guests import Answered, ask, component_program, ticking
 
 _ERRORS = '"auth-required" "input" "output-too-large" "executor" "network-denied" "client" "operation-failed"'  # fmt: skip

@@ -4,8 +4,8 @@ import pytest
 from wasmtime import Module
 from wasmtime.component import Component
 
-from gateway.sandbox.engines import component_engine, core_engine
-from gateway.sandbox.recognising import Unrecognised, recognise_component, recognise_module
+from gateway.sandbox.calls import component_engine, core_engine
+from gateway.sandbox.compiler import Unrecognised, recognise_component, recognise_module
 
 
 @pytest.mark.parametrize(

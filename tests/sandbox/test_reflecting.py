@@ -12,9 +12,8 @@ from wasmtime import _ffi as ffi
 from wasmtime.component import Component, ComponentInstanceType, FuncType, ValType
 
 from gateway.sandbox.binding import mend_binding
-from gateway.sandbox.calls import opened_store
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.reflecting import Inexpressible, Misfit, shape_of
+from gateway.sandbox.calls import component_engine, opened_store
+from gateway.sandbox.components import Inexpressible, Misfit, shape_of
 from tests.fakes.guests import call_of
 
 TypeOf = Callable[[str], ValType]

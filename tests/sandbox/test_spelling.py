@@ -5,8 +5,8 @@ from wasmtime import FuncType as CoreFunction
 from wasmtime import ValType
 from wasmtime.component import Component, FuncType
 
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.spelling import spelled_core, spelled_function
+from gateway.sandbox.calls import component_engine
+from gateway.sandbox.compiler import spelled_core, spelled_function
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from wasmtime import Engine
 
-from gateway.sandbox.abis import WASI_CORE
-from gateway.sandbox.engines import core_engine
+from gateway.sandbox.calls import core_engine
 from gateway.sandbox.extism import ExtismGuest
+from gateway.sandbox.interfaces import WASI_CORE
 from tests.fakes.guests import (
     BOUNDS,
     Answers,

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from wasmtime import Engine, Store, wat2wasm
 from wasmtime.component import Component, Linker, LinkerInstance, Variant
 
-from gateway.sandbox.recognising import recognise_component
-from gateway.sandbox.worlds import INTERFACES, import_name
-from gateway.sandbox.wrapping import HOST, NotWrappable, component_from_core
+from gateway.sandbox.compiler import recognise_component
+from gateway.sandbox.componentize import HOST, NotWrappable, component_from_core
+from gateway.sandbox.interfaces import INTERFACES, import_name
 
 MEMORY = """
   (memory (export "memory") 1)

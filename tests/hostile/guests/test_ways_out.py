@@ -119,7 +119,7 @@ async def test_a_secret_that_comes_back_reaches_nobody(
     store = plugins.spaces[PluginSpace("relay", "loot", "ann")].values
     for place_of_loot in (got.text, logged, str(store), str(stage.sandbox.means)):
         assert SWORDFISH not in place_of_loot
-    assert "a plugin says" in logged
+    assert "plugin_log" in logged
 
 
 async def test_a_secret_is_no_text_that_a_guest_can_ask_for(cache: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Serves guests' host functions in the gateway: each use checked against the grants, and counted."""
+"""The host functions of guests, served in the gateway: each use checked against the grants, and counted."""
 
 import base64
 import binascii
@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from anyio.lowlevel import checkpoint
 
@@ -23,8 +24,47 @@ from gateway.domain.ports import (
     PluginSpace,
     ToolStore,
 )
-from gateway.sandbox.ledger import UseLedger
 
+# --------------------------------------------------------------------------------------------- use
+MOST_NAMES = 100  # distinct ones of one plugin; the rest is counted together
+OTHERS = "others"
+_LONGEST = 200
+
+
+class Uses(NamedTuple):
+    """How often, by what was asked for."""
+
+    granted: Mapping[str, int]
+    denied: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class UseLedger:
+    """What each plugin used of its grants, and what it was denied, since the start."""
+
+    _granted: dict[str, dict[str, int]] = field(default_factory=dict)
+    _denied: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def used(self, plugin: str, capability: str) -> None:
+        _count(self._granted.setdefault(plugin, {}), capability)
+
+    def denied(self, plugin: str, capability: str) -> None:
+        """`capability` is what would have allowed it; a plugin may ask for anything."""
+        _count(self._denied.setdefault(plugin, {}), capability)
+
+    def of(self, plugin: str) -> Uses:
+        return Uses(dict(self._granted.get(plugin, {})), dict(self._denied.get(plugin, {})))
+
+
+def _count(counts: dict[str, int], capability: str) -> None:
+    """What a plugin asked for may be its own words."""
+    name = "".join(c if c.isprintable() else "?" for c in capability[:_LONGEST])
+    if name not in counts and len(counts) >= MOST_NAMES:
+        name = OTHERS
+    counts[name] = counts.get(name, 0) + 1
+
+
+# ---------------------------------------------------------------------------------- host functions
 log = logging.getLogger(__name__)
 
 Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and of an HTTP answer its body
@@ -66,7 +106,7 @@ class Host:
         number = {"debug": logging.DEBUG, "warn": logging.WARNING, "error": logging.ERROR}
         said = message.encode("unicode_escape").decode()  # no escape sequence reaches a terminal
         extra = {"plugin": self.plugin.name, "said": said}
-        log.log(number.get(level, logging.INFO), "a plugin says", extra=extra)
+        log.log(number.get(level, logging.INFO), "plugin_log", extra=extra)
 
     async def answer(self, function: str, arguments: Sequence[str]) -> Answer:
         try:
@@ -75,7 +115,7 @@ class Host:
             return "err", str(error)
         except Exception:  # an operator's function may fail in any way: only its caller may notice
             extra = {"plugin": self.plugin.name, "function": function}
-            log.exception("a host function failed", extra=extra)
+            log.exception("host_function_failed", extra=extra)
             return "err", "the host function failed; the operator finds why in the log"
 
     async def _answer(self, function: str, arguments: Sequence[str]) -> Answer:

@@ -8,7 +8,7 @@ from wasmtime import wat2wasm
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginKind
-from gateway.sandbox.worlds import PACKAGE, VERSION, import_name, interface_of
+from gateway.sandbox.interfaces import PACKAGE, VERSION, import_name, interface_of
 
 _MAGIC = b"\0asm\1\0\0\0"
 _HEAD = 8 + 2 + len(_MAGIC)  # of a component that begins with an empty core module
