@@ -39,10 +39,10 @@ from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
-from gateway.sandbox.host_functions import Means as SandboxMeans
+from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import (
     PATIENCE_S,
-    Nowhere,
+    NoFetch,
     Plugins,
     follow,
     host_functions,
@@ -416,8 +416,8 @@ async def _open_plugins(
     enabled = [one for one in config.plugins if one.is_enabled]
     fetches = any(plugin.origins for plugin in enabled)
     own = {"folder": Folder()}
-    means = SandboxMeans(
-        fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
+    means = HostDeps(
+        fetch=await shared.sockets.guarded("plugins") if fetches else NoFetch(),
         store=shared.stores.tools,
         clock=shared.clock,
         read_adapter=read_description,

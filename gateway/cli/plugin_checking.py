@@ -23,9 +23,9 @@ from gateway.domain.plugins import PluginAccount, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.host.logs import logging_to
 from gateway.sandbox.cache import Uncompiled
-from gateway.sandbox.host_functions import Means
+from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import (
-    Nowhere,
+    NoFetch,
     PluginRefused,
     Plugins,
     Sandbox,
@@ -74,7 +74,7 @@ async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
     """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
     clock = SystemClock()
     async with open_memory(clock) as stores:
-        means = Means(Nowhere(), stores.tools, clock, read_description)
+        means = HostDeps(NoFetch(), stores.tools, clock, read_description)
         make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
             await to_thread.run_sync(make)

@@ -169,10 +169,10 @@ def _lacks_function(name: str, lacking: set[str]) -> bool:
 async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> Verdict:
     plugin = replace(plugin, config=case.call.config)
     world = _World(case)
-    means = replace(
-        sandbox.means, fetch=world, clock=_CaseClock(case.clock_ms), functions=world.functions
+    deps = replace(
+        sandbox.deps, fetch=world, clock=_CaseClock(case.clock_ms), functions=world.functions
     )
-    own = replace(sandbox, means=means)
+    own = replace(sandbox, deps=deps)
     loaded = await own.load(plugin)
     for namespace, values in case.store.items():
         for key, value in values.items():

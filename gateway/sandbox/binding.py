@@ -22,7 +22,7 @@ _U8 = bytes([ffi.WASMTIME_COMPONENT_U8.value])
 _of_other_elements = ListType.convert_to_c, ListType.convert_from_c
 
 
-def mend_binding() -> None:
+def patch_binding() -> None:
     """Once or more; before the first call of a component."""
     # The binding offers no other place for this.
     ListType.convert_to_c = _list_to_c  # type: ignore[method-assign]  # see above
@@ -30,12 +30,12 @@ def mend_binding() -> None:
     VariantLikeType._lower = _lower  # type: ignore[method-assign]  # noqa: SLF001  # see above
 
 
-def ending(function: Callable[..., object]) -> Callable[..., object]:
+def guarded(function: Callable[..., object]) -> Callable[..., object]:
     """A component's host function that raises nothing but errors that belong to this call."""
 
     def call(*arguments: object) -> object:
         try:
-            current().go_easy()
+            current().throttle()
             return function(*arguments)
         except WasmtimeError:
             raise
@@ -45,14 +45,14 @@ def ending(function: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def quiet(
+def guarded_core(
     engine: Engine, function: Callable[..., object], otherwise: int | None
 ) -> Callable[..., object]:
     """A core module's host function that raises nothing: the guest is ended at its next check."""
 
     def call(*arguments: object) -> object:
         try:
-            current().go_easy()
+            current().throttle()
             return function(*arguments)
         except (WasmtimeError, Trap):
             current().stop("trap")
@@ -118,7 +118,7 @@ def _list_to_c(self, store, value, pointer):  # type: ignore[no-untyped-def]  # 
 def _list_from_c(self, cell):  # type: ignore[no-untyped-def]  # as in the binding
     if not cell.of.list.size or not self._is_bytes():
         # Nothing is raised: the binding would free twice what it is at.
-        if current().takes(cell.of.list.size):
+        if current().may_take(cell.of.list.size):
             return _of_other_elements[1](self, cell)
         ffi.wasmtime_component_vallist_delete(ctypes.byref(cell.of.list))
         return []

@@ -77,7 +77,7 @@ class _Refused(BaseModel):
     cpu_s: int  # that it had
 
 
-class Compiling:
+class CompileCache:
     """Compiled files live in `cache`, which has to be ours alone: whoever writes there runs code."""
 
     def __init__(self, cache: Path, *, cpu_s: int = CPU_S, hold_s: float = HOLD_S) -> None:

@@ -148,21 +148,21 @@ class Call:
         self.why = self.why or "cancelled"
         self.answers.put(None)
 
-    def go_easy(self) -> None:
+    def throttle(self) -> None:
         """Before a host function of others' languages, of which any number may be called: whoever
         calls very many would keep Python's lock from the guests beside it."""
         self._served += 1
         if self._served > _FREELY_SERVED:
             time.sleep(_PAUSE_S)
 
-    def takes(self, elements: int) -> bool:
+    def may_take(self, elements: int) -> bool:
         """Whether a list may be taken over, which no deadline interrupts; if not, the call ends."""
         self._elements += elements
         if self._elements > _ELEMENTS:
             self.stop("output_too_large")
         return self.why is None
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         """From here on its thread comes after those at short calls. That cannot be taken back: the
         thread has to end with the call."""
         self.is_slow = True
@@ -293,7 +293,7 @@ def _tick(context, number, delta, kind):  # type: ignore[no-untyped-def]  # call
         # The binding has no other way to hand an error over to C.
         return ctypes.cast(error._consume(), ctypes.c_void_p).value  # noqa: SLF001  # see above
     if call.slower_by and not call.is_slow and time.thread_time() - _mine.cpu_began > _SHORT_S:
-        call.give_way()
+        call.lower_priority()
     delta[0] = 1
     return 0
 

@@ -1,6 +1,6 @@
 """The child that compiles one guest: a file of WebAssembly in a folder, two more files beside it.
 
-Compiling hostile code may take any time and memory, or end the process: it happens here, within
+CompileCache hostile code may take any time and memory, or end the process: it happens here, within
 limits, and nothing of the guest is run. Its kind, exports and imports are read from what was compiled.
 """
 
@@ -55,18 +55,18 @@ from gateway.sandbox.protocol import Guest, Inspection
 
 
 # ----------------------------------------------------------------------------------- types as text
-def spelled_core(function: CoreFunction) -> str:
+def core_signature(function: CoreFunction) -> str:
     results = ",".join(map(str, function.results))
     return f"({','.join(map(str, function.params))})" + (f"->{results}" if results else "")
 
 
-def spelled_function(function: FuncType) -> str:
-    parameters = ",".join(spelled(kind) for _, kind in function.params)
+def signature_of(function: FuncType) -> str:
+    parameters = ",".join(type_text(kind) for _, kind in function.params)
     result = function.result
-    return f"({parameters})" + (f"->{spelled(result)}" if result is not None else "")
+    return f"({parameters})" + (f"->{type_text(result)}" if result is not None else "")
 
 
-def spelled(kind: ValType | None) -> str:
+def type_text(kind: ValType | None) -> str:
     """A type as WIT writes it, without names of records', variants' and resources' own."""
     if kind is None:
         return "_"
@@ -75,16 +75,16 @@ def spelled(kind: ValType | None) -> str:
 
 
 def _case(name: str, payload: ValType | None) -> str:
-    return name if payload is None else f"{name}({spelled(payload)})"
+    return name if payload is None else f"{name}({type_text(payload)})"
 
 
 # A type of each class, so what it is called with is of that class.
 _COMPOUND: dict[type, Callable[..., str]] = {
-    OptionType: lambda kind: f"option<{spelled(kind.payload)}>",
-    ListType: lambda kind: f"list<{spelled(kind.element)}>",
-    ResultType: lambda kind: f"result<{spelled(kind.ok)},{spelled(kind.err)}>",
-    TupleType: lambda kind: f"tuple<{','.join(map(spelled, kind.elements))}>",
-    RecordType: lambda kind: f"record{{{','.join(f'{n}:{spelled(t)}' for n, t in kind.fields)}}}",
+    OptionType: lambda kind: f"option<{type_text(kind.payload)}>",
+    ListType: lambda kind: f"list<{type_text(kind.element)}>",
+    ResultType: lambda kind: f"result<{type_text(kind.ok)},{type_text(kind.err)}>",
+    TupleType: lambda kind: f"tuple<{','.join(map(type_text, kind.elements))}>",
+    RecordType: lambda kind: f"record{{{','.join(f'{n}:{type_text(t)}' for n, t in kind.fields)}}}",
     VariantType: lambda kind: f"variant{{{','.join(_case(n, t) for n, t in kind.cases)}}}",
     EnumType: lambda kind: f"enum{{{','.join(kind.names)}}}",
     FlagsType: lambda kind: f"flags{{{','.join(kind.names)}}}",
@@ -94,7 +94,7 @@ _COMPOUND: dict[type, Callable[..., str]] = {
 
 
 # -------------------------------------------------------------------------------------- inspection
-# A type may name another many times over; spelled out, such a one has no end.
+# A type may name another many times over; type_text out, such a one has no end.
 LONGEST_TYPE = 16_384
 MOST_NAMES = 1000  # exports, and imports: a worker looks at each when it loads it, and others wait
 
@@ -106,12 +106,12 @@ _CORE_WORLDS: Worlds = {
 }
 
 
-class Unrecognised(Exception):
+class NotAPlugin(Exception):
     """It is WebAssembly, but nothing that can be run here; the text says what it lacks."""
 
 
-def recognise_component(component: Component, engine: Engine) -> Inspection:
-    """Raises Unrecognised."""
+def inspect_component(component: Component, engine: Engine) -> Inspection:
+    """Raises NotAPlugin."""
     _require_few(len(component.type.exports(engine)), len(component.type.imports(engine)))
     exports = {name: one.ty for name, one in component.type.exports(engine).items()}
     functions = {n: _spelled(n, t) for n, t in exports.items() if isinstance(t, FuncType)}
@@ -127,31 +127,31 @@ def recognise_component(component: Component, engine: Engine) -> Inspection:
     return Inspection(guest, kind, _listed(imports), tuple(exports))
 
 
-def recognise_module(module: Module) -> Inspection:
-    """Raises Unrecognised."""
+def inspect_module(module: Module) -> Inspection:
+    """Raises NotAPlugin."""
     _require_few(len(module.exports), len(module.imports))
     imports = [(one.module, one.name or "", one.type) for one in module.imports]
     if not any(name in {EXTISM, EXTISM_USER} for name, _, _ in imports):
-        raise Unrecognised(
+        raise NotAPlugin(
             "it is a core module, but no Extism plugin (it imports nothing of extism:host/env); "
             "make a component of it"
         )
     for name, function, wanted in imports:
         _require_offered(name, function, wanted)
     exports = {one.name: one.type for one in module.exports}
-    functions = {n: spelled_core(t) for n, t in exports.items() if isinstance(t, CoreFunction)}
+    functions = {n: core_signature(t) for n, t in exports.items() if isinstance(t, CoreFunction)}
     kind = _world(functions, _CORE_WORLDS)
     return Inspection("extism", kind, tuple(f"{m}#{n}" for m, n, _ in imports), tuple(exports))
 
 
 def _require_few(exports: int, imports: int) -> None:
     if max(exports, imports) > MOST_NAMES:
-        raise Unrecognised(f"it has more than {MOST_NAMES} exports or imports")
+        raise NotAPlugin(f"it has more than {MOST_NAMES} exports or imports")
 
 
 def _require_offered(module: str, function: str, kind: object) -> None:
     """An import of a core module; what of WASI is unknown is refused only when it is called."""
-    signature = spelled_core(kind) if isinstance(kind, CoreFunction) else "no function"
+    signature = core_signature(kind) if isinstance(kind, CoreFunction) else "no function"
     if module == WASI_CORE and signature != "no function":
         return
     wanted: tuple[str, ...] = ()
@@ -160,10 +160,10 @@ def _require_offered(module: str, function: str, kind: object) -> None:
     elif module == EXTISM_USER:
         wanted = EXTISM_USER_FUNCTIONS
     if not wanted:
-        raise Unrecognised(f"it imports {module}#{function}, which nobody offers")
+        raise NotAPlugin(f"it imports {module}#{function}, which nobody offers")
     if signature not in wanted:
         offered = " or ".join(wanted)
-        raise Unrecognised(f"it imports {module}#{function} as {signature}; it is {offered}")
+        raise NotAPlugin(f"it imports {module}#{function} as {signature}; it is {offered}")
 
 
 def _spoken(functions: Mapping[str, str], *, is_near: bool) -> tuple[Guest, PluginKind]:
@@ -175,7 +175,7 @@ def _spoken(functions: Mapping[str, str], *, is_near: bool) -> tuple[Guest, Plug
     if set(functions) - {"describe"}:
         return "functions", "tool"
     wanted = " and ".join(WORLDS["tool"])
-    raise Unrecognised(f"it exports no function that can be called; a tool exports {wanted}")
+    raise NotAPlugin(f"it exports no function that can be called; a tool exports {wanted}")
 
 
 def _listed(imports: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
@@ -191,9 +191,9 @@ def _functions(instance: object, engine: Engine) -> dict[str, str]:
 
 
 def _spelled(name: str, function: FuncType) -> str:
-    signature = spelled_function(function)
+    signature = signature_of(function)
     if len(signature) > LONGEST_TYPE:
-        raise Unrecognised(f"the type of {name} is too large")
+        raise NotAPlugin(f"the type of {name} is too large")
     return signature
 
 
@@ -201,16 +201,16 @@ def _world(functions: Mapping[str, str], worlds: Worlds) -> PluginKind:
     """The one world whose exports are all there, in one of the types that they may have."""
     complete = [kind for kind, exports in worlds.items() if set(exports) <= set(functions)]
     if len(complete) > 1:
-        raise Unrecognised("it is a tool and a channel adapter at once; make two plugins of it")
+        raise NotAPlugin("it is a tool and a channel adapter at once; make two plugins of it")
     if not complete:
-        raise Unrecognised("; ".join(_lacking(functions, worlds)))
+        raise NotAPlugin("; ".join(_lacking(functions, worlds)))
     wrong = [
         f"{name} is {functions[name]}, not {' or '.join(types)}"
         for name, types in worlds[complete[0]].items()
         if functions[name] not in types
     ]
     if wrong:
-        raise Unrecognised("; ".join(wrong))
+        raise NotAPlugin("; ".join(wrong))
     return complete[0]
 
 
@@ -227,10 +227,10 @@ def _lacking(functions: Mapping[str, str], worlds: Worlds) -> list[str]:
 
 def _require_near(interface: str, functions: Mapping[str, str]) -> None:
     if not interface.startswith(NEAR_TOOL):
-        raise Unrecognised(f"it exports {interface}; only near:agent/tool@0.4 is spoken here")
+        raise NotAPlugin(f"it exports {interface}; only near:agent/tool@0.4 is spoken here")
     for name, signature in NEAR_EXPORTS.items():
         if functions.get(name) != signature:
-            raise Unrecognised(f"{interface}#{name} is {functions.get(name)}, not {signature}")
+            raise NotAPlugin(f"{interface}#{name} is {functions.get(name)}, not {signature}")
 
 
 def _require_known(interface: str, functions: Mapping[str, str], guest: Guest) -> None:
@@ -238,17 +238,17 @@ def _require_known(interface: str, functions: Mapping[str, str], guest: Guest) -
     if ours is not None:
         _require_same(interface, functions, INTERFACES[ours])
     elif interface.startswith(f"{PACKAGE}/"):
-        raise Unrecognised(f"it imports {interface}; {PACKAGE} is offered in version {VERSION}")
+        raise NotAPlugin(f"it imports {interface}; {PACKAGE} is offered in version {VERSION}")
     elif guest == "near" and interface.startswith(NEAR_HOST):
         _require_same(interface, functions, NEAR_FUNCTIONS)
     elif not interface.startswith("wasi:"):
-        raise Unrecognised(f"it imports {interface}, which nobody offers")
+        raise NotAPlugin(f"it imports {interface}, which nobody offers")
 
 
 def _require_same(interface: str, wanted: Mapping[str, str], offered: Mapping[str, str]) -> None:
     for name, signature in wanted.items():
         if offered.get(name) != signature:
-            raise Unrecognised(
+            raise NotAPlugin(
                 f"it imports {interface}#{name} as {signature}; "
                 + (f"it is {offered[name]}" if name in offered else "there is no such function")
             )
@@ -272,7 +272,7 @@ def main() -> None:
     confine(writable=[folder])
     try:
         inspection, compiled = compile_guest((folder / GUEST).read_bytes())
-    except Unrecognised as error:
+    except NotAPlugin as error:
         report: dict[str, object] = {"problem": str(error)[:_SAID]}
     except WasmtimeError as error:
         said = " ".join(str(error).split())
@@ -285,15 +285,15 @@ def main() -> None:
 
 
 def compile_guest(wasm: bytes) -> tuple[Inspection, bytes]:
-    """Raises Unrecognised or WasmtimeError."""
+    """Raises NotAPlugin or WasmtimeError."""
     if wasm.startswith(_COMPONENT):
         engine = component_engine()
         component = Component(engine, wasm)
-        return recognise_component(component, engine), bytes(component.serialize())
+        return inspect_component(component, engine), bytes(component.serialize())
     if not wasm.startswith(b"\0asm"):
-        raise Unrecognised("it is not WebAssembly (a .wasm file begins with a zero byte and 'asm')")
+        raise NotAPlugin("it is not WebAssembly (a .wasm file begins with a zero byte and 'asm')")
     module = Module(core_engine(), wasm)
-    return recognise_module(module), bytes(module.serialize())
+    return inspect_module(module), bytes(module.serialize())
 
 
 if __name__ == "__main__":

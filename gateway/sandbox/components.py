@@ -45,9 +45,9 @@ from wasmtime.component import (
     VariantType,
 )
 
-from gateway.sandbox.binding import case_of, ending, value_of_case
+from gateway.sandbox.binding import case_of, guarded, value_of_case
 from gateway.sandbox.calls import Call, current, fetch, opened_store, trapped
-from gateway.sandbox.compiler import spelled_function
+from gateway.sandbox.compiler import signature_of
 from gateway.sandbox.interfaces import NEAR_EXPORTS, NEAR_HOST, NEAR_TOOL, import_name
 from gateway.sandbox.protocol import Program, Status
 from gateway.sandbox.wasi import offer_wasi
@@ -321,7 +321,7 @@ def _offer_near(
     with linker.root() as root:
         for name in component.type.imports(engine):
             if name.startswith(NEAR_HOST):
-                define(root, name, {key: ending(serve) for key, serve in functions.items()})
+                define(root, name, {key: guarded(serve) for key, serve in functions.items()})
 
 
 def _near_log(_store: object, level: str, message: str) -> None:
@@ -355,11 +355,11 @@ def _failure(kind: str, message: str) -> Variant:
 Field = tuple[str, ValType | None]
 
 
-class Inexpressible(Exception):
+class NotInJson(Exception):
     """JSON has nothing for a handle or a stream."""
 
 
-class Misfit(Exception):
+class TypeMismatch(Exception):
     """A JSON value that is not of its type; the text says what is wanted."""
 
 
@@ -369,7 +369,7 @@ def _unchanged(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A type. `read` makes of JSON what the binding takes and raises Misfit; `tell` is its inverse."""
+    """A type. `read` makes of JSON what the binding takes and raises TypeMismatch; `tell` is its inverse."""
 
     schema: dict[str, object]
     read: Callable[[object], object]
@@ -378,15 +378,15 @@ class Shape:
 
 
 def shape_of(kind: ValType | None) -> Shape:
-    """Raises Inexpressible."""
+    """Raises NotInJson."""
     make = _SHAPES.get(type(kind))
     if make is None:
-        raise Inexpressible(type(kind).__name__)
+        raise NotInJson(type(kind).__name__)
     return make(kind)
 
 
 def shape_of_fields(fields: Iterable[Field]) -> Shape:
-    """Of an object; what is read is a list in the fields' order. Raises Inexpressible."""
+    """Of an object; what is read is a list in the fields' order. Raises NotInJson."""
     return _fields([(name, shape_of(kind)) for name, kind in fields])
 
 
@@ -394,10 +394,10 @@ def _fields(shapes: Sequence[tuple[str, Shape]]) -> Shape:
 
     def read(value: object) -> object:
         if not isinstance(value, dict):
-            raise Misfit("an object is wanted")
+            raise TypeMismatch("an object is wanted")
         lacking = [n for n, shape in shapes if n not in value and not shape.is_optional]
         if lacking:
-            raise Misfit(f"{lacking[0]} is missing")
+            raise TypeMismatch(f"{lacking[0]} is missing")
         return [shape.read(value.get(name)) for name, shape in shapes]
 
     schema = {
@@ -414,7 +414,7 @@ def _simple(
 ) -> Callable[[object], Shape]:
     def read(value: object) -> object:
         if not fits(value):
-            raise Misfit(f"{wanted} is wanted")
+            raise TypeMismatch(f"{wanted} is wanted")
         return value
 
     return lambda _kind: Shape(schema, read)
@@ -436,7 +436,7 @@ def _number(_kind: ValType) -> Shape:
         if isinstance(value, int | float) and not isinstance(value, bool):
             with suppress(OverflowError):
                 return float(value)
-        raise Misfit("a number is wanted")
+        raise TypeMismatch("a number is wanted")
 
     return Shape({"type": "number"}, read)
 
@@ -450,7 +450,7 @@ def _bytes() -> Shape:
         try:
             return base64.b64decode(value, validate=True)  # type: ignore[arg-type]  # or TypeError
         except (TypeError, ValueError, binascii.Error):
-            raise Misfit("base64 is wanted") from None
+            raise TypeMismatch("base64 is wanted") from None
 
     def tell(value: object) -> object:
         assert isinstance(value, bytes)
@@ -461,7 +461,7 @@ def _bytes() -> Shape:
 
 def _listed(value: object) -> list[object]:
     if not isinstance(value, list):
-        raise Misfit("a list is wanted")
+        raise TypeMismatch("a list is wanted")
     return value
 
 
@@ -481,7 +481,7 @@ def _tuple(kind: TupleType) -> Shape:
 
     def read(value: object) -> object:
         if len(_listed(value)) != len(shapes):
-            raise Misfit(f"a list of {len(shapes)} is wanted")
+            raise TypeMismatch(f"a list of {len(shapes)} is wanted")
         return tuple(s.read(item) for s, item in zip(shapes, _listed(value), strict=True))
 
     size = len(shapes)
@@ -521,7 +521,7 @@ def _variant(kind: VariantType | ResultType) -> Shape:
     def read(value: object) -> object:
         name, payload = next(iter(value.items())) if isinstance(value, dict) and value else ("", 0)
         if name not in shapes or (isinstance(value, dict) and len(value) > 1):
-            raise Misfit(f"an object with one of {', '.join(shapes)} is wanted")
+            raise TypeMismatch(f"an object with one of {', '.join(shapes)} is wanted")
         return value_of_case(kind, name, shapes[name].read(payload))
 
     def tell(value: object) -> object:
@@ -622,13 +622,13 @@ class FunctionsGuest:
         export = self._component.get_export_index(name)
         if not isinstance(kind, FuncType) or export is None:
             return None
-        about = f"{name}{spelled_function(kind)}"[:LONGEST_SIGNATURE]
+        about = f"{name}{signature_of(kind)}"[:LONGEST_SIGNATURE]
         result = kind.result
         fails = result if isinstance(result, ResultType) else None
         try:
             arguments = shape_of_fields(kind.params)
             told = shape_of(fails.ok if fails is not None else result)
-        except Inexpressible:
+        except NotInJson:
             return None
         return _Function(export, arguments, told, fails, about)
 
@@ -643,7 +643,7 @@ class FunctionsGuest:
             return "err", f"there is no tool {asked['tool']}"
         try:
             values = chosen.arguments.read(asked["arguments"])
-        except Misfit as error:
+        except TypeMismatch as error:
             return "err", f"the arguments do not fit: {error}"
         assert isinstance(values, list)
         return self._called(call, chosen, values)

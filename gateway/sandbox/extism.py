@@ -24,9 +24,9 @@ from wasmtime import (
 )
 from wasmtime import _ffi as ffi
 
-from gateway.sandbox.binding import quiet
+from gateway.sandbox.binding import guarded_core
 from gateway.sandbox.calls import Call, Ended, current, fetch, opened_store, trapped
-from gateway.sandbox.compiler import spelled_core
+from gateway.sandbox.compiler import core_signature
 from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
 from gateway.sandbox.protocol import Program, Status
 from gateway.sandbox.wasi import define_wasi_core, taken_exit_code
@@ -131,7 +131,9 @@ class ExtismGuest:
         self._config = dict(program.config)
         exports = {one.name: one.type for one in self._module.exports}
         self._exports = {
-            name: spelled_core(kind) for name, kind in exports.items() if isinstance(kind, FuncType)
+            name: core_signature(kind)
+            for name, kind in exports.items()
+            if isinstance(kind, FuncType)
         }
         self._kernel = kernel_of(engine)
         self._linker = Linker(engine)
@@ -194,7 +196,7 @@ class ExtismGuest:
                 )
 
     def _quiet(self, function: Callable[..., object], kind: FuncType) -> Callable[..., object]:
-        return quiet(self._engine, function, otherwise=0 if kind.results else None)
+        return guarded_core(self._engine, function, otherwise=0 if kind.results else None)
 
 
 _TAKES = {"__wasm_call_ctors": "()", "_initialize": "()", "hs_init": "(i32,i32)"}

@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from gateway.codec import decode, encode
 from gateway.domain.errors import Denied, GatewayError
-from gateway.domain.plugins import AdapterSaid, PluginDef
+from gateway.domain.plugins import AdapterDescription, PluginDef
 from gateway.domain.ports import (
     Clock,
     Fetch,
@@ -39,7 +39,7 @@ class Uses(NamedTuple):
 
 
 @dataclass(slots=True)
-class UseLedger:
+class CapabilityUse:
     """What each plugin used of its grants, and what it was denied, since the start."""
 
     _granted: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -81,23 +81,23 @@ LONGEST_WAIT_MS = 600_000  # the call's own end, and that of whoever fetches, co
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class HostDeps:
     """What host functions are made of."""
 
     fetch: Fetch
     store: ToolStore
     clock: Clock
-    read_adapter: Callable[[str], AdapterSaid]  # raises ValueError
+    read_adapter: Callable[[str], AdapterDescription]  # raises ValueError
     functions: Mapping[str, HostFunction] = field(default_factory=dict)
-    ledger: UseLedger = field(default_factory=UseLedger)
+    ledger: CapabilityUse = field(default_factory=CapabilityUse)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Implements the Service of a call: one plugin's, on behalf of one person (None: nobody's).
+    """Implements the CallHost of a call: one plugin's, on behalf of one person (None: nobody's).
     Without `keeps` nothing is written for that person."""
 
-    means: Means
+    deps: HostDeps
     plugin: PluginDef
     person: str | None = None
     keeps: bool = True
@@ -127,7 +127,7 @@ class Host:
                 return await self._keep(verb, namespace, texts)
             case "clock", *_:
                 self._require("clock")
-                return "ok", str(int(self.means.clock.now().timestamp() * 1000))
+                return "ok", str(int(self.deps.clock.now().timestamp() * 1000))
             case "random", count:
                 self._require("random")
                 return "ok", secrets.token_hex(min(int(count), MOST_RANDOM_BYTES))
@@ -136,7 +136,7 @@ class Host:
         raise Denied(f"there is no host function {function[:64]}")
 
     async def _keep(self, verb: str, namespace: str, texts: Sequence[str]) -> Answer:
-        store = self.means.store
+        store = self.deps.store
         space = self._space(namespace, writes=verb in {"set", "delete"})
         match verb, *texts:
             case "get", key:
@@ -158,7 +158,7 @@ class Host:
         self._check(f"host_function:{function}", is_granted=function in self.plugin.functions)
 
     def _check(self, capability: str, *, is_granted: bool) -> None:
-        name, ledger = self.plugin.name, self.means.ledger
+        name, ledger = self.plugin.name, self.deps.ledger
         if is_granted:
             ledger.used(name, capability)
             return
@@ -176,7 +176,7 @@ class Host:
 
     async def _call(self, name: str, text: str) -> str:
         self._require(name)
-        function = self.means.functions.get(name)
+        function = self.deps.functions.get(name)
         if function is None:
             raise Denied(f"the operator registered no host function {name[:64]}")
         return await function(text, self.plugin)
@@ -189,11 +189,11 @@ class Host:
             self._check("http:HOST", is_granted=False)
         leave = FetchGrant(self.plugin.origins, self.plugin.secrets)
         try:
-            answer = await self.means.fetch.fetch(ask, leave)
+            answer = await self.deps.fetch.fetch(ask, leave)
         except Denied as error:
-            self.means.ledger.denied(self.plugin.name, f"http:{_place(ask.url)}")
+            self.deps.ledger.denied(self.plugin.name, f"http:{_place(ask.url)}")
             raise Denied(f"{self.plugin.name}: {error}") from error
-        self.means.ledger.used(self.plugin.name, f"http:{_place(ask.url)}")
+        self.deps.ledger.used(self.plugin.name, f"http:{_place(ask.url)}")
         told: dict[str, object] = {"status": answer.status, "headers": dict(answer.headers)}
         try:
             told["body"], body = "body", answer.body.decode()

@@ -23,7 +23,13 @@ from gateway.domain.errors import AdapterFailed, Denied, GatewayError, ToolFaile
 from gateway.domain.events import Deed
 from gateway.domain.mcp import Foreign, Lacking, McpStatus
 from gateway.domain.model import ToolSpec
-from gateway.domain.plugins import AdapterSaid, PluginAccount, PluginDef, PluginInfo, PluginKind
+from gateway.domain.plugins import (
+    AdapterDescription,
+    PluginAccount,
+    PluginDef,
+    PluginInfo,
+    PluginKind,
+)
 from gateway.domain.ports import (
     Audit,
     Clock,
@@ -35,8 +41,8 @@ from gateway.domain.ports import (
     ToolScope,
 )
 from gateway.domain.supervision import contained
-from gateway.sandbox.cache import Compiled, Compiling, Uncompiled
-from gateway.sandbox.host_functions import Host, Means, UseLedger
+from gateway.sandbox.cache import CompileCache, Compiled, Uncompiled
+from gateway.sandbox.host_functions import CapabilityUse, Host, HostDeps
 from gateway.sandbox.interfaces import interface_of
 from gateway.sandbox.pool import Outcome, Pool, open_pool
 from gateway.sandbox.protocol import Bounds, Inspection, Program
@@ -129,7 +135,7 @@ class _Said(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class ToolSaid(_Said):
+class ToolDescription(_Said):
     """One tool of a plugin."""
 
     name: Name
@@ -140,13 +146,13 @@ class ToolSaid(_Said):
     annotations: dict[str, Any] = Field(default_factory=dict)
 
 
-class ToolPluginSaid(_Said):
+class PluginDescription(_Said):
     """What `describe` of a tool plugin answers."""
 
     name: str = Field(max_length=64)
     version: str = Field("", max_length=64)
     description: Sentence = ""
-    tools: list[ToolSaid] = Field(min_length=1, max_length=MOST_TOOLS)
+    tools: list[ToolDescription] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ def described(
     plugin: PluginDef,
     kind: PluginKind,
     answer: str,
-    read_adapter: Callable[[str], AdapterSaid],
+    read_adapter: Callable[[str], AdapterDescription],
 ) -> Described:
     """Raises ValueError with what is wrong, on one line."""
     if len(answer) > LARGEST:
@@ -174,7 +180,7 @@ def described(
         version, about = adapter.version[:64], adapter.description[:LONGEST_DESCRIPTION]
         return Described(plain(version), plain(about), (), {}, adapter)
     try:
-        said = ToolPluginSaid.model_validate_json(answer)
+        said = PluginDescription.model_validate_json(answer)
     except ValidationError as error:
         raise ValueError(f"what it describes cannot be used: {_first(error)}") from error
     names = {_tool_name(plugin, tool.name): tool for tool in said.tools}
@@ -298,8 +304,8 @@ class Sandbox:
     """Loads plugins and calls them."""
 
     pool: Pool
-    compiling: Compiling
-    means: Means
+    compiling: CompileCache
+    deps: HostDeps
     _writers: WeakValueDictionary[tuple[str, str | None], anyio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -312,14 +318,14 @@ class Sandbox:
             raise PluginRefused(plugin.name, str(error)) from error
         require_granted(plugin, compiled.inspection)
         program = _program(plugin, compiled)
-        host = Host(self.means, plugin)
+        host = Host(self.deps, plugin)
         outcome = await self.pool.call(program, "describe", "", host, timeout_s=DESCRIBE_S)
         if outcome.status != "ok":
             why = plain(outcome.text[:LONGEST_ERROR])
             raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
-            means, kind = self.means, compiled.inspection.kind
-            said = described(plugin, kind, outcome.text, means.read_adapter)
+            kind = compiled.inspection.kind
+            said = described(plugin, kind, outcome.text, self.deps.read_adapter)
         except ValueError as error:
             raise PluginRefused(plugin.name, str(error)) from error
         return Loaded(plugin, _with_room(program, said.adapter), compiled, said)
@@ -338,7 +344,7 @@ class Sandbox:
         if len(text.encode()) > most_bytes:
             told = f"its arguments are larger than {most_bytes // 1024} KiB"
             return Outcome("invalid", told)
-        host = Host(self.means, loaded.plugin, person, keeps=keeps)
+        host = Host(self.deps, loaded.plugin, person, keeps=keeps)
         within_s = loaded.plugin.limits.timeout_s
         async with self._alone(loaded.plugin, person):
             return await self.pool.call(loaded.program, function, text, host, timeout_s=within_s)
@@ -379,7 +385,7 @@ class Plugins:
     _coming: dict[str, anyio.Event] = field(default_factory=dict)
     _sandbox: Sandbox | None = None
     _taken: set[str] = field(default_factory=set)
-    _ledger: UseLedger = field(default_factory=UseLedger)
+    _ledger: CapabilityUse = field(default_factory=CapabilityUse)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
@@ -413,7 +419,7 @@ class Plugins:
         return all(one.is_set() for one in self._coming.values())
 
     def _begin(self, sandbox: Sandbox, plugins: Sequence[PluginDef], group: TaskGroup) -> None:
-        self._sandbox, self._ledger = sandbox, sandbox.means.ledger
+        self._sandbox, self._ledger = sandbox, sandbox.deps.ledger
         self._configured = tuple(plugins)
         enabled = [one for one in plugins if one.is_enabled]
         self._coming = {one.name: anyio.Event() for one in enabled}
@@ -518,7 +524,7 @@ def _program(plugin: PluginDef, compiled: Compiled) -> Program:
     return Program(str(compiled.path), guest, bounds, texts, limits.concurrency)
 
 
-def _with_room(program: Program, adapter: AdapterSaid | None) -> Program:
+def _with_room(program: Program, adapter: AdapterDescription | None) -> Program:
     """What an adapter makes of a call is about as large as the call, and it is read as a whole."""
     more_bytes = min(adapter.largest_call if adapter else 0, MOST_EVENT_BYTES)
     bounds = replace(program.bounds, output_bytes=program.bounds.output_bytes + more_bytes)
@@ -538,18 +544,18 @@ TURN_WAITS_S = 10.0
 
 @asynccontextmanager
 async def open_sandbox(
-    cache: Path, means: Means, *, workers: int = 1, idle_s: float = 300.0
+    cache: Path, deps: HostDeps, *, workers: int = 1, idle_s: float = 300.0
 ) -> AsyncIterator[Sandbox]:
     """`cache` is made if it is not there; nobody else may write to it."""
-    compiling = await to_thread.run_sync(_in_private, cache, means.clock.now())
-    async with open_pool(cache, workers=workers, idle_s=idle_s, clock=means.clock) as pool:
-        yield Sandbox(pool, compiling, means)
+    compiling = await to_thread.run_sync(_in_private, cache, deps.clock.now())
+    async with open_pool(cache, workers=workers, idle_s=idle_s, clock=deps.clock) as pool:
+        yield Sandbox(pool, compiling, deps)
 
 
-def _in_private(cache: Path, now: datetime) -> Compiling:
+def _in_private(cache: Path, now: datetime) -> CompileCache:
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     cache.chmod(0o700)
-    compiling = Compiling(cache)
+    compiling = CompileCache(cache)
     compiling.tidy(now)
     return compiling
 
@@ -569,7 +575,7 @@ async def open_plugins(
             group.cancel_scope.cancel()
 
 
-class Nowhere:
+class NoFetch:
     """The guarded way out where no plugin was granted any host."""
 
     async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:

@@ -45,7 +45,7 @@ _STATUSES = frozenset(get_args(Status))
 _LONGEST_FIGURE = 32
 
 
-class Service(Protocol):
+class CallHost(Protocol):
     """Serves the host functions of one call."""
 
     def log(self, level: str, message: str) -> None: ...
@@ -67,10 +67,10 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingCall:
     """A call that a worker is at. `outcome` is None if the worker died."""
 
-    service: Service
+    service: CallHost
     release: Callable[[], None]  # its places are free again
     bounds: Bounds
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -112,13 +112,13 @@ class Pending:
         self.release()
 
 
-class Link(asyncio.Protocol):
+class WorkerSocket(asyncio.Protocol):
     """Host calls are served in `group`, each until its call ends."""
 
     def __init__(self, group: TaskGroup) -> None:
         self.ready, self.lost = anyio.Event(), anyio.Event()
         self.kept_in: object = None
-        self.pending: dict[int, Pending] = {}
+        self.pending: dict[int, PendingCall] = {}
         self._group, self._reader = group, Reader(self._most)
         self._transport: asyncio.Transport | None = None
         self._writable = anyio.Event()  # set: what is written is read as well
@@ -213,7 +213,7 @@ class Link(asyncio.Protocol):
             self._group.start_soon(self._answer, frame.call, pending, function, arguments)
 
     async def _answer(
-        self, call: int, pending: Pending, function: str, arguments: Sequence[str]
+        self, call: int, pending: PendingCall, function: str, arguments: Sequence[str]
     ) -> None:
         assert pending.serving is not None
         with pending.serving:
@@ -260,7 +260,7 @@ class _Place:
     """Where one worker is, or will be once it is needed."""
 
     starting: anyio.Lock = field(default_factory=anyio.Lock)
-    link: Link | None = None
+    link: WorkerSocket | None = None
     process: subprocess.Popen[bytes] | None = None
     loaded: dict[Program, int] = field(default_factory=dict)
     used: float = 0.0
@@ -309,7 +309,7 @@ class Pool:
         self._numbers = count(1)
 
     async def call(
-        self, program: Program, function: str, text: str, service: Service, *, timeout_s: float
+        self, program: Program, function: str, text: str, service: CallHost, *, timeout_s: float
     ) -> Outcome:
         """Never raises for what a guest does; a cancelled caller has its guest cancelled."""
         share = self._shares.get(program)
@@ -328,7 +328,7 @@ class Pool:
         except BaseException:
             share.slots.release()
             raise
-        pending = Pending(service, partial(self._release, share), program.bounds)
+        pending = PendingCall(service, partial(self._release, share), program.bounds)
         try:
             place = await self._ready_place()
             return await self._run(place, pending, (program, function, text), timeout_s)
@@ -343,7 +343,7 @@ class Pool:
         share.slots.release()
 
     async def _run(
-        self, place: _Place, pending: Pending, asked: tuple[Program, str, str], timeout_s: float
+        self, place: _Place, pending: PendingCall, asked: tuple[Program, str, str], timeout_s: float
     ) -> Outcome:
         program, function, text = asked
         link, number = place.link, next(self._numbers) & 0xFFFFFFFF
@@ -375,7 +375,7 @@ class Pool:
             return Outcome("timeout", "it did not end in time")
         return pending.outcome or Outcome("crashed", _CRASHED)
 
-    def _replace(self, place: _Place, link: Link, why: str) -> None:
+    def _replace(self, place: _Place, link: WorkerSocket, why: str) -> None:
         log.error("worker_stuck", extra={"why": why})
         if place.link is link and place.process is not None:
             place.process.kill()
@@ -388,7 +388,7 @@ class Pool:
             place.link.send(Kind.LOAD, number, (json.dumps(asdict(program)),))
         return number
 
-    async def _see_it_end(self, place: _Place, link: Link, pending: Pending) -> None:
+    async def _see_it_end(self, place: _Place, link: WorkerSocket, pending: PendingCall) -> None:
         """A guest that was told to stop stops within a tick; a worker that cannot is replaced."""
         with anyio.move_on_after(MERCY_S):
             await pending.done.wait()
@@ -415,7 +415,7 @@ class Pool:
         """Raises WorkerDown; for a moment after that it is not tried again."""
         if place.failed is not None and self._clock.monotonic() < place.failed[0] + PAUSE_S:
             raise WorkerDown(place.failed[1])
-        link, problem = Link(self._group), f"it is not ready after {self._start_s:g} s"
+        link, problem = WorkerSocket(self._group), f"it is not ready after {self._start_s:g} s"
         try:
             with anyio.move_on_after(self._start_s):
                 process = await self._spawned(link)
@@ -438,7 +438,7 @@ class Pool:
         log.error("worker_start_failed", extra={"why": told})
         raise WorkerDown(told)
 
-    async def _spawned(self, link: Link) -> subprocess.Popen[bytes]:
+    async def _spawned(self, link: WorkerSocket) -> subprocess.Popen[bytes]:
         """Whole or not at all: half a start would leave a process that nobody knows of."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -449,7 +449,7 @@ class Pool:
         self._group.start_soon(contained, "a worker", partial(self._watch, link, process))
         return process
 
-    async def _watch(self, link: Link, process: subprocess.Popen[bytes]) -> None:
+    async def _watch(self, link: WorkerSocket, process: subprocess.Popen[bytes]) -> None:
         """Until it is gone; whatever it was at has failed by then."""
         try:
             await link.lost.wait()

@@ -19,9 +19,9 @@ from wasmtime.component import (
 from wasmtime.component import FuncType as ComponentFunction
 from wasmtime.component import Linker as ComponentLinker
 
-from gateway.sandbox.binding import ending, mend_binding, quiet
+from gateway.sandbox.binding import guarded, guarded_core, patch_binding
 from gateway.sandbox.calls import current
-from gateway.sandbox.compiler import spelled_core, spelled_function
+from gateway.sandbox.compiler import core_signature, signature_of
 from gateway.sandbox.interfaces import WASI_CORE
 
 # ----------------------------------------------------------------------------------- both previews
@@ -84,7 +84,7 @@ Serve = Callable[..., object]
 
 def offer_wasi(linker: ComponentLinker, component: Component, engine: Engine) -> None:
     """Under the very versions that it imports, and only what it imports in the type that we know."""
-    mend_binding()
+    patch_binding()
     for name, one in component.type.imports(engine).items():
         package, _, version = name.partition("@")
         short = package.removeprefix("wasi:")
@@ -104,8 +104,8 @@ def _offer(
                 instance.add_resource(resource, ResourceType.host(number), lambda _, __: None)
         for function, (signature, serve) in _INTERFACES[short].items():
             kind = wanted.get(function)
-            if isinstance(kind, ComponentFunction) and spelled_function(kind) == signature:
-                instance.add_func(function, ending(serve))
+            if isinstance(kind, ComponentFunction) and signature_of(kind) == signature:
+                instance.add_func(function, guarded(serve))
 
 
 def _gives(make: Callable[[], object]) -> Serve:
@@ -299,10 +299,12 @@ def define_wasi_core(linker: Linker, engine: Engine, module: Module) -> None:
     for one in module.imports:
         if one.module != WASI_CORE or not isinstance(one.type, FuncType):
             continue
-        name, signature = one.name or "", spelled_core(one.type)
+        name, signature = one.name or "", core_signature(one.type)
         known, serve = _FUNCTIONS.get(name, (signature, _refuse))
         if known == signature and (serve is not _refuse or signature.endswith("->i32")):
-            called = quiet(engine, _served(serve, signature), _IO if one.type.results else None)
+            called = guarded_core(
+                engine, _served(serve, signature), _IO if one.type.results else None
+            )
             linker.define_func(WASI_CORE, name, one.type, called, access_caller=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from wasmtime import WasmtimeError
 
 from gateway.sandbox.calls import Call, component_engine
-from gateway.sandbox.compiler import Unrecognised, compile_guest
+from gateway.sandbox.compiler import NotAPlugin, compile_guest
 from gateway.sandbox.components import ComponentGuest
 from gateway.sandbox.protocol import Bounds, Program
 from gateway.sandbox.worker import ended
@@ -46,7 +46,7 @@ def mutated(wasm: bytes, other: bytes, chance: random.Random) -> bytes:
 def tried(wasm: bytes, folder: Path, number: int) -> str:
     try:
         inspection, compiled = compile_guest(wasm)
-    except (Unrecognised, WasmtimeError):
+    except (NotAPlugin, WasmtimeError):
         return "refused"
     if inspection.guest != "exogate":
         return "compiled"

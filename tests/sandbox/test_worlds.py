@@ -13,8 +13,8 @@ LEVELS = re.findall(r"enum level \{ ([a-z, ]+) \}", WIT)[0].replace(" ", "")
 
 def signature(parameters: str, result: str) -> str:
     types = [one.split(":")[1].strip() for one in parameters.split(",") if one]
-    spelled = ",".join(f"enum{{{LEVELS}}}" if one == "level" else one for one in types)
-    return f"({spelled})" + (f"->{result.replace(' ', '')}" if result else "")
+    type_text = ",".join(f"enum{{{LEVELS}}}" if one == "level" else one for one in types)
+    return f"({type_text})" + (f"->{result.replace(' ', '')}" if result else "")
 
 
 def functions(name: str, word: str) -> dict[str, str]:
