@@ -176,7 +176,7 @@ async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> Verdict:
     loaded = await own.load(plugin)
     for namespace, values in case.store.items():
         for key, value in values.items():
-            await means.store.set(_space(loaded, namespace), key, value)
+            await deps.store.set(_space(loaded, namespace), key, value)
     outcome = await own.run(loaded, case.call.export, case.call.text, person=PERSON)
     problem = tuple(_problem(case, outcome.status, outcome.text))
     return Verdict(case.name, outcome.wall_ms, outcome.fuel, problem)
