@@ -10,7 +10,7 @@ by one and by 32 callers at once, once with all words in one write and once a wo
 import argparse
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from statistics import median
 
@@ -42,7 +42,7 @@ async def own(url: str) -> AsyncIterator[Ask]:
 
         async def ask() -> int:
             size = 0
-            async with http.send(call) as answer:
+            with closing(await http.send(call)) as answer:
                 while data := await answer.read_some():
                     size += len(data)
             return size

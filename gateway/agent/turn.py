@@ -192,7 +192,7 @@ class Turn:
     calls: Sequence[ToolCall] = ()  # of the last reply, until their results are among the messages
     last_ticket = 0
     end: End | None = None
-    farewell: Event | None = None  # to be published once the end is durable
+    end_event: Event | None = None  # to be published once the end is durable
     failure: ModelBroke | None = None  # of the last question to a model
 
     def __init__(self, job: Job, emit: Emit, moment: Moment) -> None:
@@ -616,7 +616,7 @@ class Turn:
             "cancelled": end.reason == "cancelled",
             "partial": end.partial,
         }
-        self.farewell = self.output.farewell(told)
+        self.end_event = self.output.finish(told)
 
     def _end(self, outcome: TreeOutcome) -> End:
         """A reason to stop comes before the answer, and that before a failure."""

@@ -78,7 +78,7 @@ def _secrets(
         if is_sure:
             origins = _origins(reading, path, secret, plugin, must_reach=must_reach)
         text = secret.value.reveal()
-        value = reading.source.follow(where, text, is_needed=plugin.is_enabled)
+        value = reading.follow(where, text, is_needed=plugin.is_enabled)
         if value is not None:
             secrets.append(PluginSecret(secret.name, Secret(value), origins))
     return tuple(secrets)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
 
-from gateway.config.problems import At, Code, Finding, KeyPath, Report, dotted
+from gateway.config.problems import At, Code, ConfigFinding, KeyPath, Report, dotted
 from gateway.config.secrets import MASK, is_sensitive
 from gateway.config.values import ActionKeys, GatewayConfig, Plain, SecretKeys
 from gateway.domain.budgets import Limit
@@ -168,7 +168,7 @@ def _has_form(text: str, form: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SectionKey:
     """A key of a section, and the field that it fills. `kind` is the field's type without None."""
 
     name: str
@@ -183,10 +183,10 @@ class Key:
 
 
 @cache
-def keys_of(section: type) -> Mapping[str, Key]:
+def keys_of(section: type) -> Mapping[str, SectionKey]:
     """The keys of a section by name, in order."""
     hints = get_type_hints(section, include_extras=True)
-    found: dict[str, Key] = {}
+    found: dict[str, SectionKey] = {}
     for one in fields(section):
         hint, setting = hints[one.name], one.metadata.get("setting")
         if get_origin(hint) is Annotated:
@@ -199,7 +199,7 @@ def keys_of(section: type) -> Mapping[str, Key]:
         elif default is NEEDED and one.default is not MISSING:
             default = one.default
         name = setting.key or one.name
-        found[name] = Key(name, one.name, _plain_kind(hint), setting, default)
+        found[name] = SectionKey(name, one.name, _plain_kind(hint), setting, default)
     return MappingProxyType(found)
 
 
@@ -244,7 +244,7 @@ def _is_named(section: type) -> bool:
     return "name" in section.__annotations__ and "name" not in keys_of(section)
 
 
-def keys_here(section: type, about: Setting) -> dict[str, Key]:
+def keys_here(section: type, about: Setting) -> dict[str, SectionKey]:
     """The keys that a section has as the value of a key with this setting."""
     only = about.only
     return {name: key for name, key in keys_of(section).items() if not only or name in only}
@@ -255,13 +255,13 @@ class SectionReader:
 
     def __init__(self, report: Report) -> None:
         self.report = report  # of values that are of the right form, and cannot be used
-        self.findings: list[Finding] = []
+        self.findings: list[ConfigFinding] = []
         self.left_out = 0
         # sections whose defaults depend on the rest of the file
         self.usual: dict[type, Any] = {}
 
     def wrong(self, code: Code, path: KeyPath, message: str, fix: str, at: At = "value") -> object:
-        self.findings.append(Finding(code, path, message[:200], fix, at))
+        self.findings.append(ConfigFinding(code, path, message[:200], fix, at))
         return _WRONG
 
     def section(

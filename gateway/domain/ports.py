@@ -597,6 +597,9 @@ class HttpAnswer(Protocol):
         ended. `take` never waits, and others have their turn between two calls. Raises HttpFailed,
         and what `take` raises."""
 
+    def close(self) -> None:
+        """It is read no further; closed before its end, the request is aborted."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
@@ -618,9 +621,8 @@ class HttpFailed(Exception):
 
 
 class Http(Protocol):
-    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
-        """Never follows a redirect. Leaving the context before the end aborts the request.
-        Raises HttpFailed."""
+    async def send(self, call: HttpCall) -> HttpAnswer:
+        """Never follows a redirect. Whoever gets the answer closes it. Raises HttpFailed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -107,8 +107,6 @@ current_request: ContextVar[RequestState | None] = ContextVar(
     "fate", default=None
 )  # of the call that is made
 
-Leave = Callable[[None, None, None], Awaitable[bool | None]]
-
 
 class HttpTransport(httpx2.AsyncBaseTransport):
     """No proxies, no cookies, nothing packed; `headers` go along, and the user of each call."""
@@ -124,19 +122,18 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         idle_s = NOTICE_S if _is_notice(request.method, body) else IDLE_S
         call = HttpCall(request.method, str(request.url), headers, body, idle_timeout_s=idle_s)
         known = _begun() if request.method == "POST" else None
-        context = self._http.send(call)
         try:
-            answer = await context.__aenter__()
+            answer = await self._http.send(call)
         except HttpFailed as error:
             return _unanswered(request, error, known)
         if known is not None and SESSION in headers:
             known.status = answer.status
         kept = {name: text for name, text in answer.headers.items() if name not in _LEFT_OUT}
         if kept.pop("content-encoding", "identity") != "identity":
-            await context.__aexit__(None, None, None)
+            answer.close()
             raise httpx2.RemoteProtocolError("it sends what nobody asked to be packed")
         is_events = kept.get("content-type", "").startswith("text/event-stream")
-        stream = _Body(answer, context.__aexit__, known, is_events=is_events)
+        stream = _Body(answer, known, is_events=is_events)
         return httpx2.Response(answer.status, headers=kept, stream=stream, request=request)
 
     def _signed(self, request: httpx2.Request) -> dict[str, str]:
@@ -152,11 +149,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
 
 
 class _Body(httpx2.AsyncByteStream):
-    def __init__(
-        self, answer: HttpAnswer, leave: Leave, known: RequestState | None, *, is_events: bool
-    ) -> None:
-        self._answer, self._leave, self._known = answer, leave, known
-        self._is_events = is_events
+    def __init__(self, answer: HttpAnswer, known: RequestState | None, *, is_events: bool) -> None:
+        self._answer, self._known, self._is_events = answer, known, is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         weight = MessageSize()
@@ -173,7 +167,7 @@ class _Body(httpx2.AsyncByteStream):
             raise httpx2.StreamError(str(error)) from error
 
     async def aclose(self) -> None:
-        await self._leave(None, None, None)
+        self._answer.close()
 
 
 def _begun() -> RequestState | None:

@@ -130,16 +130,11 @@ class Packer:
             memory = _memory(agent, extras, window.since(first), room)
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-        shown, first, is_crowded = _shown(window, first, room, crowded_from, follows)
-        begins, seen = shown.begins[first:], shown.size(first)
-        ends = [*map(_BEFORE, begins[1:]), shown.tokens]
-        items = [*zip(map(_ID, begins), map(sub, ends, map(_BEFORE, begins)), repeat(RECENT))]
-        question_items = [(extras.question_id, asked, ASKED)]
-        parts: tuple[Part, ...] = (
-            *(*fixed.parts, of_summary, ("window", seen, _capped(items)), *memory.parts),
-            *(fixed.tools, ("question", asked, question_items)),
-        )
-        history = tuple(map(_MESSAGE, shown.since(first)))
+        (shown, first, is_crowded), of_window = _shown(window, first, room, crowded_from, follows)
+        of_question: Part = ("question", asked, [(extras.question_id, asked, ASKED)])
+        middle = (of_summary, of_window, *memory.parts)
+        parts = (*fixed.parts, *middle, fixed.tools, of_question)
+        seen, history = of_window[1], tuple(map(_MESSAGE, shown.since(first)))
         history = (*(paired(history) if shown.has_tools else history), *extras.earlier)
         system, of_system = fixed.system, fixed.tokens
         placed: Mapping[str, Message] = {}
@@ -257,16 +252,22 @@ _NO_SUMMARY: Part = ("summary", 0, ())
 
 def _shown(
     window: Window, first: int, room: int, crowded_from: int, follows: NodeId | None
-) -> tuple[Window, int, bool]:
+) -> tuple[tuple[Window, int, bool], Part]:
     """Selects the newest exchanges that fit, none before `first`. Returns their window, the index
-    of the first one, and whether there are more than the rules allow."""
+    of the first one, and whether there are more than the rules allow; and the part that they make."""
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
         window = whole.shortened(first)
         if whole.size(newest) > room:  # else what was said last is lost to its results
             window = whole.shortened(first, whole=0)
         first = 0
-    return window, window.fitting(first, room, follows), window.size(first) > crowded_from
+    is_crowded = window.size(first) > crowded_from
+    first = window.fitting(first, room, follows)
+    begins = window.begins[first:]
+    ends = [*map(_BEFORE, begins[1:]), window.tokens]
+    items = [*zip(map(_ID, begins), map(sub, ends, map(_BEFORE, begins)), repeat(RECENT))]
+    shown_items = _capped(items) if len(items) > MOST_ITEMS else items
+    return (window, first, is_crowded), ("window", window.size(first), shown_items)
 
 
 _Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that
@@ -331,12 +332,11 @@ _EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
 
 
 def _part(kind: PartKind, items: Sequence[Item]) -> Part:
-    return kind, sum(map(_TOKENS, items)), _capped(items)
+    items = _capped(items) if len(items) > MOST_ITEMS else items
+    return kind, sum(map(_TOKENS, items)), items
 
 
 def _capped(items: Sequence[Item]) -> Sequence[Item]:
-    if len(items) <= MOST_ITEMS:
-        return items
     rest = items[MOST_ITEMS:]
     others = ("others", sum(map(_TOKENS, rest)), f"{len(rest)} more")
     return (*items[:MOST_ITEMS], others)

@@ -24,7 +24,7 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from gateway.domain.ports import MOST_READ, HttpAnswer, HttpCall, HttpFailed
+from gateway.domain.ports import MOST_READ, HttpCall, HttpFailed
 from gateway.outbound.guard import Lookup, is_address, look_up
 
 MAX_KEPT = 512  # connections to one endpoint that wait for another call
@@ -96,41 +96,26 @@ class HttpClient:
         self._names: dict[str, tuple[float, Sequence[str]]] = {}  # until when, and the addresses
         self._tls: ssl.SSLContext | None = None
 
-    @asynccontextmanager
-    async def send(self, call: HttpCall) -> AsyncIterator[HttpAnswer]:
-        """Leaving early closes the connection."""
+    async def send(self, call: HttpCall) -> "HttpConnection":
         try:
             endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
         except ValueError as error:
             raise HttpFailed("network", str(error), sent=False) from error
         has_body = call.body or call.method in _WITH_BODY
         length = b"content-length: %d\r\n" % len(call.body) if has_body else b""
-        connection = await self._ask(call, endpoint, b"%b%b\r\n%b" % (head, length, call.body))
-        try:
-            yield connection
-        finally:
-            kept = self.kept[endpoint]
-            if connection.is_reusable and len(kept) < MAX_KEPT:
-                kept[connection] = None
-                connection.rest()
-            else:
-                connection.abort()
-
-    async def _ask(self, call: HttpCall, endpoint: Endpoint, request: bytes) -> "HttpConnection":
-        """Sends a request; gives the connection on which its answer has begun. Raises HttpFailed."""
+        request = b"%b%b\r\n%b" % (head, length, call.body)
+        kept, is_head = self.kept[endpoint], call.method == "HEAD"
         while True:
-            kept = self.kept[endpoint]
             is_kept = len(kept) > 0
             connection = (
                 kept.popitem()[0]
                 if is_kept
                 else await self._connect(endpoint, call.connect_timeout_s)
             )
-            is_head = call.method == "HEAD"
             if await connection.ask(request, call.idle_timeout_s, is_head=is_head):
                 return connection
             may_repeat = connection.is_unsent or call.method in _REPEATABLE
-            if not (is_kept and may_repeat and connection.is_unheard):
+            if not all((is_kept, may_repeat, connection.is_unheard)):
                 raise connection.failed()
 
     async def _connect(self, endpoint: Endpoint, timeout_s: float) -> "HttpConnection":
@@ -142,8 +127,6 @@ class HttpClient:
             raise HttpFailed("timeout", detail, sent=False) from error
         except (OSError, ValueError) as error:
             raise HttpFailed("network", f"{endpoint} {what_failed(error)}", sent=False) from error
-        if not connection.transport.is_closing():
-            self._open.add(connection)
         return connection
 
     async def _dial(self, endpoint: Endpoint) -> "HttpConnection":
@@ -156,7 +139,7 @@ class HttpClient:
             self._tls = await to_thread.run_sync(_tls)  # it reads hundreds of certificates
         socket = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
         _, connection = await asyncio.get_running_loop().create_connection(
-            partial(HttpConnection, str(endpoint), partial(self._lost, endpoint)),
+            partial(HttpConnection, str(endpoint), self.kept[endpoint], self._open),
             sock=socket,
             ssl=self._tls if is_tls else None,
             server_hostname=name if is_tls else None,
@@ -174,10 +157,6 @@ class HttpClient:
             addresses = await self._lookup(name, port)
             self._names[name] = now + _DNS_S, addresses
         return addresses
-
-    def _lost(self, endpoint: Endpoint, connection: "HttpConnection") -> None:
-        self._open.discard(connection)
-        self.kept[endpoint].pop(connection, None)
 
     def close(self) -> None:
         for connection in self._open:
@@ -221,15 +200,20 @@ def _head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[
 
 
 class HttpConnection(asyncio.Protocol):
-    """Implements the HttpAnswer port, for one exchange at a time: `ask`, then `read_some`. `lost` is
-    called once it is closed."""
+    """Implements the HttpAnswer port, for one exchange at a time: `ask`, then `read_some`. It is
+    in `opened` as long as it is open, and in `kept` while it waits for another call."""
 
     transport: asyncio.Transport
     _timer: asyncio.TimerHandle
 
-    def __init__(self, place: str, lost: Callable[["HttpConnection"], None]) -> None:
+    def __init__(
+        self,
+        place: str,
+        kept: dict["HttpConnection", None],
+        opened: set["HttpConnection"],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._place, self._lost = place, lost
+        self._place, self._kept, self._opened = place, kept, opened
         self.status = 0  # 0: its answer has not begun
         self.headers: dict[str, str] = {}
         self.failure: tuple[str, str] | None = None  # kind, and what the server did
@@ -274,8 +258,12 @@ class HttpConnection(asyncio.Protocol):
                 self.abort()
         return self.status > 0
 
-    def rest(self) -> None:
-        """Nobody needs it for now: it is closed after a while."""
+    def close(self) -> None:
+        """Whole answers leave it for the next call, and it is closed after a while."""
+        if not self.is_reusable or len(self._kept) >= MAX_KEPT:
+            self.abort()
+            return
+        self._kept[self] = None
         self._timer.cancel()
         self._timer = self._loop.call_later(IDLE_CONNECTION_S, self.abort)
         if self._is_paused:
@@ -360,6 +348,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self._opened.add(self)
         self._timer = self._loop.call_later(IDLE_CONNECTION_S, self.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -392,7 +381,8 @@ class HttpConnection(asyncio.Protocol):
             self._fail("network", "broke off in the middle of its answer")
         self.is_reusable = False
         self._wake()
-        self._lost(self)
+        self._opened.discard(self)
+        self._kept.pop(self, None)
 
     # What the parser calls.
 

@@ -150,8 +150,11 @@ class _Attempt:
             record.hide(*self._secrets)
             record("sent", len(body))
         try:
-            async with self._http.send(call) as answer:
+            answer = await self._http.send(call)
+            try:
                 return await self._read(answer, reader)
+            finally:
+                answer.close()
         except HttpFailed as error:
             reader.end(error.kind, str(error))
             advice = self._quirks.unreachable if not error.sent else ""

@@ -71,7 +71,8 @@ def _without_suffixes(name: str) -> str:
 
 def _is_part(known: str, name: str) -> bool:
     """Whether the known name stands in this one as whole words."""
-    return re.search(rf"(?<![a-z0-9]){re.escape(known)}(?![a-z0-9.])", name) is not None
+    whole = rf"(?<![a-z0-9]){re.escape(known)}(?![a-z0-9.])"
+    return known in name and re.search(whole, name) is not None  # to compile each takes a while
 
 
 ThinkingBy = Literal["nothing", "reasoning_effort", "reasoning_enabled"]

@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict, deque
 from collections.abc import (
-    AsyncIterator,
     Callable,
     Container,
     Iterable,
@@ -11,7 +10,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -349,21 +347,17 @@ class Reel:
         """Whether more was sent within this call, or would have been if nobody had stopped it."""
         return not self._player.has_end()
 
-    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
-        return self._send()
-
-    @asynccontextmanager
-    async def _send(self) -> AsyncIterator[HttpAnswer]:
+    async def send(self, call: HttpCall) -> HttpAnswer:
         self._has_ended = False
         await self._player.reach("sent")
         entry = await self._player.reach("head", "end")
-        try:
-            if entry.kind == "end":
-                await self.ended(*entry.values)
-            yield _Answer(self, self._player, *entry.values)
-        finally:
-            if not self._has_ended:
-                self._player.forget_end()
+        if entry.kind == "end":
+            await self.ended(*entry.values)
+        return _Answer(self, self._player, *entry.values)
+
+    def close(self) -> None:
+        if not self._has_ended:
+            self._player.forget_end()
 
     async def ended(self, how: str, detail: str) -> bytes:
         """What a read gives at the end of an answer."""
@@ -381,6 +375,7 @@ class _Answer:
     def __init__(self, reel: Reel, player: Player, status: int, headers: Mapping[str, str]) -> None:
         self._reel, self._player = reel, player
         self.status, self.headers = status, headers
+        self.close = reel.close
 
     @property
     def is_over(self) -> bool:

@@ -1,176 +1,173 @@
-"""What channels keep in SQLite: memos, messages answered without a turn, and who may talk."""
+"""What channels keep: memos, messages answered without a turn, and who may talk."""
 
-import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from gateway.domain.channels import MOST_WAITING, ChannelMemo, Pairing, PairingState
 from gateway.domain.errors import AlreadyHeard
-from gateway.domain.ids import to_micros, to_time
+from gateway.domain.ids import to_micros
 from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery
-from gateway.store.tables import insert, where
-from gateway.store.writer import Pen, SqliteStore, reading, writing
+from gateway.store.tables import TABLES
+from gateway.store.transaction import Terms, Transaction, given
+from gateway.store.writer import OfStore, reading, writing
 
 
 # --- who may talk --------------------------------------------------------------------------------
-def _find_pairing(
-    db: sqlite3.Connection, channel: str, account: str, person: str
-) -> Pairing | None:
-    row = db.execute(f"SELECT {_COLUMNS} FROM pairing WHERE {_IS}", (channel, account, person))
-    return _to_pairing(row.fetchone())
+def _of_person(channel: str, account: str, person: str) -> Terms:
+    return {"channel": channel, "account": account, "person": person}
 
 
-def _may_ask(db: sqlite3.Connection, asked: Pairing) -> bool:
-    known = _find_pairing(db, asked.channel, asked.account, asked.person)
+def _find_pairing(tx: Transaction, channel: str, account: str, person: str) -> Pairing | None:
+    row = tx.first("pairing", _of_person(channel, account, person))
+    return Pairing(**row) if row else None
+
+
+def _may_ask(tx: Transaction, asked: Pairing) -> bool:
+    known = _find_pairing(tx, asked.channel, asked.account, asked.person)
     if known is not None and (known.state != "asked" or known.expires_at > asked.asked_at):
         return False
-    where = (asked.channel, asked.account, to_micros(asked.asked_at))
-    return bool(db.execute(_WAITING, where).fetchone()[0] < MOST_WAITING)
+    line = {"channel": asked.channel, "account": asked.account, "state": "asked"}
+    return tx.count("pairing", {**line, "expires_at >": asked.asked_at}) < MOST_WAITING
 
 
-def _ask(asked: Pairing, db: sqlite3.Connection) -> bool:
-    if not _may_ask(db, asked):
+def _ask(tx: Transaction, asked: Pairing) -> bool:
+    if not _may_ask(tx, asked):
         return False
-    at = to_micros(asked.asked_at)
-    db.execute("DELETE FROM pairing WHERE state = 'asked' AND expires_at <= ?", (at,))
-    row = (asked.channel, asked.account, asked.person, asked.name, asked.state, asked.code_digest)
-    db.execute(_ASK, (*row, at, to_micros(asked.expires_at), asked.is_owner))
+    tx.delete("pairing", {"state": "asked", "expires_at <=": asked.asked_at})
+    tx.insert("pairing", TABLES["pairing"].row_of(asked))
     return True
 
 
 def _decide_pairing(
-    pen: Pen, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
+    tx: Transaction, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
 ) -> Pairing | None:
-    values = (state, state, is_owner, code_digest, to_micros(now))
-    return _to_pairing(pen.db.execute(_DECIDE, values).fetchone())
+    terms = {"code_digest": code_digest, "state": "asked", "expires_at >": now}
+    row = tx.first("pairing", terms)
+    if row is None:
+        return None
+    asked = Pairing(**row)
+    there: Terms = {"channel": asked.channel, "account": asked.account, "state": "paired"}
+    owns = state == "paired" and (is_owner or tx.first("pairing", there, "person") is None)
+    whose = _of_person(asked.channel, asked.account, asked.person)
+    tx.change("pairing", whose, {"state": state, "is_owner": owns})
+    return replace(asked, state=state, is_owner=owns)
 
 
 def _remove_pairing(
-    pen: Pen, channel: str, account: str, person: str, *, state: PairingState | None = None
+    tx: Transaction,
+    channel: str,
+    account: str,
+    person: str,
+    *,
+    state: PairingState | None = None,
 ) -> bool:
-    remove = f"DELETE FROM pairing WHERE {_IS} AND state = coalesce(?, state)"
-    return pen.db.execute(remove, (channel, account, person, state)).rowcount > 0
+    terms = given({**_of_person(channel, account, person), "state": state})
+    return tx.delete("pairing", terms) > 0
 
 
-def _block(pen: Pen, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
-    at = to_micros(now)
-    blocked = _to_pairing(pen.db.execute(_BLOCK, (channel, account, person, at, at)).fetchone())
-    assert blocked is not None
+def _block(tx: Transaction, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
+    known = _find_pairing(tx, channel, account, person)
+    new = Pairing(channel, account, person, None, "denied", "", now, now)
+    blocked = replace(known or new, state="denied", code_digest="", is_owner=False)
+    tx.insert("pairing", TABLES["pairing"].row_of(blocked), taken="replace")
     return blocked
 
 
-def _list_pairings(
-    db: sqlite3.Connection, *, channel: str | None = None, limit: int
-) -> Sequence[Pairing]:
-    rows = db.execute(_LIST, (channel, channel, limit)).fetchall()
-    return [one for one in map(_to_pairing, rows) if one is not None]
-
-
-def _to_pairing(row: Sequence[Any] | None) -> Pairing | None:
-    if row is None:
-        return None
-    channel, account, person, name, state, digest, asked_at, expires_at, is_owner = row
-    times = (to_time(asked_at), to_time(expires_at))
-    return Pairing(channel, account, person, name, state, digest, *times, bool(is_owner))
-
-
-_COLUMNS = "channel, account, person, name, state, code_digest, asked_at, expires_at, is_owner"
-_IS = "channel = ? AND account = ? AND person = ?"
-_ASK = insert("pairing", _COLUMNS)
-_WAITING = """
-SELECT count(*) FROM pairing
-WHERE channel = ? AND account = ? AND state = 'asked' AND expires_at > ?
-"""
-_DECIDE = f"""
-UPDATE pairing SET state = ?, is_owner = ? = 'paired' AND (? OR NOT EXISTS (
-    SELECT 1 FROM pairing other WHERE other.channel = pairing.channel
-    AND other.account = pairing.account AND other.state = 'paired'))
-WHERE code_digest = ? AND state = 'asked' AND expires_at > ? RETURNING {_COLUMNS}
-"""
-_BLOCK = f"""
-INSERT INTO pairing ({_COLUMNS}) VALUES (?, ?, ?, NULL, 'denied', '', ?, ?, 0)
-ON CONFLICT DO UPDATE SET state = 'denied', code_digest = '', is_owner = 0
-RETURNING {_COLUMNS}
-"""
-_LIST = f"""
-SELECT {_COLUMNS} FROM pairing WHERE channel = ? OR ? IS NULL
-ORDER BY state = 'asked' DESC, asked_at DESC, channel, account, person LIMIT max(0, ?)
-"""
+def _list_pairings(tx: Transaction, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+    terms = given({"channel": channel})
+    found: list[Pairing] = []
+    for state in ("asked", ("paired", "denied")):
+        order = "-asked_at channel account person"
+        rows = tx.find("pairing", {**terms, "state": state}, order=order, limit=limit - len(found))
+        found += [Pairing(**row) for row in rows]
+    return found
 
 
 # --- what was heard, and what is kept for the next call ------------------------------------------
-def _read_memos(db: sqlite3.Connection, channel: str, account: str) -> Sequence[ChannelMemo]:
-    return [ChannelMemo(channel, account, *row) for row in db.execute(_READ, (channel, account))]
+def _read_memos(tx: Transaction, channel: str, account: str) -> Sequence[ChannelMemo]:
+    terms = {"channel": channel, "account": account}
+    return [ChannelMemo(**row) for row in tx.find("channel_memo", terms, order="slot")]
 
 
-def write_memos(pen: Pen, *memos: ChannelMemo) -> None:
-    rows = [(memo.channel, memo.account, memo.slot, memo.text) for memo in memos]
-    pen.db.executemany(_WRITE_MEMO, rows)
+def write_memos(tx: Transaction, *memos: ChannelMemo) -> None:
+    for memo in memos:
+        tx.insert("channel_memo", TABLES["channel_memo"].row_of(memo), taken="replace")
 
 
-def require_unheard(entry: NewEntry, db: sqlite3.Connection) -> None:
+def _is_heard(tx: Transaction, message: Terms) -> bool:
+    """What could not be read may be taken in after all, once an operator says so."""
+    row = tx.first("channel_heard", message, "outcome")
+    return row is not None and row["outcome"] != "unreadable"
+
+
+def require_unheard(entry: NewEntry, tx: Transaction) -> None:
     """Raises AlreadyHeard. For a message that came by a channel."""
-    key, id_ = entry.session_key, entry.platform_id
-    if db.execute(_IS_HEARD, (id_, key.channel, key.account)).fetchone():
-        raise AlreadyHeard(
-            f"message {id_!r} of {key.channel}:{key.account} was answered without a turn"
-        )
+    id_, channel, account = entry.platform_id, entry.session_key.channel, entry.session_key.account
+    if _is_heard(tx, {"platform_id": id_, "channel": channel, "account": account}):
+        raise AlreadyHeard(f"message {id_!r} of {channel}:{account} was answered without a turn")
 
 
-def _knows(db: sqlite3.Connection, channel: str, account: str, platform_id: str) -> bool:
-    name = (platform_id, channel, account)
-    return any(db.execute(known, name).fetchone() for known in (_IS_HEARD, _IS_RUN))
+def _knows(tx: Transaction, channel: str, account: str, platform_id: str) -> bool:
+    message = {"platform_id": platform_id, "channel": channel, "account": account}
+    return _is_heard(tx, message) or tx.first("run", message, "id") is not None
 
 
 def _hear(
-    pen: Pen,
+    tx: Transaction,
     heard: HeardMessage,
     deliveries: Sequence[NewDelivery] = (),
     memos: Sequence[ChannelMemo] = (),
     asked: Pairing | None = None,
 ) -> bool:
-    write_memos(pen, *memos)
-    is_known = _knows(pen.db, heard.channel, heard.account, heard.platform_id)
-    name = (heard.platform_id, heard.channel, heard.account)
+    write_memos(tx, *memos)
+    is_known = _knows(tx, heard.channel, heard.account, heard.platform_id)
     if heard.outcome == "unreadable":
-        is_known = is_known or pen.db.execute(_IS_THERE, name).fetchone() is not None
-    if is_known or (asked is not None and not _ask(asked, pen.db)):
+        is_known = is_known or tx.first("channel_heard", _of_message(heard), "at") is not None
+    if is_known or (asked is not None and not _ask(tx, asked)):
         return False
-    at = to_micros(heard.at)
-    pen.db.execute(_HEAR, (*name, at, heard.outcome, heard.detail, heard.why, heard.again))
+    tx.insert("channel_heard", TABLES["channel_heard"].row_of(heard), taken="replace")
     for new in deliveries:
-        if pen.db.execute(_IS_DELIVERY, (new.id,)).fetchone() is None:
-            add_delivery(new, at, pen.db)
+        if tx.first("delivery", {"delivery_id": new.id}, "id") is None:
+            add_delivery(new, to_micros(heard.at), tx)
     return True
 
 
+def _of_message(heard: HeardMessage) -> Terms:
+    return {
+        "platform_id": heard.platform_id,
+        "channel": heard.channel,
+        "account": heard.account,
+    }
+
+
 def _unread(
-    db: sqlite3.Connection, channel: str | None, *, platform_id: str | None = None, limit: int
+    tx: Transaction, channel: str | None, *, platform_id: str | None = None, limit: int
 ) -> Sequence[HeardMessage]:
-    terms = {"outcome = ?": "unreadable", "channel = ?": channel, "platform_id = ?": platform_id}
-    condition, values = where(terms)
-    rows = db.execute(f"{_LETTER} {condition} ORDER BY at DESC LIMIT ?", (*values, limit))
+    terms = given({"outcome": "unreadable", "channel": channel, "platform_id": platform_id})
     return [
-        HeardMessage(channel, account, id_, "unreadable", to_time(at), *told)
-        for channel, account, id_, at, *told in rows
+        HeardMessage(**row) for row in tx.find("channel_heard", terms, order="-at", limit=limit)
     ]
 
 
-def _drop_unread(pen: Pen, one: HeardMessage) -> None:
-    pen.db.execute(_DROP_UNREAD, (one.platform_id, one.channel, one.account))
+def _drop_unread(tx: Transaction, one: HeardMessage) -> None:
+    tx.delete("channel_heard", {**_of_message(one), "outcome": "unreadable"})
 
 
-def _count_unread(db: sqlite3.Connection) -> Mapping[str, int]:
-    return dict(db.execute(_COUNT_UNREAD).fetchall())
+def _count_unread(tx: Transaction) -> Mapping[str, int]:
+    counts = tx.tally("channel_heard", {"outcome": "unreadable"}, "channel")
+    return {channel: count for (channel,), count in counts.items()}
 
 
-def _forget_heard(pen: Pen, *, before: datetime, limit: int) -> int:
-    return pen.db.execute(_FORGET, (to_micros(before), limit)).rowcount
+def _forget_heard(tx: Transaction, *, before: datetime, limit: int) -> int:
+    rows = tx.find("channel_heard", {"at <": before}, order="at", limit=limit)
+    for row in rows:
+        tx.delete("channel_heard", _of_message(HeardMessage(**row)))
+    return len(rows)
 
 
-class SqliteChannels(SqliteStore):
+class StoredChannels(OfStore):
     """Implements the port ChannelStore."""
 
     knows = reading(_knows)
@@ -187,25 +184,3 @@ class SqliteChannels(SqliteStore):
     remove_pairing = writing(_remove_pairing, durable=True)
     block = writing(_block, durable=True)
     list_pairings = reading(_list_pairings)
-
-
-_READ = "SELECT slot, text FROM channel_memo WHERE channel = ? AND account = ? ORDER BY slot"
-_WRITE_MEMO = insert("channel_memo", "channel, account, slot", "text")
-_IS_THERE = "SELECT 1 FROM channel_heard WHERE platform_id = ? AND channel = ? AND account = ?"
-# What could not be read may be taken in after all, once an operator says so.
-_IS_HEARD = f"{_IS_THERE} AND outcome <> 'unreadable'"
-_IS_RUN = "SELECT 1 FROM run WHERE platform_id = ? AND channel = ? AND account = ?"
-_IS_DELIVERY = "SELECT 1 FROM delivery WHERE delivery_id = ?"
-_HEAR = insert("channel_heard", "platform_id, channel, account", "at, outcome, detail, why, again")
-_LETTER = "SELECT channel, account, platform_id, at, detail, why, again FROM channel_heard"
-_DROP_UNREAD = """
-DELETE FROM channel_heard
-WHERE platform_id = ? AND channel = ? AND account = ? AND outcome = 'unreadable'
-"""
-_COUNT_UNREAD = """
-SELECT channel, count(*) FROM channel_heard WHERE outcome = 'unreadable' GROUP BY channel
-"""
-_FORGET = """
-DELETE FROM channel_heard WHERE (platform_id, channel, account) IN (
-    SELECT platform_id, channel, account FROM channel_heard WHERE at < ? ORDER BY at LIMIT max(0, ?))
-"""

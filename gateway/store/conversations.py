@@ -1,13 +1,14 @@
-"""Sessions and their conversation trees in SQLite: paths, labels, branches, lists of sessions."""
+"""Sessions and their conversation trees: nodes, paths, labels, branches, lists of sessions."""
 
-import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
+
+from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import NotFound
-from gateway.domain.ids import NodeId, SessionKey, to_micros, to_time
-from gateway.domain.messages import Node
+from gateway.domain.ids import EPOCH, MICROSECOND, NodeId, SessionKey, to_micros
+from gateway.domain.messages import Excerpt, Extras, Message, Node, Standing, ToolCall, ToolResult
 from gateway.domain.sessions import (
     Path,
     SessionPage,
@@ -16,96 +17,196 @@ from gateway.domain.sessions import (
     TakenIn,
     not_there_yet,
 )
-from gateway.store.erasure import SqliteErasures
-from gateway.store.plugins import SqliteSettings
-from gateway.store.pruning import Span, branches_off, kept_spans, outdated
-from gateway.store.rows import (
-    COUNT_NODES,
-    NODE_COLUMNS,
-    SEQ_BITS,
-    STANDINGS,
+from gateway.store.erasure import Erasures
+from gateway.store.plugins import StoredSettings
+from gateway.store.pruning import Fork, Span, branches_off, kept_spans, outdated
+from gateway.store.transaction import (
+    Row,
     SessionRow,
-    append,
+    Terms,
+    Transaction,
+    given,
     place_of,
+    places_of,
     seq_of,
-    to_node,
 )
-from gateway.store.tables import where
-from gateway.store.turns import forks_of
-from gateway.store.writer import Pen, reading, writing
+from gateway.store.writer import reading, writing
+
+# --- nodes ---------------------------------------------------------------------------------------
+_STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in a column
+_ERASED = _STANDINGS.index("erased")
+_MOST_FORKS = 1000  # of a session that are looked at, the newest
+
+
+def append(nodes: Sequence[Node], parent: int | None, session: SessionRow, tx: Transaction) -> int:
+    """Adds nodes, each under the one before it. Returns how many count as messages of the
+    conversation: those of a person or the agent."""
+    place, count = place_of(session.id, session.last_seq), 0
+    if not nodes:
+        return 0
+    if session.last_seq and parent != place:
+        session.is_forked, session.is_pruned = True, False
+    summary = session.summary if parent == session.head else _summary_at(parent, tx)
+    for node in nodes:
+        place += 1
+        message, role = node.message, node.message.role
+        if role == "summary":
+            role, summary = "tool", place
+        elif role in {"user", "assistant"}:
+            count += 1
+        parts = (message.tool_calls, message.result, message.thinking, message.extras)
+        packed = pack_message(message) if any(parts) or message.notices else None
+        row = {
+            "place": place,
+            "id": node.id,
+            "parent": parent,
+            "run_id": node.run_id,
+            "role": role,
+            "text": message.text,
+            "packed": packed,
+            "status": node.status,
+            "tokens": node.token_count,
+            "model": node.model,
+            "created_at": (node.created_at - EPOCH) // MICROSECOND,
+            "label": node.label,
+            "summary": summary,
+        }
+        tx.insert("node", row)
+        parent = place
+    session.last_seq = seq_of(place)
+    session.last_summary = summary
+    return count
+
+
+def _summary_at(place: int | None, tx: Transaction) -> int | None:
+    row = None if place is None else tx.first("node", {"place": place}, "summary")
+    return None if row is None else row["summary"]
+
+
+def pack_message(message: Message) -> bytes:
+    """The parts of a message besides role and text, as JSON."""
+    return to_json(
+        [
+            [[call.id, call.name, call.arguments] for call in message.tool_calls],
+            _pack_result(message.result),
+            message.thinking,
+            [message.extras.provider, message.extras.json] if message.extras else None,
+            *([message.notices] if message.notices else []),
+        ]
+    )
+
+
+def _pack_result(result: ToolResult | None) -> list[object] | None:
+    if result is None:
+        return None
+    told = [result.call_id, result.name, result.content, result.is_error, result.duration_ms]
+    if not (result.boundary or result.excerpt):
+        return told
+    cut = result.excerpt
+    shown = [cut.head, cut.tail, cut.size, cut.reference] if cut else None
+    return [*told, result.boundary, shown]
+
+
+def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
+    if packed is None:
+        return Message(role, text)
+    calls, result, thinking, extras, *notices = from_json(packed)
+    return Message(
+        role,
+        text,
+        tuple(ToolCall(*call) for call in calls),
+        _unpack_result(*result) if result else None,
+        thinking,
+        Extras(*extras) if extras else None,
+        tuple((kind, told) for kind, told in notices[0]) if notices else (),
+    )
+
+
+def _unpack_result(*values: Any) -> ToolResult:
+    call_id, name, content, is_error, duration_ms, *more = values
+    boundary, cut = more or ("", None)
+    told, excerpt = (call_id, name, content, is_error, duration_ms), Excerpt(*cut) if cut else None
+    return ToolResult(*told, boundary=boundary, excerpt=excerpt)
+
+
+def _to_node(row: Row, parent_id: NodeId | None) -> Node:
+    place = row["place"]
+    role = "summary" if row["summary"] == place else row["role"]
+    return Node(
+        row["id"],
+        parent_id,
+        row["run_id"],
+        unpack_message(role, row["text"], row["packed"]),
+        row["created_at"],
+        row["tokens"],
+        row["status"],
+        row["model"],
+        seq_of(place),
+        row["label"],
+        row["checkpoint"],
+        _STANDINGS[row["standing"]],
+    )
 
 
 # --- labels and branches -------------------------------------------------------------------------
-def put_label(session: SessionRow, place: int, label: str | None, db: sqlite3.Connection) -> None:
+def _put_label(session: SessionRow, place: int, label: str | None, tx: Transaction) -> None:
     if label is not None:
-        db.execute(_TAKE_LABEL, (label, *_bounds(session.id)))
-    db.execute("UPDATE node SET label = ? WHERE place = ?", (label, place))
+        tx.change("node", {"label": label, **places_of(session.id)}, {"label": None})
+    tx.change("node", {"place": place}, {"label": label})
 
 
-def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
+def forks_of(session: int, tx: Transaction) -> list[Fork]:
+    """The newest forks, oldest first."""
+    terms, columns = places_of(session), "place parent"
+    rows = tx.find("node", terms, columns, order="-place", limit=_MOST_FORKS, index="fork")
+    return [
+        (seq_of(row["place"]), None if row["parent"] is None else seq_of(row["parent"]))
+        for row in reversed(rows)
+    ]
+
+
+def prune(session: SessionRow, most: int, tx: Transaction) -> None:
     """Archives branches of a tree that has more than `most` nodes. The cost does not depend on the
     length of the session."""
     if session.head is None or not (most and session.is_forked) or session.is_pruned:
         return
-    forks = forks_of(session.id, db)
-    kept = kept_spans(forks, _tips(session, db))
+    forks = forks_of(session.id, tx)
+    kept = kept_spans(forks, _tips(session, tx))
     tree, branches = branches_off(forks, seq_of(session.head), kept, session.last_seq)
 
     def shown(spans: Sequence[Span]) -> int:
-        gone = sum(db.execute(_GONE, _places_in(session.id, span)).fetchone()[0] for span in spans)
-        return sum(last - first + 1 for first, last in spans) - int(gone)
+        gone = sum(tx.count("node", _within(session, span), index="archived") for span in spans)
+        return sum(last - first + 1 for first, last in spans) - gone
 
     gone = outdated(tree, branches, shown, most)
-    db.executemany(_ARCHIVE, [_places_in(session.id, span) for span in gone])
+    for span in gone:
+        tx.change("node", {**_within(session, span), "standing": 0}, {"standing": 1})
     session.is_pruned = len(gone) == sum(map(len, branches))
 
 
-def bring_back(session: SessionRow, db: sqlite3.Connection) -> None:
+def _bring_back(session: SessionRow, tx: Transaction) -> None:
     """Shows the paths to HEAD, labels and checkpoints again."""
     session.is_pruned = False
-    if db.execute(_HAS_GONE, _bounds(session.id)).fetchone()[0]:
-        kept = kept_spans(forks_of(session.id, db), _tips(session, db))
-        db.executemany(_SHOW, [_places_in(session.id, span) for span in kept.items()])
+    if tx.find("node", places_of(session.id), "place", limit=1, index="archived"):
+        for span in kept_spans(forks_of(session.id, tx), _tips(session, tx)).items():
+            archived = {**_within(session, span), "standing": 1}
+            tx.change("node", archived, {"standing": 0}, index="archived")
 
 
-def _tips(session: SessionRow, db: sqlite3.Connection) -> list[int]:
-    tips = [seq_of(place) for (place,) in db.execute(_KEPT, _bounds(session.id))]
+def _tips(session: SessionRow, tx: Transaction) -> list[int]:
+    kept = tx.find("node", places_of(session.id), "place", index="kept")
+    tips = [seq_of(row["place"]) for row in kept]
     return tips if session.head is None else [*tips, seq_of(session.head)]
 
 
-def _places_in(session: int, span: Span) -> tuple[int, int]:
-    return place_of(session, span[0]), place_of(session, span[1])
-
-
-def _bounds(session: int) -> tuple[int, int]:
-    """The place before a session's first node, and the place after its last."""
-    return place_of(session, 0), place_of(session + 1, 0)
-
-
-_TAKE_LABEL = "UPDATE node SET label = NULL WHERE label = ? AND place >= ? AND place < ?"
-_KEPT = """
-SELECT place FROM node INDEXED BY node_kept
-WHERE (label IS NOT NULL OR checkpoint) AND place > ? AND place < ?
-"""
-_GONE = (
-    "SELECT count(*) FROM node INDEXED BY node_archived WHERE standing AND place BETWEEN ? AND ?"
-)
-_HAS_GONE = """
-SELECT EXISTS (SELECT 1 FROM node INDEXED BY node_archived
-               WHERE standing AND place > ? AND place < ?)
-"""
-_ARCHIVE = "UPDATE node SET standing = 1 WHERE place BETWEEN ? AND ? AND standing = 0"
-_SHOW = """
-UPDATE node SET standing = 0
-WHERE place IN (SELECT place FROM node INDEXED BY node_archived
-                WHERE standing AND place BETWEEN ? AND ?)
-  AND standing = 1
-"""
+def _within(session: SessionRow, span: Span) -> Terms:
+    first, last = span
+    return {"place >=": place_of(session.id, first), "place <=": place_of(session.id, last)}
 
 
 # --- the tree is read ----------------------------------------------------------------------------
 def _path(
-    db: sqlite3.Connection,
+    tx: Transaction,
     key: SessionKey,
     *,
     upto: NodeId | None = None,
@@ -114,253 +215,277 @@ def _path(
 ) -> Path:
     """`head` is the session's HEAD, whatever the path ends at. Raises NotFound for a node that is
     not of this session."""
-    found = db.execute(_FIND_HEAD, (str(key),)).fetchone()
-    if found is None:
+    session = tx.first("session", {"key": key}, "id head")
+    if session is None:
         return Path((), None, more=False)
-    session, head, head_id = found
-    end: int | None = head
-    if (named := before or upto) is not None:
-        place, parent = _place_and_parent(session, named, db)
-        end = place if before is None else parent
-    if end is None or limit < 1:
+    head, named = session["head"], before or upto
+    end = head if named is None else _end(named, session["id"], tx, is_before=before is not None)
+    rows = _walk(end, max(0, limit) + 1, session["id"], tx)
+    head_id = _id_at(head, rows, tx)
+    if limit < 1 or not rows:
         return Path((), head_id, more=end is not None)
-    rows = db.execute(_WALK, (end, limit)).fetchall()
-    rows.sort()  # by place, which comes first: a child is always younger than its parent
-    parent_id = _id_at(rows[0][-1], db)
-    nodes: list[Node] = []
-    for row in rows:
-        nodes.append(to_node(row, parent_id))
-        parent_id = row[1]
-    summary = None if before is not None else _summary(rows[-1][_SUMMARY], db)
-    return Path(tuple(nodes), head_id, rows[0][-1] is not None, summary)
+    parent_id = rows[limit]["id"] if len(rows) > limit else None
+    more, nodes = parent_id is not None, list[Node]()
+    for row in reversed(rows[:limit]):
+        nodes.append(_to_node(row, parent_id))
+        parent_id = nodes[-1].id
+    return Path(tuple(nodes), head_id, more, None if before else _summary_of(rows, tx))
 
 
-def _summary(place: int | None, db: sqlite3.Connection) -> Node | None:
+def _id_at(place: int | None, rows: Sequence[Row], tx: Transaction) -> NodeId | None:
+    """The id of the node there, which may be the first of the rows."""
+    node = rows[0] if rows and rows[0]["place"] == place else None
+    node = node or tx.first("node", {"place": place}, "id")
+    return node["id"] if node else None
+
+
+def _end(named: NodeId, session: int, tx: Transaction, *, is_before: bool) -> int | None:
+    node = tx.first("node", {"id": named, "standing <": _ERASED}, "place parent")
+    if node is None or node["place"] not in range(*_bounds(session)):
+        raise NotFound(f"message {named}")
+    end: int | None = node["parent" if is_before else "place"]
+    return end
+
+
+def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Row]:
+    """The path to a place, newest first. Where nothing forks all of it lies side by side."""
+    rows, at = list[Row](), end
+    while at is not None and len(rows) < limit:
+        first = max(at - (limit - len(rows)), place_of(session, 0))
+        there = tx.find("node", {"place >": first, "place <=": at}, order="-place")
+        was = at
+        for row in there:
+            if row["place"] == at:
+                rows.append(row)
+                at = row["parent"]
+        if at == was:  # it is no longer there
+            break
+    return rows[:limit]
+
+
+def _summary_of(rows: Sequence[Row], tx: Transaction) -> Node | None:
+    """The newest summary on the path."""
+    place = rows[0]["summary"] if rows else None
     if place is None:
         return None
-    row = db.execute(f"{_NODE} WHERE n.place = ?", (place,)).fetchone()
-    return to_node(row, row[-1])
+    row = next((one for one in rows if one["place"] == place), None)
+    row = row or tx.first("node", {"place": place})
+    return None if row is None else _with_parent([row], tx)[0]
 
 
-def _id_at(place: int | None, db: sqlite3.Connection) -> NodeId | None:
-    row = db.execute("SELECT id FROM node WHERE place = ?", (place,)).fetchone()
-    return None if row is None else NodeId(row[0])
+def _with_parent(rows: Sequence[Row], tx: Transaction) -> list[Node]:
+    known = {row["place"]: row["id"] for row in rows}
+    missing = tuple({row["parent"] for row in rows} - known.keys() - {None})
+    if missing:
+        found = tx.find("node", {"place": missing}, "place id")
+        known |= {row["place"]: row["id"] for row in found}
+    return [_to_node(row, known.get(row["parent"])) for row in rows]
 
 
-def _place_and_parent(
-    session: int, node_id: NodeId, db: sqlite3.Connection
-) -> tuple[int, int | None]:
-    row = db.execute(_PLACE_AND_PARENT, (node_id,)).fetchone()
-    if row is None or row[0] >> SEQ_BITS != session:
-        raise NotFound(f"message {node_id}")
-    return row[0], row[1]
+def _bounds(session: int) -> tuple[int, int]:
+    return place_of(session, 1), place_of(session + 1, 0)
 
 
-def _bounds_of(key: SessionKey, db: sqlite3.Connection) -> tuple[int, int]:
-    """As `_bounds`; both are 0 if there is no session."""
-    row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
-    return _bounds(row[0]) if row else (0, 0)
+def _node(tx: Transaction, key: SessionKey, node_id: str) -> Node | None:
+    session = tx.first("session", {"key": key}, "id")
+    if session is None:
+        return None
+    places = places_of(session["id"])
+    row = tx.first("node", {"id": node_id, "standing <": _ERASED, **places})
+    row = row or tx.first("node", {"label": node_id, **places})
+    return None if row is None else _with_parent([row], tx)[0]
 
 
-def _node(db: sqlite3.Connection, key: SessionKey, node_id: str) -> Node | None:
-    first, beyond = _bounds_of(key, db)
-    row = db.execute(f"{_NODE} WHERE n.id = ? AND n.standing < 2", (node_id,)).fetchone()
-    if row is None or not first <= row[0] < beyond:
-        labelled = f"{_NODE} WHERE n.label = ? AND n.place >= ? AND n.place < ?"
-        row = db.execute(labelled, (node_id, first, beyond)).fetchone()
-    return None if row is None else to_node(row, row[-1])
+_SHAPE = (
+    "place id parent run_id role status tokens model created_at label summary checkpoint standing"
+)
 
 
 def _tree(
-    db: sqlite3.Connection, key: SessionKey, *, limit: int, archived: bool = False
+    tx: Transaction, key: SessionKey, *, limit: int, archived: bool = False
 ) -> Sequence[Node]:
     """The newest `limit` nodes, oldest first."""
-    rows = db.execute(_TREE, (*_bounds_of(key, db), archived, limit)).fetchall()
-    return [to_node(row, row[-1]) for row in reversed(rows)]
-
-
-_PLACE_AND_PARENT = "SELECT place, parent FROM node WHERE id = ? AND standing < 2"
-_FIND_HEAD = """
-SELECT s.id, s.head, (SELECT n.id FROM node n WHERE n.place = s.head)
-FROM session s WHERE s.key = ?
-"""
-_NODE = f"SELECT {NODE_COLUMNS}, p.id FROM node n LEFT JOIN node p ON p.place = n.parent"
-_WALK = f"""
-WITH RECURSIVE up (place, depth) AS (
-    VALUES (?, 1)
-    UNION ALL
-    SELECT n.parent, up.depth + 1 FROM up JOIN node n ON n.place = up.place
-    WHERE up.depth < ? AND n.parent IS NOT NULL
-)
-SELECT {NODE_COLUMNS}, n.parent FROM up CROSS JOIN node n ON n.place = up.place
-"""
-_TREE = """
-SELECT n.place, n.id, n.run_id, n.role, '', NULL, n.status, n.tokens, n.model, n.created_at,
-       n.label, n.summary, n.checkpoint, n.standing, p.id
-FROM node n LEFT JOIN node p ON p.place = n.parent
-WHERE n.place >= ? AND n.place < ? AND n.standing <= ?
-ORDER BY n.place DESC LIMIT max(0, ?)
-"""
-_SUMMARY = NODE_COLUMNS.split(", ").index("n.summary")
+    session = tx.first("session", {"key": key}, "id")
+    if session is None:
+        return []
+    terms = {**places_of(session["id"]), "standing <=": int(archived)}
+    rows = tx.find("node", terms, _SHAPE, order="-place", limit=limit)
+    return _with_parent([{**row, "text": "", "packed": None} for row in reversed(rows)], tx)
 
 
 # --- the tree is changed -------------------------------------------------------------------------
-def _found(key: SessionKey, pen: Pen) -> SessionRow:
-    session = pen.session(key)
+def require_session(key: SessionKey, tx: Transaction) -> SessionRow:
+    session = tx.session(key)
     if session is None:
         raise NotFound(f"session {key}")
     return session
 
 
-def _found_node(key: SessionKey, node: NodeId, pen: Pen) -> tuple[SessionRow, int]:
-    session = _found(key, pen)
-    place = pen.place(session, node)
+def _found_node(key: SessionKey, node: NodeId, tx: Transaction) -> tuple[SessionRow, int]:
+    session = require_session(key, tx)
+    place = tx.place(session, node)
     if place is None:
         raise NotFound(f"message {node}")
     return session, place
 
 
 def _move_head(
-    pen: Pen, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
+    tx: Transaction,
+    key: SessionKey,
+    to: NodeId,
+    *,
+    expected: NodeId | None,
+    label: str | None = None,
 ) -> bool:
     """A label moves to this node if another node of the session has it. Raises NotFound for an
     unknown session or node."""
-    session, place = _found_node(key, to, pen)
+    session, place = _found_node(key, to, tx)
     if session.head_id != expected:
         return False
-    pen.db.execute("UPDATE session SET head = ? WHERE id = ?", (place, session.id))
+    summary = _summary_at(place, tx)
+    tx.change("session", {"id": session.id}, {"head": place})
     if label is not None:
-        put_label(session, place, label, pen.db)
-    session.head, session.head_id = place, to
-    bring_back(session, pen.db)
+        _put_label(session, place, label, tx)
+    session.head, session.head_id, session.summary = place, to, summary
+    _bring_back(session, tx)
     return True
 
 
-def _append_summary(pen: Pen, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
-    session = _found(key, pen)
+def _append_summary(
+    tx: Transaction, key: SessionKey, node: Node, *, expected: NodeId | None
+) -> bool:
+    session = require_session(key, tx)
     if session.head_id != expected:
         return False
-    append((node,), session.head, session, pen.db)
-    session.head, session.head_id = place_of(session.id, session.last_seq), node.id
-    pen.db.execute(
-        "UPDATE session SET last_seq = ?, head = ? WHERE id = ?",
-        (session.last_seq, session.head, session.id),
-    )
+    append((node,), session.head, session, tx)
+    session.move_head(node.id)
+    moved = {"last_seq": session.last_seq, "head": session.head}
+    tx.change("session", {"id": session.id}, moved)
     return True
 
 
-def _start_over(pen: Pen, key: SessionKey, *, now: datetime) -> None:
+def _start_over(tx: Transaction, key: SessionKey, *, now: datetime) -> None:
     at = to_micros(now)
-    session = pen.session(key) or pen.make_session(key, at)
+    session = tx.session(key) or tx.make_session(key, at)
     if session.head is not None:
-        pen.db.execute(_START_OVER, (pen.stamp(at), session.id))
-        session.head, session.head_id, session.is_closed = None, None, False
+        started = {"head": None, "state": "active", "updated_at": tx.stamp(at)}
+        tx.change("session", {"id": session.id}, started)
+        session.head, session.head_id, session.summary = None, None, None
+        session.is_closed = False
 
 
-def _label_node(pen: Pen, key: SessionKey, node: NodeId, label: str | None) -> None:
-    session, place = _found_node(key, node, pen)
-    put_label(session, place, label, pen.db)
-    bring_back(session, pen.db)
+def _label_node(tx: Transaction, key: SessionKey, node: NodeId, label: str | None) -> None:
+    session, place = _found_node(key, node, tx)
+    _put_label(session, place, label, tx)
+    _bring_back(session, tx)
 
 
-def _checkpoint(pen: Pen, key: SessionKey, node: NodeId, *, is_kept: bool) -> None:
-    session, place = _found_node(key, node, pen)
-    pen.db.execute("UPDATE node SET checkpoint = ? WHERE place = ?", (is_kept, place))
-    bring_back(session, pen.db)
+def _checkpoint(tx: Transaction, key: SessionKey, node: NodeId, *, is_kept: bool) -> None:
+    session, place = _found_node(key, node, tx)
+    tx.change("node", {"place": place}, {"checkpoint": is_kept})
+    _bring_back(session, tx)
 
 
-def _import_nodes(pen: Pen, key: SessionKey, nodes: Sequence[Node], *, now: datetime) -> TakenIn:
-    session, at = pen.session(key), to_micros(now)
-    new, count = _new(key, nodes, session, pen), 0
+def _import_nodes(
+    tx: Transaction, key: SessionKey, nodes: Sequence[Node], *, now: datetime
+) -> TakenIn:
+    session, at = tx.session(key), to_micros(now)
+    new, count = _new(key, nodes, session, tx), 0
     if session is None:
         first = min((to_micros(node.created_at) for node in new), default=at)
-        session = pen.make_session(key, min(first, at))
+        session = tx.make_session(key, min(first, at))
     for node in new:
-        parent = pen.place(session, node.parent_id)
-        count += append((node,), parent, session, pen.db)
-        if session.head == parent:
-            session.head, session.head_id = place_of(session.id, session.last_seq), node.id
+        parent = tx.place(session, node.parent_id) if node.parent_id else None
+        moves = session.head == parent
+        count += append((node,), parent, session, tx)
+        if moves:
+            session.move_head(node.id)
     session.last_run = session.last_run or int(session.last_seq > 0)
-    pen.db.execute(COUNT_NODES, (pen.stamp(at), count, session.last_seq, session.head, session.id))
+    count_nodes(session, count, at, tx)
     return TakenIn(len(new), NodeId(session.head_id) if session.head_id else None)
 
 
+def count_nodes(session: SessionRow, count: int, at: int, tx: Transaction) -> None:
+    """After nodes were added: writes the counters of their session, and its HEAD."""
+    changed = {
+        "updated_at": tx.stamp(at),
+        "message_count +": count,
+        "last_seq": session.last_seq,
+        "head": session.head,
+    }
+    tx.change("session", {"id": session.id}, changed)
+
+
 def _new(
-    key: SessionKey, nodes: Sequence[Node], session: SessionRow | None, pen: Pen
+    key: SessionKey, nodes: Sequence[Node], session: SessionRow | None, tx: Transaction
 ) -> list[Node]:
     """The nodes that are not stored yet, with their new ids. Raises ImportRefused."""
 
     def is_known(name: NodeId) -> bool | None:
         """None if the id is another session's, or erased."""
-        row = pen.db.execute("SELECT place, standing FROM node WHERE id = ?", (name,)).fetchone()
-        is_ours = row and session is not None and row[0] >> SEQ_BITS == session.id
-        return (True if is_ours and row[1] < _ERASED else None) if row else False
+        row = tx.first("node", {"id": name}, "place standing")
+        if row is None:
+            return False
+        is_ours = session is not None and row["place"] in range(*_bounds(session.id))
+        return True if is_ours and row["standing"] < _ERASED else None
 
     return not_there_yet(key, nodes, is_known)
 
 
-_ERASED = STANDINGS.index("erased")
-_START_OVER = "UPDATE session SET head = NULL, state = 'active', updated_at = ? WHERE id = ?"
-
-
 # --- sessions ------------------------------------------------------------------------------------
-def _find_session(db: sqlite3.Connection, key: SessionKey) -> SessionRecord | None:
-    row = db.execute(f"{_SESSION} WHERE s.key = ?", (str(key),)).fetchone()
-    return None if row is None else _to_record(row)
+def _find_session(tx: Transaction, key: SessionKey) -> SessionRecord | None:
+    row = tx.first("session", {"key": key})
+    return _records([row], tx)[0] if row else None
 
 
-def _list_sessions(db: sqlite3.Connection, query: SessionQuery) -> SessionPage:
+def _list_sessions(tx: Transaction, query: SessionQuery) -> SessionPage:
     """`updated_at` is unique, so `before` = that of the last session skips none."""
     wanted = {
-        _one_of("s.agent", query.agents): query.agents,
-        _one_of("s.channel", query.channels): query.channels,
-        "s.account = ?": query.account,
-        "s.peer = ?": query.peer,
-        "instr(s.key, ?) > 0": query.text,
-        "s.updated_at < ?": query.before,
+        "agent": query.agents,
+        "channel": query.channels,
+        "account": query.account,
+        "peer": query.peer,
+        "key contains": query.text,
+        "updated_at <": query.before,
     }
-    (condition, values), limit = where(wanted), max(0, query.limit)
-    rows = db.execute(
-        f"{_SESSION} {condition} ORDER BY s.updated_at DESC LIMIT ?", (*values, limit + 1)
-    ).fetchall()
-    return SessionPage(tuple(_to_record(row) for row in rows[:limit]), more=len(rows) > limit)
+    limit = max(0, query.limit)
+    rows = tx.find("session", given(wanted), order="-updated_at", limit=limit + 1)
+    return SessionPage(tuple(_records(rows[:limit], tx)), more=len(rows) > limit)
 
 
-def _one_of(column: str, values: Sequence[str] | None) -> str:
-    return f"{column} IN ({', '.join('?' * len(values or ()))})"
+def _records(rows: Sequence[Row], tx: Transaction) -> list[SessionRecord]:
+    heads = tuple(row["head"] for row in rows if row["head"] is not None)
+    ids = {one["place"]: one["id"] for one in tx.find("node", {"place": heads}, "place id")}
+    keys = tuple(str(row["key"]) for row in rows)
+    spent = {one["name"]: one for one in tx.find("spend", {"kind": "session", "name": keys})}
+    return [_to_record(row, spent.get(str(row["key"])), ids.get(row["head"])) for row in rows]
 
 
-def _count_sessions(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT count(*) FROM session").fetchone()[0])
+def _to_record(row: Row, spent: Row | None, head: NodeId | None) -> SessionRecord:
+    """What the row itself counts is from before there was a ledger."""
+    sent, received, cost = row["input_tokens"], row["output_tokens"], row["cost_usd"]
+    if spent is not None:
+        sent, received = sent + spent["input_tokens"], received + spent["output_tokens"]
+        if spent["priced"]:
+            cost = (cost or 0.0) + spent["nano_usd"] / 1e9
+    counts = (row["message_count"], sent, received, cost)
+    return SessionRecord(
+        row["key"], row["created_at"], row["updated_at"], *counts, row["state"], head
+    )
 
 
-def _close_session(pen: Pen, key: SessionKey) -> None:
-    session = _found(key, pen)
-    pen.db.execute("UPDATE session SET state = 'closed' WHERE id = ?", (session.id,))
+def _close_session(tx: Transaction, key: SessionKey) -> None:
+    session = require_session(key, tx)
+    tx.change("session", {"id": session.id}, {"state": "closed"})
     session.is_closed = True
 
 
-def _to_record(row: Sequence[Any]) -> SessionRecord:
-    key, created_at, updated_at, *rest = row
-    return SessionRecord(SessionKey.parse(key), to_time(created_at), to_time(updated_at), *rest)
-
-
-_SESSION = """
-SELECT s.key, s.created_at, s.updated_at, s.message_count,
-       s.input_tokens + coalesce(l.input_tokens, 0),    -- s: from before there was a ledger
-       s.output_tokens + coalesce(l.output_tokens, 0),
-       CASE WHEN l.priced > 0 THEN coalesce(s.cost_usd, 0.0) + l.nano_usd / 1e9 ELSE s.cost_usd END,
-       s.state, (SELECT n.id FROM node n WHERE n.place = s.head)
-FROM session s LEFT JOIN spend l ON l.kind = 'session' AND l.name = s.key
-"""
-
-
-class SqliteSessionStore(SqliteErasures, SqliteSettings):
+class StoredSessions(Erasures, StoredSettings):
     """Implements the port SessionStore."""
 
     find_session = reading(_find_session, caught_up=True)
     list_sessions = reading(_list_sessions, caught_up=True)
-    count_sessions = reading(_count_sessions)
+    count_sessions = reading(lambda tx: tx.count("session", {}))
     close_session = writing(_close_session, durable=True)
     path = reading(_path)
     node = reading(_node)

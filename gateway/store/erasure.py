@@ -1,67 +1,57 @@
-"""Whole results of tools in SQLite, packed by the threads that write and read them."""
+"""Whole results of tools, packed by the threads that write and read them; and erasing sessions."""
 
-import sqlite3
 import zlib
-from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 
 from gateway.domain.agents import Original
 from gateway.domain.errors import Busy, NotFound
 from gateway.domain.facts import Erasure, tombstone_of
-from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
+from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import Erased
-from gateway.store import facts as fact_writing
-from gateway.store.rows import place_of
+from gateway.store import facts
+from gateway.store.outbox import ERASED
+from gateway.store.transaction import SqliteTransaction, Terms, Transaction, in_parts, places_of
 from gateway.store.turns import forget_turns, rewrite_index
-from gateway.store.writer import Pen, SqliteStore, reading, writing
+from gateway.store.writer import OfStore, Pen, reading, writing
 
 _FAST = 1  # of zlib's levels
 _ANY = "surrogatepass"  # a tool may say what is no text
 
 
-def forget_originals(pen: Pen, key: SessionKey) -> None:
-    pen.db.execute("DELETE FROM original WHERE session = ?", (str(key),))
+def _forget_originals(tx: Transaction, session_key: SessionKey) -> None:
+    tx.delete("original", {"session": session_key})
 
 
-def sweep_originals(pen: Pen, before: int, limit: int) -> int:
+def sweep_originals(tx: Transaction, before: datetime, limit: int) -> int:
     """Deletes the oldest that were kept before that time. Returns how many."""
-    return pen.db.execute(_SWEEP, (before, max(0, limit))).rowcount
+    rows = tx.find("original", {"at <": before}, "id", order="at", limit=limit)
+    return tx.delete("original", {"id": tuple(row["id"] for row in rows)}) if rows else 0
 
 
-def _keep(pen: Pen, original: Original) -> None:
+def _keep(tx: Transaction, original: Original) -> None:
     one = original
     packed = zlib.compress(one.content.encode("utf-8", _ANY), _FAST)
-    at = to_micros(one.at)
-    pen.db.execute(_KEEP, (one.reference, str(one.session_key), one.run_id, one.tool, packed, at))
+    kept = {"reference": one.reference, "session": one.session_key, "run_id": one.run_id}
+    tx.insert("original", {**kept, "tool": one.tool, "content": packed, "at": one.at}, taken="keep")
 
 
-def _read(db: sqlite3.Connection, session_key: SessionKey, reference: str) -> Original | None:
-    row = db.execute(_READ, (reference, str(session_key))).fetchone()
+def _read(tx: Transaction, session_key: SessionKey, reference: str) -> Original | None:
+    row = tx.first("original", {"reference": reference, "session": session_key})
     if row is None:
         return None
-    run_id, tool, packed, at = row
-    content = zlib.decompress(packed).decode("utf-8", _ANY)
-    return Original(reference, session_key, RunId(run_id), tool, content, to_time(at))
+    content = zlib.decompress(row["content"]).decode("utf-8", _ANY)
+    named = (reference, session_key, row["run_id"], row["tool"])
+    return Original(*named, content, row["at"])
 
 
-class SqliteOriginals(SqliteStore):
+class StoredOriginals(OfStore):
     keep_original = writing(_keep, durable=False)
     read_original = reading(_read)
-    forget_originals = writing(forget_originals, durable=False)
+    forget_originals = writing(_forget_originals, durable=False)
 
 
-_KEEP = """
-INSERT INTO original (reference, session, run_id, tool, content, at) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING
-"""
-_READ = "SELECT run_id, tool, content, at FROM original WHERE reference = ? AND session = ?"
-_SWEEP = """
-DELETE FROM original WHERE id IN (SELECT id FROM original WHERE at < ? ORDER BY at LIMIT ?)
-"""
-
-
-class SqliteErasures(SqliteStore):
+class Erasures(OfStore):
     async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
         """Returns only when the index of words is written anew as well: after a crash before that it
         has to be asked again."""
@@ -74,59 +64,47 @@ class SqliteErasures(SqliteStore):
         return erased
 
 
-def _count(db: sqlite3.Connection, key: SessionKey, what: Erasure) -> Erased:
-    row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
-    if row is None:
-        raise NotFound(f"session {key}")
-    return Erased(len(_ids(row[0], db)), fact_writing.count_of(db, what))
+def _shown(session: int) -> Terms:
+    return {**places_of(session), "standing <": 2}
 
 
-def _ids(session: int, db: sqlite3.Connection) -> Sequence[str]:
-    bounds = (place_of(session, 0), place_of(session + 1, 0))
-    return [row[0] for row in db.execute(_MESSAGES, bounds)]
-
-
-def _erase(pen: Pen, key: SessionKey, what: Erasure, now: datetime) -> Erased:
-    session = pen.session(key)
+def _count(tx: SqliteTransaction, key: SessionKey, what: Erasure) -> Erased:
+    session = tx.first("session", {"key": key}, "id")
     if session is None:
         raise NotFound(f"session {key}")
-    if pen.db.execute(_AT_WORK, (session.id,)).fetchone() is not None:
+    return Erased(tx.count("node", _shown(session["id"])), facts.count_of(tx, what))
+
+
+def _erase(tx: Pen, key: SessionKey, what: Erasure, now: datetime) -> Erased:
+    session = tx.session(key)
+    if session is None:
+        raise NotFound(f"session {key}")
+    if tx.find("run", {"session": session.id}, "id", limit=1, index="unfinished"):
         raise Busy(
             f"session {key} has a message that is not answered yet: nothing was erased; wait for its "
             "end or abort it first"
         )
-    ids = _ids(session.id, pen.db)
-    forget_turns(pen, session.id)  # as long as their texts can be told to the index
-    facts = fact_writing.erase(pen, what, now)
-    pen.db.execute(_NODES, (place_of(session.id, 0), place_of(session.id + 1, 0)))
-    for statement in _OF_SESSION:
-        pen.db.execute(statement, (session.id,))
-    forget_originals(pen, key)
-    session.head, session.head_id, session.is_closed = None, None, True
-    return Erased(len(ids), facts, tombstone_of(what, now))
+    forget_turns(tx, session.id)  # as long as their texts can be told to the index
+    erased = facts.erase(tx, what, now)
+    blank = {"text": "", "packed": None, "label": None, "summary": None, "checkpoint": False}
+    nodes = tx.change("node", _shown(session.id), {**blank, "standing": 2})
+    _blank_rest(tx, {"session": session.id})
+    tx.change("session", {"id": session.id}, {"head": None, "message_count": 0, "state": "closed"})
+    _forget_originals(tx, key)
+    session.head, session.head_id, session.summary = None, None, None
+    session.last_summary, session.is_closed = None, True
+    return Erased(nodes, erased, tombstone_of(what, now))
 
 
-_AT_WORK = "SELECT 1 FROM run INDEXED BY run_unfinished WHERE session = ? AND finished_at IS NULL"
-_MESSAGES = "SELECT id FROM node WHERE place > ? AND place < ? AND standing < 2"
-_NODES = """
-UPDATE node SET text = '', packed = NULL, label = NULL, summary = NULL, checkpoint = 0, standing = 2
-WHERE place > ? AND place < ? AND standing < 2
-"""
-# The rest, each with what its row would otherwise still hold; ids stay, so that a message that is
-# sent again is known, and accounts still add up.
-_OF_SESSION = (
-    "DELETE FROM journal WHERE run_id IN (SELECT run_id FROM run WHERE session = ?)",
-    """
-    UPDATE run SET content = '', digest = '', summary = '', has_journal = 0, log = NULL, tape = NULL,
-        whence = NULL
-    WHERE session = ?
-    """,
-    """
-    UPDATE delivery SET text = '', whence = NULL, receipt = NULL, why = 'erased',
-        state = CASE state WHEN 'pending' THEN 'failed' ELSE state END
-    WHERE session = ?
-    """,
-    "DELETE FROM rule_state WHERE session = ?",
-    "DELETE FROM notice WHERE session = ?",
-    "UPDATE session SET head = NULL, message_count = 0, state = 'closed' WHERE id = ?",
-)
+def _blank_rest(tx: Transaction, session: Terms) -> None:
+    """The rest, each with what its row would otherwise still hold; ids stay, so that a message that
+    is sent again is known, and accounts still add up."""
+    runs = tx.find("run", session, "run_id")
+    for some in in_parts([row["run_id"] for row in runs]):
+        tx.delete("journal", {"run_id": some})
+    texts = {"content": "", "digest": "", "summary": "", "has_journal": False}
+    tx.change("run", session, {**texts, "log": None, "tape": None, "whence": None})
+    tx.change("delivery", {**session, "state": "pending"}, {"state": "failed"})
+    tx.change("delivery", session, {"text": "", "whence": None, "receipt": None, "why": ERASED})
+    tx.delete("rule_state", session)
+    tx.delete("notice", session)

@@ -1,11 +1,12 @@
 """Queries of facts in SQLite."""
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import product
+from typing import TypeVar
 
 from gateway.domain.facts import (
     MOST_NAMED,
@@ -39,14 +40,15 @@ from gateway.store.facts import (
     to_told,
 )
 from gateway.store.faults import require_text
-from gateway.store.rows import place_of
-from gateway.store.writer import Pen, Readers, SqliteStore, Writer
+from gateway.store.transaction import place_of
+from gateway.store.writer import OfStore, Pen, Query, Readers, Writer
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last
 _MOST_SOURCES = 1000
 MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a second
 
+T = TypeVar("T")
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
@@ -54,7 +56,7 @@ _BITS = 1 << 22  # half a megabyte; a million names leave three of four others a
 _PAGE = 2_000  # names a look
 
 
-class SqliteFacts(SqliteStore):
+class FactBase(OfStore):
     """It has a bit for each name under which anything was ever written, so that most questions about
     unknown names need no query. Names that are already in the database are loaded a page at a
     time. Only the event loop's thread uses the bits."""
@@ -84,7 +86,7 @@ class SqliteFacts(SqliteStore):
 
     async def _has_any(self, whose: Whose) -> bool:
         if self._upto is not None:
-            rows = await self._readers.read(partial(_groups, after=self._upto))
+            rows = await self._readers.read(_of_tables(_groups, after=self._upto))
             self._note(*(name for _, name in rows))
             self._upto = rows[-1][0] if len(rows) == _PAGE else None
         return self.knows(whose)
@@ -95,7 +97,7 @@ class SqliteFacts(SqliteStore):
         if not await self._has_any(whose):
             return []
         even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
-        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
+        return await self._readers.read(_of_tables(_matching, whose, even, max(0, limit)))
 
     async def facts_around(
         self, whose: Whose, names: Sequence[str], *, limit: int
@@ -104,20 +106,24 @@ class SqliteFacts(SqliteStore):
         if not await self._has_any(whose):
             return []
         forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
-        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
+        return await self._readers.read(_of_tables(_around, whose, forms, max(0, limit)))
 
     async def select_facts(self, query: FactQuery) -> Sequence[Fact]:
         find = _select if query.known_at is None else _known_then
-        return await self._readers.read(partial(find, query))
+        return await self._readers.read(_of_tables(find, query))
 
     async def origin_of(self, fact_id: str) -> Provenance | None:
-        return await self._readers.read(partial(_origin, fact_id))
+        return await self._readers.read(_of_tables(_origin, fact_id))
 
     async def erase_facts(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
         if dry_run:
             return await self._readers.read(partial(writing.count_of, what=what))
         erase = partial(writing.erase, what=what, now=now)
         return await self._writer.write(erase, durable=True)
+
+
+def _of_tables(query: Callable[..., T], *args: object, **more: object) -> Query[T]:
+    return lambda tx: query(*args, db=tx.db, **more)
 
 
 def _groups(db: sqlite3.Connection, after: int) -> Sequence[tuple[int, str]]:

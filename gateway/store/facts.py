@@ -28,7 +28,7 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.audit import append_deed
-from gateway.store.rows import SEQ_BITS, place_of
+from gateway.store.transaction import SEQ_BITS, SqliteTransaction, place_of
 from gateway.store.writer import Pen
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
@@ -359,7 +359,8 @@ def _unlist(places: Sequence[int | None], db: sqlite3.Connection) -> None:
 # --- erasing -------------------------------------------------------------------------------------
 
 
-def count_of(db: sqlite3.Connection, what: Erasure) -> int:
+def count_of(tx: SqliteTransaction, what: Erasure) -> int:
+    db = tx.db
     where, value = _erased(what)
     return int(db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
 
@@ -383,7 +384,7 @@ def erase(pen: Pen, what: Erasure, now: datetime) -> int:
     tombstone = tombstone_of(what, now)
     db.execute(_TOMBSTONE, (to_micros(now), what.kind, len(rows), tombstone))
     detail = {"what": what.kind, "facts": len(rows), "tombstone": tombstone}
-    append_deed(Deed(now, "memory.erased", what.by, detail), pen)
+    append_deed(pen, Deed(now, "memory.erased", what.by, detail))
     pen.has_erased = True
     return len(rows)
 

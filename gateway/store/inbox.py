@@ -1,66 +1,87 @@
-"""The inbox, its runs and their journals in SQLite. Accept and finish are one commit each."""
+"""The inbox, its runs and their journals. Accept and finish are one commit each."""
 
 import re
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import datetime
-from typing import Any
 
 from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import Batching, Notice
-from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
+from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.journal import chunks_of
 from gateway.store.channels import require_unheard, write_memos
-from gateway.store.conversations import prune
+from gateway.store.conversations import append, count_nodes, prune, require_session
 from gateway.store.outbox import add_delivery
-from gateway.store.rows import COUNT_NODES, SEQ_BITS, SessionRow, append
-from gateway.store.tables import insert
-from gateway.store.writer import Pen, SqliteStore, reading, writing
+from gateway.store.transaction import Row, SessionRow, Transaction
+from gateway.store.writer import OfStore, reading, writing
 
 
 # --- the journals of runs, and what runs leave to later ones -------------------------------------
-def add_part(pen: Pen, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
-    pen.db.execute(_ADD_PART, (run_id, part, pack()))
+def _add_part(tx: Transaction, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
+    tx.insert("journal", {"run_id": run_id, "part": part, "data": pack()}, taken="replace")
 
 
-def _forgive(pen: Pen, run_id: RunId) -> None:
-    pen.db.execute(_FORGIVE, (run_id,))
+def _forgive(tx: Transaction, run_id: RunId) -> None:
+    open_one = {"run_id": run_id, "finished_at": None}
+    row = tx.first("run", open_one, "forgiven attempts")
+    if row is not None and row["forgiven"] < row["attempts"]:
+        tx.change("run", open_one, {"forgiven +": 1})
 
 
-def _parts(db: sqlite3.Connection, run_id: RunId) -> Sequence[bytes]:
-    return [row[0] for row in db.execute(_PARTS, (run_id,))]
+def _parts(tx: Transaction, run_id: RunId) -> Sequence[bytes]:
+    return [row["data"] for row in tx.find("journal", {"run_id": run_id}, "data", order="part")]
 
 
-def _rule_state(db: sqlite3.Connection, key: SessionKey) -> str | None:
-    row = db.execute(_STATE, (str(key),)).fetchone()
-    return None if row is None else str(row[0])
+def _rule_state(tx: Transaction, key: SessionKey) -> str | None:
+    row = tx.first("rule_state", {"session": key}, "json")
+    return None if row is None else str(row["json"])
 
 
-class SqliteJournal(SqliteStore):
+def _free_notices(
+    tx: Transaction, person: str, key: SessionKey, run_id: RunId, *, now: datetime
+) -> list[Row]:
+    """Those that a run may claim, or has claimed."""
+    session = tx.first("session", {"key": key}, "id") or {"id": None}
+    return [
+        row
+        for row in tx.find("notice", {"agent": key.agent, "person": person}, order="id")
+        if row["session"] != session["id"]
+        and row["claimed_by"] in {None, run_id}
+        and (row["expires_at"] is None or row["expires_at"] > now)
+    ]
+
+
+def _claim(
+    tx: Transaction, person: str, key: SessionKey, run_id: RunId, *, now: datetime
+) -> list[Row]:
+    rows = _free_notices(tx, person, key, run_id, now=now)
+    tx.change("notice", {"id": tuple(row["id"] for row in rows)}, {"claimed_by": run_id})
+    return rows
+
+
+class StoredJournal(OfStore):
     """Implements the port Journal."""
 
-    append = writing(add_part, durable=False)
+    append = writing(_add_part, durable=False)
     forgive = writing(_forgive, durable=False)
     read = reading(_parts)
     rule_state = reading(_rule_state)
+    _free = reading(_free_notices)
+    _claim = writing(_claim, durable=False)
 
     async def claim_notices(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
         """Without notices nothing is written, and mostly nothing is read."""
-        if not self._pen.may_hold_notices:
+        if not self._pen.may_hold_notices or not await self._free(
+            person, session_key, run_id, now=now
+        ):
             return ()
-        free = (session_key.agent, person, str(session_key), run_id, to_micros(now))
-        if not await self._readers.read(lambda db: db.execute(_HAS_FREE, free).fetchone()[0]):
-            return ()
-        rows = await self._writer.write(
-            lambda pen: pen.db.execute(_CLAIM, (run_id, *free)).fetchall(), durable=False
-        )
-        return [unpack_notice(expires_at, packed) for _, expires_at, packed in sorted(rows)]
+        rows = await self._claim(person, session_key, run_id, now=now)
+        return [unpack_notice(row["expires_at"], row["json"]) for row in rows]
 
 
 MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest go
@@ -74,192 +95,207 @@ def pack_notice(notice: Notice) -> str:
     return to_json({**plain, "data": dict(notice.data)}, fallback=str).decode()
 
 
-def unpack_notice(expires_at: int | None, packed: str) -> Notice:
-    until = None if expires_at is None else to_time(expires_at)
+def unpack_notice(expires_at: datetime | None, packed: str) -> Notice:
     kept = from_json(packed)
-    return Notice(**{**kept, "batching": Batching(**kept["batching"])}, expires_at=until)
+    return Notice(**{**kept, "batching": Batching(**kept["batching"])}, expires_at=expires_at)
 
 
-def _leave(ending: Ending, session: SessionRow, pen: Pen) -> None:
+def _leave(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     """Writes notices and the state of rules, in the commit that ends a run."""
-    db = pen.db
-    if pen.may_hold_notices:
-        db.execute(_RELEASE if ending.leaves_claimed else _FORGET, (ending.run_id,))
-    if ending.rule_state is not None:
-        db.execute(_KEEP_STATE, (session.id, ending.rule_state))
-    if not ending.posts:
+    if not (tx.may_hold_notices or ending.posts or ending.rule_state is not None):
         return
-    pen.may_hold_notices = True
-    who = (ending.session_key.agent, ending.person)
-    for notice in ending.posts:
-        until = None if notice.expires_at is None else to_micros(notice.expires_at)
-        db.execute(_POST, (*who, session.id, until, pack_notice(notice)))
-    db.execute(_TRIM, (*who, *who, MOST_POSTED))
+    claimed = {"claimed_by": ending.run_id}
+    if tx.may_hold_notices and ending.leaves_claimed:
+        tx.change("notice", claimed, {"claimed_by": None})
+    elif tx.may_hold_notices:
+        tx.delete("notice", claimed)
+    if ending.rule_state is not None:
+        tx.insert("rule_state", {"session": session.id, "json": ending.rule_state}, taken="replace")
+    if ending.posts:
+        _post(ending, session, tx)
 
 
-_FORGIVE = """
-UPDATE run SET forgiven = forgiven + 1
-WHERE run_id = ? AND finished_at IS NULL AND forgiven < attempts
-"""
-_ADD_PART = insert("journal", "run_id, part", "data")
-_PARTS = "SELECT data FROM journal WHERE run_id = ? ORDER BY part"
-_STATE = "SELECT r.json FROM rule_state r JOIN session s ON s.id = r.session WHERE s.key = ?"
-_KEEP_STATE = insert("rule_state", "session", "json")
-_FORGET = "DELETE FROM notice WHERE claimed_by = ?"
-_RELEASE = "UPDATE notice SET claimed_by = NULL WHERE claimed_by = ?"
-_POST = insert("notice", "agent, person, session, expires_at, json")
-_TRIM = """
-DELETE FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL AND id <= (
-    SELECT id FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL
-    ORDER BY id DESC LIMIT 1 OFFSET ?)
-"""
-_FREE = """
-WHERE agent = ? AND person = ? AND session IS NOT (SELECT id FROM session WHERE key = ?)
-  AND (claimed_by IS NULL OR claimed_by = ?) AND (expires_at IS NULL OR expires_at > ?)
-"""
-_HAS_FREE = f"SELECT EXISTS (SELECT 1 FROM notice {_FREE})"
-_CLAIM = f"UPDATE notice SET claimed_by = ? {_FREE} RETURNING id, expires_at, json"
+def _post(ending: Ending, session: SessionRow, tx: Transaction) -> None:
+    tx.may_hold_notices = True
+    whose = {"agent": ending.session_key.agent, "person": ending.person}
+    for one in ending.posts:
+        row = {"session": session.id, "expires_at": one.expires_at, "json": pack_notice(one)}
+        tx.insert("notice", {**whose, **row})
+    free = tx.find("notice", {**whose, "claimed_by": None}, "id", order="-id")
+    tx.delete("notice", {"id": tuple(row["id"] for row in free[MOST_POSTED:])})
 
 
 # --- a message is accepted -----------------------------------------------------------------------
-def _accept(pen: Pen, entry: NewEntry, *, begin: bool) -> Accepted:
+def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
     if entry.whence is not None:
-        require_unheard(entry, pen.db)
+        require_unheard(entry, tx)
     key, at = entry.session_key, (entry.accepted_at - EPOCH) // MICROSECOND
-    session = pen.session(key)
+    session = tx.session(key)
     # Checked first, so that a repeat under another key makes no empty session.
-    accepted = _earlier(entry, pen.db) if session is None else None
+    accepted = _earlier(entry, tx) if session is None else None
     if accepted is None:
-        session = session or pen.make_session(key, at)
-        seq, attempts = session.last_run + 1, int(begin)
-        ids = (entry.run_id, entry.message_id, session.id, seq)
-        state = ("running" if begin else "queued", attempts, at)
-        where = (entry.matched_by, key.channel, key.account, entry.platform_id, entry.digest)
-        limits = to_json(entry.limits).decode() if entry.limits else None
-        what = (entry.sender, entry.context_id, limits, entry.whence, entry.content)
-        added = pen.db.execute(_ADD_RUN, (*ids, *state, *where, *what)).fetchone()
-        if added is not None:
-            (pen.accepted,) = added
+        session = session or tx.make_session(key, at)
+        seq = session.last_run + 1
+        row = {
+            "run_id": entry.run_id,
+            "message_id": entry.message_id,
+            "session": session.id,
+            "seq": seq,
+            "state": "running" if begin else "queued",
+            "attempts": int(begin),
+            "accepted_at": at,
+            "matched_by": entry.matched_by,
+            "channel": key.channel,
+            "account": key.account,
+            "platform_id": entry.platform_id,
+            "digest": entry.digest,
+            "sender": entry.sender,
+            "context_id": entry.context_id,
+            "limits": to_json(entry.limits).decode() if entry.limits else None,
+            "whence": entry.whence,
+            "content": entry.content,
+        }
+        added = tx.insert("run", row, taken="keep")
+        if added:
+            tx.accepted = added
             if session.is_closed:
-                pen.db.execute(_REOPEN, (session.id,))
+                tx.change("session", {"id": session.id}, {"state": "active"})
                 session.is_closed = False
             session.last_run = seq
             names = (entry.message_id, entry.run_id, key, entry.matched_by)
-            accepted = Accepted(*names, seq, attempts=attempts)
+            accepted = Accepted(*names, seq, attempts=int(begin))
         else:
-            accepted = _earlier(entry, pen.db)
+            accepted = _earlier(entry, tx)
             assert accepted is not None
     if entry.memos:
-        write_memos(pen, *entry.memos)
+        write_memos(tx, *entry.memos)
     return accepted
 
 
-def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
+def _earlier(entry: NewEntry, tx: Transaction) -> Accepted | None:
     """The first message of the same (channel, account, platform id). Raises Conflict if its content
     differs, or if there is none and the run is another message's."""
-    key = entry.session_key
-    row = db.execute(_FIND_EARLIER, (entry.platform_id, key.channel, key.account)).fetchone()
+    id_, channel, account = entry.platform_id, entry.session_key.channel, entry.session_key.account
+    same = {"platform_id": id_, "channel": channel, "account": account}
+    row = None if id_ is None else tx.first("run", same)
     if row is not None:
-        message_id, run_id, first, matched_by, seq, attempts, digest = row
-        if digest and digest != entry.digest:  # empty: the content is erased
+        if row["digest"] and row["digest"] != entry.digest:  # empty: the content is erased
             raise Conflict(
-                f"key {entry.platform_id!r} of {key.channel}:{key.account} was used before for "
-                "another message: send it under a new key"
+                f"key {id_!r} of {channel}:{account} was used before for another message: send it "
+                "under a new key"
             )
-        key = SessionKey.parse(first)
-        return Accepted(message_id, run_id, key, matched_by, seq, duplicate=True, attempts=attempts)
-    if db.execute(_HAS_RUN, (entry.run_id,)).fetchone() is not None:
+        key = tx.keys_of([row["session"]])[row["session"]]
+        names = (row["message_id"], row["run_id"], key, row["matched_by"], row["seq"])
+        return Accepted(*names, duplicate=True, attempts=row["attempts"])
+    if tx.first("run", {"run_id": entry.run_id}, "id") is not None:
         raise Conflict(f"run {entry.run_id} was accepted before: take a new id")
     return None
 
 
-def _begin(pen: Pen, run_id: RunId) -> int:
-    row = pen.db.execute(_BEGIN_RUN, (run_id,)).fetchone()
-    if row is not None:
-        return int(row[0])
-    if pen.db.execute(_HAS_RUN, (run_id,)).fetchone() is None:
+def _begin(tx: Transaction, run_id: RunId) -> int:
+    row = tx.first("run", {"run_id": run_id}, "attempts finished_at")
+    if row is None:
         raise NotFound(f"run {run_id}")
-    raise Conflict(f"run {run_id} has ended")
+    if row["finished_at"] is not None:
+        raise Conflict(f"run {run_id} has ended")
+    attempts: int = row["attempts"] + 1
+    tx.change("run", {"run_id": run_id}, {"attempts": attempts, "state": "running"})
+    return attempts
 
 
 # --- a run ends ----------------------------------------------------------------------------------
-def _finish(pen: Pen, ending: Ending) -> bool:
-    session = pen.session(ending.session_key)
-    if session is None:
-        raise NotFound(f"session {ending.session_key}")
+def _finish(tx: Transaction, ending: Ending) -> bool:
+    session = require_session(ending.session_key, tx)
     is_head = ending.grown_from == session.head_id
-    parent = session.head if is_head else pen.place(session, ending.grown_from)
+    parent = session.head if is_head else tx.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
-    for one in ending.merged:
-        if _is_open(ending.run_id, session, pen.db) and not _is_open(one.run_id, session, pen.db):
-            raise Conflict(f"run {one.run_id} has ended")
     at = (ending.finished_at - EPOCH) // MICROSECOND
-    end = (ending.state, at, ending.outcome, ending.summary)
-    if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
-        _is_open(ending.run_id, session, pen.db)
+    if not _end_runs(ending, session, at, tx):
         return False
-    pen.db.execute(_ADD_PART, (ending.run_id, ending.part, ending.journal()))
-    for one in ending.merged:
-        end = ("done", at, "merged", one.summary)
-        pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
-        pen.db.execute(_ADD_PART, (one.run_id, 0, one.journal))
-    return _grow(ending, session, parent, at, pen)
-
-
-def _is_open(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> bool:
-    """Whether a run has not ended. Raises NotFound if the session has no such run."""
-    row = db.execute(_IS_OPEN, (run_id, session.id)).fetchone()
-    if row is None:
-        raise NotFound(f"run {run_id}")
-    return bool(row[0])
-
-
-def _grow(ending: Ending, session: SessionRow, parent: int | None, at: int, pen: Pen) -> bool:
-    """Writes what a run leaves to its session. Returns whether HEAD moves."""
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
-    count = append(ending.nodes, parent, session, pen.db)
+    count = append(ending.nodes, parent, session, tx)
     for new in ending.deliveries:
-        add_delivery(new, at, pen.db, run=(ending.run_id, session.id))
-    if pen.may_hold_notices or ending.posts or ending.rule_state is not None:
-        _leave(ending, session, pen)
+        add_delivery(new, at, tx, run=(ending.run_id, session.id))
+    _leave(ending, session, tx)
     if moves:
-        session.head = session.id << SEQ_BITS | session.last_seq
-        session.head_id = ending.nodes[-1].id
-    pen.db.execute(COUNT_NODES, (pen.stamp(at), count, session.last_seq, session.head, session.id))
+        session.move_head(ending.nodes[-1].id)
+    count_nodes(session, count, at, tx)
     if session.is_forked:
-        prune(session, ending.most_nodes, pen.db)
+        prune(session, ending.most_nodes, tx)
     return moves
 
 
+def _end_runs(ending: Ending, session: SessionRow, at: int, tx: Transaction) -> bool:
+    """Ends a run and those that it merged. False, and nothing is changed, if it has ended before."""
+    ends = [(ending.run_id, ending.state, ending.outcome, ending.summary)]
+    if ending.merged:
+        _require_open(ending, session, tx)
+        ends += [(one.run_id, "done", "merged", one.summary) for one in ending.merged]
+    for run_id, state, outcome, summary in ends:
+        is_open = {"run_id": run_id, "session": session.id, "finished_at": None}
+        end = {"state": state, "finished_at": at, "outcome": outcome, "summary": summary}
+        if not tx.change("run", is_open, {**end, "has_journal": True}) and run_id == ending.run_id:
+            _is_open(run_id, session, tx)
+            return False
+    last = {"run_id": ending.run_id, "part": ending.part, "data": ending.journal()}
+    tx.insert("journal", last, taken="replace")
+    for one in ending.merged:
+        merged = {"run_id": one.run_id, "part": 0, "data": one.journal}
+        tx.insert("journal", merged, taken="replace")
+    return True
+
+
+def _require_open(ending: Ending, session: SessionRow, tx: Transaction) -> None:
+    """Raises Conflict if a run that was merged has ended, and the run itself has not."""
+    if _is_open(ending.run_id, session, tx):
+        for one in ending.merged:
+            if not _is_open(one.run_id, session, tx):
+                raise Conflict(f"run {one.run_id} has ended")
+
+
+def _is_open(run_id: RunId, session: SessionRow, tx: Transaction) -> bool:
+    """Whether a run has not ended. Raises NotFound if the session has no such run."""
+    row = tx.first("run", {"run_id": run_id, "session": session.id}, "finished_at")
+    if row is None:
+        raise NotFound(f"run {run_id}")
+    return row["finished_at"] is None
+
+
 # --- what is read --------------------------------------------------------------------------------
-def _unfinished(db: sqlite3.Connection) -> Sequence[Entry]:
-    rows = db.execute(f"{_RUN} WHERE r.finished_at IS NULL ORDER BY r.id").fetchall()
-    return [_to_entry(row) for row in rows]
+def _unfinished(tx: Transaction) -> Sequence[Entry]:
+    return _to_entries(tx.find("run", {"finished_at": None}, order="id"), tx)
 
 
 # Logs of earlier versions have fractions of milliseconds. Quotes within a text are escaped.
 _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 
-def _find(db: sqlite3.Connection, run_id: RunId) -> RunRecord | None:
-    row = db.execute(f"{_RUN} WHERE r.run_id = ?", (run_id,)).fetchone()
+def _find(tx: Transaction, run_id: RunId) -> RunRecord | None:
+    row = tx.first("run", {"run_id": run_id})
     if row is None:
         return None
-    at, outcome, log, summary = row[-4:]
     # The log of a run that an earlier version ended stands in its row.
-    log = _FRACTION.sub(rb"\1", log) if log else chunks_of(_parts(db, run_id))
-    return RunRecord(_to_entry(row), outcome, log, summary, None if at is None else to_time(at))
+    old = row["log"]
+    log = _FRACTION.sub(rb"\1", old) if old else chunks_of(_parts(tx, run_id))
+    (entry,) = _to_entries([row], tx)
+    return RunRecord(entry, row["outcome"], log, row["summary"], row["finished_at"])
 
 
-def _to_entry(row: Sequence[Any]) -> Entry:
-    message_id, run_id, key, content, at, *more, limits, whence = row[:12]
-    limits = from_json(limits) if limits else {}
-    what = (SessionKey.parse(key), content, to_time(at), *more, limits, whence)
-    return Entry(NewEntry(message_id, run_id, *what), *row[12:16])
+def _to_entries(rows: Sequence[Row], tx: Transaction) -> list[Entry]:
+    keys = tx.keys_of(row["session"] for row in rows)
+    return [_to_entry(row, keys[row["session"]]) for row in rows]
 
 
-class SqliteInbox(SqliteStore):
+def _to_entry(row: Row, key: SessionKey) -> Entry:
+    limits = from_json(row["limits"]) if row["limits"] else {}
+    what = (row["message_id"], row["run_id"], key, row["content"], row["accepted_at"])
+    how = (row["matched_by"], row["platform_id"], row["digest"], row["context_id"], row["sender"])
+    new = NewEntry(*what, *how, limits, row["whence"])
+    return Entry(new, row["seq"], row["state"], row["attempts"], row["forgiven"])
+
+
+class StoredInbox(OfStore):
     """Implements the port Inbox."""
 
     accept = writing(_accept, durable=True)
@@ -267,35 +303,3 @@ class SqliteInbox(SqliteStore):
     finish = writing(_finish, durable=True)
     unfinished = reading(_unfinished)
     find_run = reading(_find)
-
-
-# In the order of NewEntry, Entry and RunRecord.
-_RUN = """
-SELECT r.message_id, r.run_id, s.key, r.content, r.accepted_at, r.matched_by, r.platform_id,
-       r.digest, r.context_id, r.sender, r.limits, r.whence, r.seq, r.state, r.attempts, r.forgiven,
-       r.finished_at, r.outcome, r.log, r.summary
-FROM run r JOIN session s ON s.id = r.session
-"""
-_ADD_RUN = insert(
-    "run",
-    "run_id, message_id, session, seq, state, attempts, accepted_at, matched_by, channel, account, "
-    "platform_id, digest, sender, context_id, limits, whence, content",
-)
-_ADD_RUN += " ON CONFLICT DO NOTHING RETURNING id"
-_IS_OPEN = "SELECT finished_at IS NULL FROM run WHERE run_id = ? AND session = ?"
-_HAS_RUN = "SELECT 1 FROM run WHERE run_id = ?"
-_FIND_EARLIER = """
-SELECT r.message_id, r.run_id, s.key, r.matched_by, r.seq, r.attempts, r.digest
-FROM run r JOIN session s ON s.id = r.session
-WHERE r.platform_id = ? AND r.channel = ? AND r.account = ?
-"""
-_BEGIN_RUN = """
-UPDATE run SET attempts = attempts + 1, state = 'running'
-WHERE run_id = ? AND finished_at IS NULL
-RETURNING attempts
-"""
-_END_RUN = """
-UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, has_journal = 1
-WHERE run_id = ? AND session = ? AND finished_at IS NULL
-"""
-_REOPEN = "UPDATE session SET state = 'active' WHERE id = ? AND state = 'closed'"

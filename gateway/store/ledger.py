@@ -1,15 +1,13 @@
-"""The ledger in SQLite: what is held, what was spent, a record of every call, and how it is looked at."""
+"""The ledger: what is held, what was spent, a record of every call, and how it is looked at."""
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from heapq import nlargest
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, itemgetter
 
 import anyio
 
@@ -36,9 +34,9 @@ from gateway.domain.budgets import (
     with_others,
 )
 from gateway.domain.errors import GatewayError
-from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
-from gateway.store.tables import insert, where
-from gateway.store.writer import Operation, Pen, Readers, SqliteStore, Writer
+from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
+from gateway.store.transaction import Row, Transaction, given
+from gateway.store.writer import OfStore, Operation, Pen, Readers, Writer
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ _Spent = tuple[Amount, datetime | None, str]  # used, since when, the limit that
 _Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
 
 
-class SqliteLedger(SqliteStore):
+class StoredLedger(OfStore):
     """Implements the port Ledger. Grants calls in memory, out of slices that are committed.
 
     What is used and what is set aside never exceed a limit together, at no commit: so a process that
@@ -163,7 +161,7 @@ class SqliteLedger(SqliteStore):
             return
         self._accounts |= new
         try:
-            found = await self._writer.write(lambda pen: _spent(new, pen.db), durable=False)
+            found = await self._writer.write(lambda tx: _spent(tx, new), durable=False)
             for account, (used, _, warned) in zip(new.values(), found, strict=True):
                 account.used, account.warned = account.used + used, warned
                 account.known.set()
@@ -204,7 +202,7 @@ class SqliteLedger(SqliteStore):
         part.growing += 1
         rows = [(one.row, one.amount) for one in (*spare, part)]
         try:
-            await self._writer.write(partial(_save, rows), durable=False)
+            await self._writer.write(partial(_save, rows=rows), durable=False)
         except GatewayError:
             self._resize(part, part.amount.beyond(need))
             for other, amount in spare.items():
@@ -238,7 +236,7 @@ class SqliteLedger(SqliteStore):
                 self._slices[call.id] = _Slice(call, call.held, call.held)
                 rows.append((call, call.held))
         if rows:
-            self._writer.write_soon(partial(_save, rows), _not_saved)
+            self._writer.write_soon(partial(_save, rows=rows), _not_saved)
         if self._kept or self._open:
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
@@ -246,7 +244,7 @@ class SqliteLedger(SqliteStore):
         """Gives back all that no call holds; to be called before the writer stops."""
         if self._timer is not None:
             self._timer.cancel()
-        save = partial(_save_exactly, list(self._open.values()))
+        save = partial(_save_exactly, calls=list(self._open.values()))
         self._writer.write_soon(save, _not_saved)
 
     # --- a call ends ----------------------------------------------------------------------------
@@ -264,9 +262,11 @@ class SqliteLedger(SqliteStore):
                     account.warned = limit
                     warnings.append(account.tally())
         if isinstance(ended, TokenRecord):
-            operation: Operation[None] = partial(_record, ended, call, rows, warnings)
+            operation: Operation[None] = partial(
+                _record, record=ended, call=call, rows=rows, warned=warnings
+            )
         elif rows:
-            operation = partial(_save, rows)
+            operation = partial(_save, rows=rows)
         else:
             return warnings
         self._writer.write_soon(operation, partial(self._not_written, call, failed))
@@ -323,7 +323,9 @@ class SqliteLedger(SqliteStore):
         for part in self._slices.values():
             part.row = replace(part.row, day=min(part.row.day, day))
         try:
-            return await self._writer.write(partial(_resync, day, was, now, idle), durable=True)
+            return await self._writer.write(
+                partial(_resync, day=day, was=was, now=now, idle=idle), durable=True
+            )
         except GatewayError:
             self.latest = was
             raise
@@ -341,7 +343,7 @@ class SqliteLedger(SqliteStore):
             for scope in scopes
         ]
         held = [self.held(scope) for scope in moved]
-        found = await self._readers.read(partial(_spent, moved))
+        found = await self._readers.read(partial(_spent, scopes=moved))
         return [
             replace(one, used=used, since=since or one.since, warned=warned)
             for one, (used, since, warned) in zip(held, found, strict=True)
@@ -349,12 +351,11 @@ class SqliteLedger(SqliteStore):
 
     async def models(self, limit: int) -> Sequence[ModelSum]:
         await self._writer.caught_up()
-        rows = await self._readers.read(lambda db: db.execute(_MODELS).fetchall())
-        return with_others([ModelSum(*name.split("/", 1), *sums) for name, *sums in rows], limit)
+        return with_others(await self._readers.read(_models), limit)
 
     async def records(self, query: RecordQuery) -> RecordPage:
         await self._writer.caught_up()
-        return await self._readers.read(partial(_records, query))
+        return await self._readers.read(partial(_records, query=query))
 
 
 def _slot(row: Reservation) -> tuple[SessionKey, str]:
@@ -383,182 +384,158 @@ def _not_saved(error: Exception) -> None:
 
 
 # --- what is written ----------------------------------------------------------------------------
-def _spent(scopes: Iterable[Scope], db: sqlite3.Connection) -> list[_Spent]:
-    rows = [db.execute(_SPENT, scope).fetchone() for scope in scopes]
-    unused: _Spent = (NOTHING, None, "")
-    return [(Amount(*row[:2]), to_time(row[2]), row[3]) if row else unused for row in rows]
+def _spent(tx: Transaction, scopes: Iterable[Scope]) -> list[_Spent]:
+    found = list[_Spent]()
+    for scope in scopes:
+        row = tx.first("spend", scope._asdict(), _SPENT)
+        amount = (
+            Amount(row["input_tokens"] + row["output_tokens"], row["nano_usd"]) if row else NOTHING
+        )
+        found.append((amount, row["since"] if row else None, row["warned"] if row else ""))
+    return found
 
 
-def _save(rows: Sequence[_Saved], pen: Pen) -> None:
+def _save(tx: Transaction, rows: Sequence[_Saved]) -> None:
     for row, left in rows:
         if left is None:
-            pen.db.execute("DELETE FROM reservation WHERE id = ?", (row.id,))
+            tx.delete("reservation", {"id": row.id})
             continue
-        key, at = row.payer.session_key, to_micros(row.at)
-        what = (row.id, str(key), row.payer.run_id, row.provider, row.model, at, row.day)
-        pen.db.execute(_HOLD, (*what, row.input_tokens, left.tokens, left.nano_usd))
-        pen.db.execute(_BEGIN, ("day", row.day, at))
+        held = {"held_tokens": left.tokens, "held_nano_usd": left.nano_usd}
+        whose = {"session": row.payer.session_key, "run_id": row.payer.run_id}
+        plain = {name: getattr(row, name) for name in _PLAIN}
+        tx.insert("reservation", {**plain, **whose, **held}, taken="replace")
+        tx.insert("spend", {"kind": "day", "name": row.day, "since": row.at}, taken="keep")
 
 
-def _save_exactly(calls: Sequence[Reservation], pen: Pen) -> None:
-    pen.db.execute("DELETE FROM reservation")
-    _save([(one, one.held) for one in calls], pen)
+def _save_exactly(tx: Transaction, calls: Sequence[Reservation]) -> None:
+    tx.delete("reservation", {})
+    _save(tx, [(one, one.held) for one in calls])
 
 
 def _record(
+    tx: Transaction,
+    *,
     record: TokenRecord,
     call: Reservation,
     rows: Sequence[_Saved],
     warned: Sequence[Tally],
-    pen: Pen,
 ) -> None:
-    db, key, day = pen.db, str(record.session_key), call.day
-    at, since = (record.at - EPOCH) // MICROSECOND, (call.at - EPOCH) // MICROSECOND
-    tokens, more = (record.input_tokens, record.output_tokens), (record.nano_usd, since)
-    names = (record.session_key.agent, record.provider, record.model)
-    model = f"{record.provider}/{record.model}"
-    whose = (key, names[0], day, day[:7], model)
-    db.execute(_COUNT, (*whose, record.pricing != "unpriced", *tokens, *more))
-    series = pen.series.get(names)
-    if series is None:
-        db.execute(_MAKE_SERIES, names)
-        (series,) = db.execute(_FIND_SERIES, names).fetchone()
-        pen.series[names] = series
+    agent, day = record.session_key.agent, call.day
+    model, made = f"{record.provider}/{record.model}", (agent, record.provider, record.model)
+    names = (str(record.session_key), agent, day, day[:7], model)
+    sums = {
+        "calls": 1,
+        "priced": record.pricing != "unpriced",
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "nano_usd": record.nano_usd,
+    }
+    since, counted = (call.at - EPOCH) // MICROSECOND, list[Row]()
+    for kind, name in zip(_COUNTED, names, strict=True):
+        counted.append({"kind": kind, "name": name, **sums, "since": since})
+    tx.add("spend", counted, sums)
     is_overrun = record.outcome == "overrun"  # of the outcomes the table knows the first four
-    outcome = "broken" if is_overrun else record.outcome
-    row = (record.id, at, series, key, record.run_id, day, outcome, *tokens)
-    kept = (record.cached_tokens, record.reasoning_tokens, record.nano_usd, record.pricing)
-    db.execute(_RECORD, (*row, *kept, record.estimated, is_overrun))
+    row = {
+        "id": record.id,
+        "at": (record.at - EPOCH) // MICROSECOND,
+        "series": tx.series.get(made) or tx.series_of(*made),
+        "session": names[0],
+        "run_id": record.run_id,
+        "day": day,
+        "outcome": "broken" if is_overrun else record.outcome,
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "cached_tokens": record.cached_tokens,
+        "reasoning_tokens": record.reasoning_tokens,
+        "nano_usd": record.nano_usd,
+        "pricing": record.pricing,
+        "estimated": record.estimated,
+        "overran": is_overrun,
+    }
+    tx.insert("token_record", row)
     if rows:
-        _save(rows, pen)
+        _save(tx, rows)
     for tally in warned:
-        db.execute(_WARN, (tally.warned, *tally.scope))
+        tx.change("spend", tally.scope._asdict(), {"warned": tally.warned})
 
 
-def _resync(day: str, was: str, now: datetime, idle: Sequence[_Saved], pen: Pen) -> Resync:
-    db = pen.db
-    _save(idle, pen)
+def _resync(
+    tx: Transaction, *, day: str, was: str, now: datetime, idle: Sequence[_Saved]
+) -> Resync:
+    _save(tx, idle)
     month, today = day[:7], datetime.fromisoformat(f"{day}T00:00:00+00:00")
-    end = to_micros(today + timedelta(days=1))
-    since = {("day", day): to_micros(today), ("month", month): to_micros(today.replace(day=1))}
-    for (kind, name), start in since.items():
-        mistaken = (start, end, name if kind == "day" else f"{month}-99")
-        counts = db.execute(_MADE_WITHIN, mistaken).fetchone()
-        db.execute(_BEGIN, (kind, name, to_micros(now)))
-        db.execute(_COUNT_AGAIN, (*counts, kind, name))
-    records = db.execute(_REDATE, (since["month", month], end, day)).rowcount
-    db.execute("DELETE FROM spend WHERE kind = 'day' AND name > ?", (day,))
-    db.execute("DELETE FROM spend WHERE kind = 'month' AND name > ?", (month,))
-    db.execute("UPDATE reservation SET day = ? WHERE day > ?", (day, day))
-    return Resync(day, was, records)
+    end = today + timedelta(days=1)
+    for kind, name, since in (("day", day, today), ("month", month, today.replace(day=1))):
+        upto = name if kind == "day" else f"{month}-99"
+        mistaken = tx.find("token_record", {"at >=": since, "at <": end, "day >": upto})
+        sums = {f"{one} +": sum(row[one] for row in mistaken) for one in _SUMS}
+        priced = sum(row["pricing"] != "unpriced" for row in mistaken)
+        tx.insert("spend", {"kind": kind, "name": name, "since": now}, taken="keep")
+        counts = {"calls +": len(mistaken), "priced +": priced, **sums}
+        tx.change("spend", {"kind": kind, "name": name}, counts)
+    late = tx.find(
+        "token_record", {"at >=": today.replace(day=1), "at <": end, "day >": day}, "seq at"
+    )
+    for row in late:
+        tx.change("token_record", {"seq": row["seq"]}, {"day": day_of(row["at"])})
+    tx.delete("spend", {"kind": "day", "name >": day})
+    tx.delete("spend", {"kind": "month", "name >": month})
+    tx.change("reservation", {"day >": day}, {"day": day})
+    return Resync(day, was, len(late))
 
 
-def _to_reservation(row: Sequence[Any]) -> Reservation:
-    id_, session, run_id, provider, model, at, day, input_tokens, tokens, nano_usd = row
-    payer = Payer(SessionKey.parse(session), RunId(run_id))
-    held = Amount(tokens, nano_usd)
-    return Reservation(id_, payer, provider, model, to_time(at), day, input_tokens, held)
+def _to_reservation(row: Row) -> Reservation:
+    plain = {name: row[name] for name in _PLAIN}
+    held = Amount(row["held_tokens"], row["held_nano_usd"])
+    return Reservation(payer=Payer(row["session"], row["run_id"]), held=held, **plain)
 
 
-_COUNTED = enumerate(("session", "agent", "day", "month", "model"), 1)
-_HOLD = insert(
-    "reservation",
-    "id, session, run_id, provider, model, at, day, input_tokens",
-    "held_tokens, held_nano_usd",
-)
-_SPENT = """
-SELECT input_tokens + output_tokens, nano_usd, since, warned FROM spend
-WHERE kind = ? AND name = ?
-"""
-_BEGIN = "INSERT OR IGNORE INTO spend (kind, name, since) VALUES (?, ?, ?)"
-# In one statement: each hands the interpreter's lock over and back.
-_COUNT = f"""
-INSERT INTO spend (kind, name, calls, priced, input_tokens, output_tokens, nano_usd, since)
-VALUES {", ".join(f"('{kind}', ?{place}, 1, ?6, ?7, ?8, ?9, ?10)" for place, kind in _COUNTED)}
-ON CONFLICT (kind, name) DO UPDATE SET calls = calls + 1, priced = priced + excluded.priced,
-    input_tokens = input_tokens + excluded.input_tokens,
-    output_tokens = output_tokens + excluded.output_tokens, nano_usd = nano_usd + excluded.nano_usd
-"""
-_COUNT_AGAIN = """
-UPDATE spend SET calls = calls + ?, priced = priced + ?, input_tokens = input_tokens + ?,
-    output_tokens = output_tokens + ?, nano_usd = nano_usd + ?
-WHERE kind = ? AND name = ?
-"""
-_MADE_WITHIN = """
-SELECT count(*), coalesce(sum(pricing != 'unpriced'), 0), coalesce(sum(input_tokens), 0),
-    coalesce(sum(output_tokens), 0), coalesce(sum(nano_usd), 0)
-FROM token_record WHERE at >= ? AND at < ? AND day > ?
-"""
-_REDATE = """
-UPDATE token_record SET day = strftime('%Y-%m-%d', at / 1000000, 'unixepoch')
-WHERE at >= ? AND at < ? AND day > ?
-"""
-_WARN = "UPDATE spend SET warned = ? WHERE kind = ? AND name = ?"
-_FIND_SERIES = "SELECT id FROM series WHERE agent = ? AND provider = ? AND model = ?"
-_MAKE_SERIES = "INSERT OR IGNORE INTO series (agent, provider, model) VALUES (?, ?, ?)"
-_RECORD = insert(
-    "token_record",
-    "id, at, series, session, run_id, day, outcome, input_tokens, output_tokens, cached_tokens, "
-    "reasoning_tokens, nano_usd, pricing, estimated, overran",
-)
+_COUNTED = ("session", "agent", "day", "month", "model")
+_PLAIN = ("id", "provider", "model", "at", "day", "input_tokens")  # of a reservation, in its row
+_SPENT = "input_tokens output_tokens nano_usd since warned"
+_SUMS = ("input_tokens", "output_tokens", "nano_usd")
 
 
 # --- what is looked up ---------------------------------------------------------------------------
 MOST_RECORDS = 1000  # a page
 
-_Row = tuple[Any, ...]
+
+def _models(tx: Transaction) -> Sequence[ModelSum]:
+    rows = tx.find("spend", {"kind": "model"}, order="-calls name")
+    sums = ("calls", *_SUMS)
+    return [ModelSum(*row["name"].split("/", 1), *(row[one] for one in sums)) for row in rows]
 
 
-def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
+def _records(tx: Transaction, query: RecordQuery) -> RecordPage:
     key = query.session_key
-    terms: dict[str, object] = {
-        "r.session = ?": None if key is None else str(key),
-        "r.at >= ?": query.since,
-        "r.at < ?": query.until,
-    }
-    if query.before is not None:
-        row = db.execute("SELECT at FROM token_record WHERE seq = ?", (query.before,)).fetchone()
-        if row is None:
-            return RecordPage((), more=False)
-        terms["r.at <= ? AND (r.at, r.seq) < (?, ?)"] = (row[0], row[0], query.before)
-    limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[_Row]()
-    for series in _series_of(query, db):
-        condition, values = where({**terms, "r.series = ?": series})
-        rows += db.execute(f"{_PAGE} {condition} {_NEWEST}", (*values, limit + 1)).fetchall()
-    newest = nlargest(limit + 1, rows, key=lambda row: (row[2], row[0]))
-    return RecordPage(tuple(map(_to_record, newest[:limit])), more=len(newest) > limit)
+    terms = given({"session": key, "at >=": query.since, "at <": query.until})
+    last = None if query.before is None else tx.first("token_record", {"seq": query.before}, "at")
+    if last is not None:
+        terms |= {"at <=": last["at"], "at,seq <": (last["at"], query.before)}
+    elif query.before is not None:
+        return RecordPage((), more=False)
+    agent = query.agent or (key and key.agent)
+    names = {"agent": agent, "provider": query.provider, "model": query.model}
+    wanted = given(names)
+    series = {one["id"]: one for one in tx.find("series", wanted)}
+    limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[Row]()
+    # One index serves each series; without a name all records lie in their order.
+    for id_ in series if wanted else (None,):
+        own = given({**terms, "series": id_})
+        rows += tx.find("token_record", own, order="-at -seq", limit=limit + 1)
+    newest = nlargest(limit + 1, rows, key=itemgetter("at", "seq"))
+    page = [_to_record(row, series[row["series"]]) for row in newest[:limit]]
+    return RecordPage(tuple(page), more=len(newest) > limit)
 
 
-def _series_of(query: RecordQuery, db: sqlite3.Connection) -> Sequence[int | None]:
-    """The series whose records are wanted, for one index serves each; None: all."""
-    agent = query.agent
-    if query.session_key is not None:
-        own = str(query.session_key.agent)
-        if agent not in {None, own}:
-            return []
-        agent = own
-    names = {"agent = ?": agent, "provider = ?": query.provider, "model = ?": query.model}
-    condition, values = where(names)
-    if not values:
-        return [None]
-    ids = db.execute(f"SELECT id FROM series {condition}", values)
-    return [series for (series,) in ids]
+def _to_record(row: Row, series: Row) -> TokenRecord:
+    outcome = "overrun" if row["overran"] else row["outcome"]
+    named = {"provider": series["provider"], "model": series["model"], "outcome": outcome}
+    plain = {name: row[name] for name in _OF_RECORD}
+    return TokenRecord(session_key=row["session"], **named, **plain)
 
 
-def _to_record(row: _Row) -> TokenRecord:
-    seq, id_, at, session, run_id, provider, model, *rest, estimated = row
-    key = SessionKey.parse(session)
-    record = TokenRecord(id_, to_time(at), key, run_id, provider, model, *rest)
-    return replace(record, estimated=bool(estimated), seq=seq)
-
-
-_MODELS = """
-SELECT name, calls, input_tokens, output_tokens, nano_usd FROM spend
-WHERE kind = 'model' ORDER BY calls DESC, name
-"""
-_PAGE = """
-SELECT r.seq, r.id, r.at, r.session, r.run_id, s.provider, s.model,
-       CASE WHEN r.overran THEN 'overrun' ELSE r.outcome END, r.input_tokens, r.output_tokens, r.cached_tokens, r.reasoning_tokens, r.nano_usd, r.pricing, r.estimated
-FROM token_record r CROSS JOIN series s ON s.id = r.series
-"""
-_NEWEST = "ORDER BY r.at DESC, r.seq DESC LIMIT ?"
+_OF_RECORD = (
+    *("id", "at", "run_id", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"),
+    *("nano_usd", "pricing", "estimated", "seq"),
+)

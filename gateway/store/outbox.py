@@ -1,94 +1,130 @@
-"""The outbox in SQLite: deliveries, in order within a session."""
+"""The outbox: deliveries, in order within a session."""
 
-import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
-
-from pydantic_core import to_json
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
+from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.tables import insert
-from gateway.store.writer import Pen, SqliteStore, reading, writing
+from gateway.store.transaction import Row, Terms, Transaction, given, in_parts
+from gateway.store.writer import OfStore, reading, writing
 
 NO_CHANNEL = "there is no channel of this name and account any more"
+ERASED = "erased"
+
+_OPEN = ("pending", "sending")
+_DEAD = ("unknown", "failed")
+_PAGE = 256  # deliveries that are looked at together
 
 
 def add_delivery(
-    new: NewDelivery,
-    due: int,
-    db: sqlite3.Connection,
-    *,
-    run: tuple[RunId, int] | None = None,
+    new: NewDelivery, due: int, tx: Transaction, *, run: tuple[RunId, int] | None = None
 ) -> None:
     """`run`: the run that it answers, with its session; None if no run made it."""
-    to = (new.channel, new.account, new.peer, new.thread)
-    db.execute(_ADD, (new.id, *(run or (None, None)), *to, new.text, new.whence, "pending", due))
+    run_id, session = run or (None, None)
+    row = {
+        "delivery_id": new.id,
+        "run_id": run_id,
+        "session": session,
+        "channel": new.channel,
+        "account": new.account,
+        "peer": new.peer,
+        "thread": new.thread,
+        "text": new.text,
+        "whence": new.whence,
+        "state": "pending",
+        "due_at": due,
+    }
+    tx.insert("delivery", row)
 
 
-def _select(statement: str, values: Any, db: sqlite3.Connection) -> Sequence[Delivery]:
-    return [_to_delivery(row) for row in db.execute(statement, values).fetchall()]
+def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
+    keys = tx.keys_of(row["session"] for row in rows)
+    found = []
+    for row in rows:
+        to = (row["channel"], row["account"], row["peer"], row["thread"])
+        new = NewDelivery(row["delivery_id"], *to, row["text"], row["whence"])
+        named = (new, row["run_id"], None if row["session"] is None else keys[row["session"]])
+        said = (row["state"], row["attempts"], row["due_at"], row["receipt"], row["why"])
+        told = (row["arrived"], row["settled_at"], row["id"], row["is_safe"])
+        found.append(Delivery(*named, *said, *told))
+    return found
 
 
-def _to_delivery(row: Sequence[Any]) -> Delivery:
-    run_id, key, state, attempts, due_at, receipt, why, arrived, settled_at, place, safe = row[7:]
-    new, session = NewDelivery(*row[:7]), None if key is None else SessionKey.parse(key)
-    said = (state, attempts, to_time(due_at), receipt, why, arrived)
-    settled = None if settled_at is None else to_time(settled_at)
-    return Delivery(new, run_id, session, *said, settled, place, bool(safe))
-
-
-def _due(db: sqlite3.Connection, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
-    return _select(_DUE, (channel, to_micros(now), limit), db)
-
-
-def _interrupted(db: sqlite3.Connection) -> Sequence[Delivery]:
-    return _select(_INTERRUPTED, (), db)
+def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
+    """The oldest open one of a session, and each that has none."""
+    waiting: Terms = {"state": "pending", "channel": channel, "due_at <=": now}
+    due, after = list[Row](), 0
+    while len(due) < limit:
+        rows = tx.find("delivery", {**waiting, "id >": after}, order="id", limit=_PAGE)
+        sessions = tuple({row["session"] for row in rows} - {None})
+        open_ones = tx.find("delivery", {"session": sessions, "state": _OPEN}, "id session")
+        oldest: dict[int, int] = {}
+        for one in open_ones:
+            oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
+        due += [row for row in rows if oldest.get(row["session"], row["id"]) == row["id"]]
+        if len(rows) < _PAGE:
+            break
+        after = rows[-1]["id"]
+    return _deliveries(due[: max(0, limit)], tx)
 
 
 def _dead_letters(
-    db: sqlite3.Connection, channel: str | None, *, before: int | None, limit: int
+    tx: Transaction, channel: str | None, *, before: int | None, limit: int
 ) -> Sequence[Delivery]:
-    return _select(_DEAD, {"channel": channel, "before": before, "limit": limit}, db)
+    terms = given({"state": _DEAD, "id <": before, "channel": channel})
+    return _deliveries(tx.find("delivery", terms, order="-id", limit=limit), tx)
 
 
-def _tally(db: sqlite3.Connection) -> Mapping[tuple[str, DeliveryState], int]:
-    return {(channel, state): count for channel, state, count in db.execute(_TALLY)}
+def _interrupted(tx: Transaction) -> Sequence[Delivery]:
+    return _deliveries(tx.find("delivery", {"state": "sending"}, order="id", index="open"), tx)
+
+
+def _tally(tx: Transaction) -> Mapping[tuple[str, DeliveryState], int]:
+    # Two halves, so that the small indexes serve and not the whole table.
+    halves = (tx.tally("delivery", {"state": some}, "channel state") for some in (_OPEN, _DEAD))
+    return {(channel, state): count for half in halves for (channel, state), count in half.items()}
+
+
+def _required(tx: Transaction, delivery_id: str) -> Row:
+    row = tx.first("delivery", {"delivery_id": delivery_id})
+    if row is None:
+        raise NotFound(f"delivery {delivery_id}")
+    return row
 
 
 def _sending(
-    pen: Pen,
+    tx: Transaction,
     delivery_id: str,
     arrived: int,
     *,
     is_safe: bool = False,
     receipt: str | None = None,
 ) -> None:
-    part = {"id": delivery_id, "arrived": arrived, "safe": is_safe, "receipt": receipt}
-    if pen.db.execute(_SENDING, part).rowcount == 0:
-        _require_delivery(delivery_id, "pending", pen.db)
+    row = _required(tx, delivery_id)
+    is_more, is_as_much = row["arrived"] < arrived, row["arrived"] == arrived
+    is_anew = is_as_much and row["receipt"] is not None and receipt is None
+    is_pending = row["state"] == "pending"
+    may = {"pending": is_more or is_as_much, "sending": is_more or is_anew}
+    if not may.get(row["state"]):
+        raise Conflict(f"delivery {delivery_id} is {row['state']}, not pending")
+    attempts = 1 if is_more else row["attempts"] + is_pending
+    sent = {"arrived": arrived, "is_safe": is_safe, "receipt": receipt, "attempts": attempts}
+    tx.change("delivery", {"id": row["id"]}, {"state": "sending", **sent})
 
 
-def _arrived(pen: Pen, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
-    part = {"id": delivery_id, "arrived": arrived, "receipt": receipt}
-    if pen.db.execute(_ARRIVED, part).rowcount == 0:
-        _require_delivery(delivery_id, "pending", pen.db)
-
-
-def _require_delivery(delivery_id: str, state: str | None, db: sqlite3.Connection) -> None:
-    """Raises NotFound, and Conflict where the delivery must be in a state that it is not in."""
-    row = db.execute("SELECT state FROM delivery WHERE delivery_id = ?", (delivery_id,)).fetchone()
-    if row is None:
-        raise NotFound(f"delivery {delivery_id}")
-    if state is not None:
-        raise Conflict(f"delivery {delivery_id} is {row[0]}, not {state}")
+def _arrived(tx: Transaction, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+    row = _required(tx, delivery_id)
+    is_open = row["state"] in _OPEN and row["why"] != ERASED
+    if not is_open or row["arrived"] >= arrived:
+        raise Conflict(f"delivery {delivery_id} is {row['state']}, not pending")
+    waits = {"state": "pending", "arrived": arrived, "receipt": receipt, "attempts": 0}
+    tx.change("delivery", {"id": row["id"]}, waits)
 
 
 def _settle(  # noqa: PLR0913  # as the port has it
-    pen: Pen,
+    tx: Transaction,
     delivery_id: str,
     state: DeliveryState,
     *,
@@ -99,30 +135,51 @@ def _settle(  # noqa: PLR0913  # as the port has it
 ) -> None:
     if state == "sending":
         raise Conflict("a delivery is not settled by sending it: call `sending`")
-    due = None if due_at is None else to_micros(due_at)
-    said = {"id": delivery_id, "state": state, "receipt": receipt, "why": why}
-    if pen.db.execute(_SETTLE, {**said, "due": due, "at": to_micros(at)}).rowcount == 0:
-        _require_delivery(delivery_id, None, pen.db)  # one that is settled for good stays as it is
+    row = _required(tx, delivery_id)
+    if row["state"] in {"sent", "failed"}:
+        return  # one that is settled for good stays as it is
+    is_erased = row["why"] == ERASED
+    settled = {
+        "state": "failed" if is_erased and state == "pending" else state,
+        "receipt": row["receipt"] if receipt is None else receipt,
+        "due_at": due_at or row["due_at"],
+        "why": row["why"] if is_erased or why is None else why,
+        "settled_at": row["settled_at"] or at,
+    }
+    tx.change("delivery", {"id": row["id"]}, settled)
 
 
-def _strand(pen: Pen, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
-    strand = (to_micros(at), NO_CHANNEL, to_json(list(accounts)).decode())
-    return pen.db.execute(_STRAND, strand).rowcount
+def _strand(tx: Transaction, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
+    rows = tx.find("delivery", {"state": "pending"}, "id channel account")
+    known = set(accounts)
+    stranded = {one["id"] for one in rows if (one["channel"], one["account"]) not in known}
+    for some in in_parts(stranded):
+        tx.change("delivery", {"id": some, "settled_at": None}, {"settled_at": at})
+        tx.change("delivery", {"id": some}, {"state": "failed", "why": NO_CHANNEL})
+    return len(stranded)
 
 
-def _resubmit(pen: Pen, delivery_id: str, *, now: datetime) -> None:
-    if pen.db.execute(_RESUBMIT, (to_micros(now), TWICE, TWICE, delivery_id)).rowcount == 0:
-        if pen.db.execute(_IS_ERASED, (delivery_id,)).fetchone():
-            raise Conflict(f"what dead letter {delivery_id} said is erased: drop it")
+def _dead_letter(tx: Transaction, delivery_id: str) -> Row:
+    row = tx.first("delivery", {"delivery_id": delivery_id, "state": _DEAD})
+    if row is None:
         raise NotFound(f"dead letter {delivery_id}")
+    return row
 
 
-def _drop(pen: Pen, delivery_id: str) -> None:
-    if pen.db.execute(_DROP, (delivery_id,)).rowcount == 0:
-        raise NotFound(f"dead letter {delivery_id}")
+def _resubmit(tx: Transaction, delivery_id: str, *, now: datetime) -> None:
+    row = _dead_letter(tx, delivery_id)
+    if row["why"] == ERASED:
+        raise Conflict(f"what dead letter {delivery_id} said is erased: drop it")
+    is_twice = row["state"] == "unknown" or (row["why"] or "").endswith(TWICE)
+    again = {"state": "pending", "attempts": 0, "due_at": now, "settled_at": None}
+    tx.change("delivery", {"id": row["id"]}, {**again, "why": TWICE if is_twice else None})
 
 
-class SqliteOutbox(SqliteStore):
+def _drop(tx: Transaction, delivery_id: str) -> None:
+    tx.delete("delivery", {"id": _dead_letter(tx, delivery_id)["id"]})
+
+
+class StoredOutbox(OfStore):
     """Implements the port Outbox."""
 
     due = reading(_due)
@@ -135,78 +192,3 @@ class SqliteOutbox(SqliteStore):
     strand = writing(_strand, durable=True)
     resubmit = writing(_resubmit, durable=True)
     drop = writing(_drop, durable=True)
-
-
-_DELIVERY = """
-SELECT d.delivery_id, d.channel, d.account, d.peer, d.thread, d.text, d.whence, d.run_id,
-       s.key, d.state, d.attempts, d.due_at, d.receipt, d.why, d.arrived, d.settled_at, d.id,
-       d.is_safe
-FROM delivery d LEFT JOIN session s ON s.id = d.session
-"""
-_DUE = f"""
-{_DELIVERY}
-WHERE d.state = 'pending' AND d.channel = ? AND d.due_at <= ?
-  AND NOT EXISTS (SELECT 1 FROM delivery e WHERE e.session = d.session AND e.id < d.id
-                  AND e.state IN ('pending', 'sending'))
-ORDER BY d.id LIMIT max(0, ?)
-"""
-# The first term lets the index of open deliveries serve: it is small, the table is not.
-_INTERRUPTED = f"""
-{_DELIVERY}
-WHERE d.state IN ('pending', 'sending') AND d.state = 'sending' ORDER BY d.id
-"""
-_ADD = insert(
-    "delivery",
-    "delivery_id, run_id, session, channel, account, peer, thread, text, whence, state, due_at",
-)
-_SENDING = """
-UPDATE delivery SET state = 'sending', arrived = :arrived, is_safe = :safe, receipt = :receipt,
-    attempts = CASE WHEN arrived < :arrived THEN 1 ELSE attempts + (state = 'pending') END
-WHERE delivery_id = :id AND (state = 'pending' AND arrived <= :arrived
-    OR state = 'sending' AND (arrived < :arrived
-        OR arrived = :arrived AND receipt IS NOT NULL AND :receipt IS NULL))
-"""
-_ARRIVED = """
-UPDATE delivery SET state = 'pending', arrived = :arrived, receipt = :receipt, attempts = 0
-WHERE delivery_id = :id AND state IN ('pending', 'sending') AND arrived < :arrived
-    AND why IS NOT 'erased'
-"""
-_SETTLE = """
-UPDATE delivery
-SET state = CASE WHEN why = 'erased' AND :state = 'pending' THEN 'failed' ELSE :state END,
-    receipt = coalesce(:receipt, receipt), due_at = coalesce(:due, due_at),
-    why = CASE WHEN why = 'erased' THEN why ELSE coalesce(:why, why) END,
-    settled_at = coalesce(settled_at, :at)
-WHERE delivery_id = :id AND state NOT IN ('sent', 'failed')
-"""
-_STRAND = """
-UPDATE delivery SET state = 'failed', settled_at = coalesce(settled_at, ?),
-    why = ?
-WHERE state = 'pending' AND NOT EXISTS (
-    SELECT 1 FROM json_each(?) k WHERE json_extract(k.value, '$[0]') = delivery.channel
-    AND json_extract(k.value, '$[1]') = delivery.account)
-"""
-_DEAD = f"""
-{_DELIVERY}
-WHERE d.state IN ('unknown', 'failed') AND d.id < coalesce(:before, d.id + 1)
-  AND d.channel = coalesce(:channel, d.channel)
-ORDER BY d.id DESC LIMIT max(0, :limit)
-"""
-_IS_ERASED = """
-SELECT 1 FROM delivery
-WHERE delivery_id = ? AND state IN ('unknown', 'failed') AND why = 'erased'
-"""
-_RESUBMIT = """
-UPDATE delivery SET state = 'pending', attempts = 0, due_at = ?, settled_at = NULL,
-    why = CASE WHEN state = 'unknown' OR why LIKE '%' || ? THEN ? END
-WHERE delivery_id = ? AND state IN ('unknown', 'failed') AND why IS NOT 'erased'
-"""
-_DROP = "DELETE FROM delivery WHERE delivery_id = ? AND state IN ('unknown', 'failed')"
-# Two halves, so that the small indexes serve and not the whole table.
-_TALLY = """
-SELECT channel, state, count(*) FROM delivery
-WHERE state IN ('pending', 'sending') GROUP BY channel, state
-UNION ALL
-SELECT channel, state, count(*) FROM delivery
-WHERE state IN ('unknown', 'failed') GROUP BY channel, state
-"""

@@ -1,35 +1,31 @@
-"""What plugins keep and what users have set, in SQLite."""
+"""What plugins keep and what users have set."""
 
 import re
-import sqlite3
 from collections.abc import Sequence
 
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace
-from gateway.store.tables import insert
-from gateway.store.writer import Pen, SqliteStore, reading, writing
+from gateway.store.transaction import Row, Transaction
+from gateway.store.writer import OfStore, reading, writing
 
 
-def _read_settings(db: sqlite3.Connection, user: str) -> str | None:
-    row = db.execute("SELECT json FROM settings WHERE user = ?", (user,)).fetchone()
-    return None if row is None else str(row[0])
+def _read_settings(tx: Transaction, user: str) -> str | None:
+    row = tx.first("settings", {"user": user}, "json")
+    return None if row is None else str(row["json"])
 
 
-def _write_settings(pen: Pen, user: str, record: str, *, expected: str | None) -> bool:
+def _write_settings(tx: Transaction, user: str, record: str, *, expected: str | None) -> bool:
     if expected is None:
-        return pen.db.execute(_ADD, (user, record)).rowcount == 1
-    return pen.db.execute(_CHANGE, (record, user, expected)).rowcount == 1
+        return tx.insert("settings", {"user": user, "json": record}, taken="keep") > 0
+    return tx.change("settings", {"user": user, "json": expected}, {"json": record}) == 1
 
 
-class SqliteSettings(SqliteStore):
+class StoredSettings(OfStore):
     """Of users; part of the port SessionStore."""
 
     read_settings = reading(_read_settings)
     write_settings = writing(_write_settings, durable=True)
 
-
-_ADD = insert("settings", "user, json") + " ON CONFLICT DO NOTHING"
-_CHANGE = "UPDATE settings SET json = ? WHERE user = ? AND json = ?"
 
 KEY_BYTES = 256
 VALUE_BYTES = 64 * 1024
@@ -76,42 +72,59 @@ def filled(held: tuple[int, int], key: bytes, value: bytes, old: int | None) -> 
     return keys, size
 
 
-def _columns(space: PluginSpace) -> Sequence[bytes]:
-    """As bytes, so that no two names are ever the same to SQLite, whatever is in them."""
+def _space(tx: Transaction, space: PluginSpace) -> Row | None:
+    """Names are bytes, so that no two are ever the same to the database, whatever is in them."""
+    return tx.first("plugin_space", _names(space), "id keys bytes")
+
+
+def _names(space: PluginSpace) -> Row:
     owner = "" if space.person is None else f"@{space.person}"
-    names = (space.plugin, space.namespace, owner)
-    return [text.encode("utf-8", "surrogatepass") for text in names]
+    names = {"plugin": space.plugin, "namespace": space.namespace, "owner": owner}
+    return {name: text.encode("utf-8", "surrogatepass") for name, text in names.items()}
 
 
-def _get(db: sqlite3.Connection, space: PluginSpace, key: str) -> str | None:
-    row = db.execute(_GET, (*_columns(space), key_form(key))).fetchone()
-    return None if row is None else bytes(row[0]).decode()
+def _get(tx: Transaction, space: PluginSpace, key: str) -> str | None:
+    found = _space(tx, space)
+    where = found and {"space": found["id"], "key": key_form(key)}
+    row = tx.first("plugin_value", where, "value") if where else None
+    return None if row is None else bytes(row["value"]).decode()
 
 
-def _set(pen: Pen, space: PluginSpace, key: str, value: str) -> None:
+def _set(tx: Transaction, space: PluginSpace, key: str, value: str) -> None:
     name, form = require_kept(key, value)
-    names = _columns(space)
-    keys, size, old = pen.db.execute(_FILL, (name, *names)).fetchone() or (0, 0, None)
-    held = filled((keys, size), name, form, old)
-    (space_id,) = pen.db.execute(_COUNT, (*names, *held)).fetchone()
-    pen.db.execute(_PUT, (space_id, name, form))
+    found = _space(tx, space) or {"id": None, "keys": 0, "bytes": 0}
+    old = tx.first("plugin_value", {"space": found["id"], "key": name}, "value")
+    size = None if old is None else len(old["value"])
+    keys, total = filled((found["keys"], found["bytes"]), name, form, size)
+    counts = {"keys": keys, "bytes": total}
+    if found["id"] is None:
+        found["id"] = tx.insert("plugin_space", {**_names(space), **counts})
+    else:
+        tx.change("plugin_space", {"id": found["id"]}, counts)
+    tx.insert("plugin_value", {"space": found["id"], "key": name, "value": form}, taken="replace")
 
 
-def _delete(pen: Pen, space: PluginSpace, key: str) -> None:
-    name = key_form(key)
-    row = pen.db.execute(_TAKE, (*_columns(space), name)).fetchone()
-    if row is not None:
-        pen.db.execute(_UNCOUNT, (len(name) + row[1], row[0]))
+def _delete(tx: Transaction, space: PluginSpace, key: str) -> None:
+    name, found = key_form(key), _space(tx, space)
+    where = found and {"space": found["id"], "key": name}
+    row = tx.first("plugin_value", where, "value") if where else None
+    if found and where and row:
+        less = {"keys": found["keys"] - 1, "bytes": found["bytes"] - len(name) - len(row["value"])}
+        tx.delete("plugin_value", where)
+        tx.change("plugin_space", {"id": found["id"]}, less)
 
 
-def _list(db: sqlite3.Connection, space: PluginSpace, prefix: str) -> Sequence[str]:
-    first = key_form(prefix)
+def _list(tx: Transaction, space: PluginSpace, prefix: str) -> Sequence[str]:
+    found, first = _space(tx, space), key_form(prefix)
+    if found is None:
+        return []
     beyond = first + b"\xff"  # a byte that UTF-8 never has
-    rows = db.execute(_LIST, (*_columns(space), first, beyond, SPACE_KEYS)).fetchall()
-    return [bytes(key).decode() for (key,) in rows]
+    terms = {"space": found["id"], "key >=": first, "key <": beyond}
+    rows = tx.find("plugin_value", terms, "key", order="key", limit=SPACE_KEYS)
+    return [bytes(row["key"]).decode() for row in rows]
 
 
-class SqlitePlugins(SqliteStore):
+class StoredValues(OfStore):
     """Part of the port ToolStore. Not fsynced, like the journal: it outlives the process, and a
     power loss may take the last moments."""
 
@@ -119,20 +132,3 @@ class SqlitePlugins(SqliteStore):
     set = writing(_set, durable=False)
     delete = writing(_delete, durable=False)
     list = reading(_list)
-
-
-_SPACE = "(SELECT id FROM plugin_space WHERE plugin = ? AND namespace = ? AND owner = ?)"
-_GET = f"SELECT value FROM plugin_value WHERE space = {_SPACE} AND key = ?"
-_LIST = f"""
-SELECT key FROM plugin_value WHERE space = {_SPACE} AND key >= ? AND key < ? ORDER BY key LIMIT ?
-"""
-_FILL = """
-SELECT s.keys, s.bytes, (SELECT length(value) FROM plugin_value WHERE space = s.id AND key = ?)
-FROM plugin_space s WHERE s.plugin = ? AND s.namespace = ? AND s.owner = ?
-"""
-_COUNT = insert("plugin_space", "plugin, namespace, owner", "keys, bytes") + " RETURNING id"
-_PUT = insert("plugin_value", "space, key", "value")
-_TAKE = f"""
-DELETE FROM plugin_value WHERE space = {_SPACE} AND key = ? RETURNING space, length(value)
-"""
-_UNCOUNT = "UPDATE plugin_space SET keys = keys - 1, bytes = bytes - ? WHERE id = ?"

@@ -14,16 +14,16 @@ from anyio import CancelScope, to_thread
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import AgentId, to_micros
 from gateway.domain.ports import Clock, Stores
-from gateway.store.audit import SqliteAudit
-from gateway.store.channels import SqliteChannels
-from gateway.store.conversations import SqliteSessionStore
-from gateway.store.erasure import SqliteOriginals, sweep_originals
-from gateway.store.fact_search import SqliteFacts
+from gateway.store.audit import StoredAudit
+from gateway.store.channels import StoredChannels
+from gateway.store.conversations import StoredSessions
+from gateway.store.erasure import StoredOriginals, sweep_originals
+from gateway.store.fact_search import FactBase
 from gateway.store.faults import at_opening, damaged, file_faults
-from gateway.store.inbox import SqliteInbox, SqliteJournal
-from gateway.store.ledger import SqliteLedger
-from gateway.store.outbox import SqliteOutbox
-from gateway.store.plugins import SqlitePlugins
+from gateway.store.inbox import StoredInbox, StoredJournal
+from gateway.store.ledger import StoredLedger
+from gateway.store.outbox import StoredOutbox
+from gateway.store.plugins import StoredValues
 from gateway.store.tables import (
     VERSION,
     columns_of,
@@ -32,41 +32,46 @@ from gateway.store.tables import (
     require_known,
     version_of,
 )
-from gateway.store.turns import SqliteExtractionQueue, SqliteTurns
+from gateway.store.transaction import Terms, Transaction
+from gateway.store.turns import ExtractionQueue, TurnIndex
 from gateway.store.writer import (
     Commits,
     Held,
     Mark,
+    OfStore,
     Pen,
     Readers,
-    SqliteStore,
     Writer,
     open_to_read,
     writing,
 )
 
 
-def _sweep(pen: Pen, *, before: datetime, limit: int) -> int:
+def _sweep(tx: Transaction, *, before: datetime, limit: int) -> int:
     """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
-    rows = pen.db.execute(_OLD, (to_micros(before), limit)).fetchall()
-    pen.db.executemany("DELETE FROM journal WHERE run_id = ?", [(run_id,) for _, run_id in rows])
-    forget = "UPDATE run SET has_journal = 0, log = NULL, tape = NULL WHERE id = ?"
-    pen.db.executemany(forget, [(row,) for row, _ in rows])
-    return max(len(rows), sweep_originals(pen, to_micros(before), limit))
+    old: Terms = {"has_journal": True, "finished_at <": before}
+    rows = tx.find("run", old, "id run_id", order="finished_at", limit=limit)
+    for row in rows:
+        tx.delete("journal", {"run_id": row["run_id"]})
+        swept = {"has_journal": False, "log": None, "tape": None}
+        tx.change("run", {"id": row["id"]}, swept)
+    return max(len(rows), sweep_originals(tx, before, limit))
 
 
-def _expire(pen: Pen, agent: AgentId, *, before: datetime, limit: int) -> int:
-    expired = pen.db.execute(_EXPIRE, (agent, to_micros(before), limit)).rowcount
-    if expired:
-        pen.refresh()  # it remembers which sessions are closed
-    return expired
+def _expire(tx: Pen, agent: AgentId, *, before: datetime, limit: int) -> int:
+    old: Terms = {"state": "active", "agent": agent, "updated_at <": before}
+    rows = tx.find("session", old, "id", limit=limit, index="active")
+    if rows:
+        tx.change("session", {"id": tuple(row["id"] for row in rows)}, {"state": "closed"})
+        tx.refresh()  # it remembers which sessions are closed
+    return len(rows)
 
 
-class SqliteCare(SqliteStore):
+class StoreUpkeep(OfStore):
     """Implements the port StoreCare."""
 
     def __init__(
-        self, writer: Writer, readers: Readers, pen: Pen, *, clock: Clock, ledger: SqliteLedger
+        self, writer: Writer, readers: Readers, pen: Pen, *, clock: Clock, ledger: StoredLedger
     ) -> None:
         super().__init__(writer, readers, pen)
         self._clock, self._ledger = clock, ledger
@@ -89,15 +94,6 @@ class SqliteCare(SqliteStore):
 
 
 _PROBE = "UPDATE pulse SET probed_at = ?"  # without an fsync, which wears a disk
-_EXPIRE = """
-UPDATE session SET state = 'closed' WHERE id IN (
-    SELECT id FROM session INDEXED BY session_active
-    WHERE state = 'active' AND agent = ? AND updated_at < ? LIMIT max(0, ?))
-"""
-_OLD = """
-SELECT id, run_id FROM run WHERE has_journal AND finished_at < ?
-ORDER BY finished_at LIMIT max(0, ?)
-"""
 
 log = logging.getLogger(__name__)
 
@@ -145,29 +141,29 @@ async def open_sqlite(
             await to_thread.run_sync(opened.close)
 
 
-class SqliteFactStore(SqliteFacts, SqliteExtractionQueue, SqliteTurns):
+class StoredFacts(FactBase, ExtractionQueue, TurnIndex):
     """Implements the port FactStore."""
 
 
-class SqliteToolStore(SqlitePlugins, SqliteOriginals):
+class StoredTools(StoredValues, StoredOriginals):
     """Implements the port ToolStore."""
 
 
 def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Stores:
     """Every port over one writer and its readers."""
     over = (writer, readers, pen)
-    ledger = SqliteLedger(*over)
+    ledger = StoredLedger(*over)
     return Stores(
-        SqliteInbox(*over),
-        SqliteJournal(*over),
-        SqliteSessionStore(*over),
-        SqliteFactStore(*over),
+        StoredInbox(*over),
+        StoredJournal(*over),
+        StoredSessions(*over),
+        StoredFacts(*over),
         ledger,
-        SqliteAudit(*over),
-        SqliteOutbox(*over),
-        SqliteChannels(*over),
-        SqliteToolStore(*over),
-        SqliteCare(*over, clock=clock, ledger=ledger),
+        StoredAudit(*over),
+        StoredOutbox(*over),
+        StoredChannels(*over),
+        StoredTools(*over),
+        StoreUpkeep(*over, clock=clock, ledger=ledger),
     )
 
 

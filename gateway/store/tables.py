@@ -3,20 +3,28 @@
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property, lru_cache
+from typing import Any
 
 from gateway.domain.errors import StoreRefused
-from gateway.domain.ids import to_micros
+from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.upgrades import BEFORE_ROOMS, move_rooms, set_aside, take_over
 
 VERSION = 9
 
-# A column's type -> SQLite's. A time is in microseconds since 1970, UTC.
+# A column's type -> SQLite's. A time is in microseconds since 1970, UTC; a `key` is a session's.
 _TYPES = {"text": "TEXT", "int": "INTEGER", "time": "INTEGER", "bool": "INTEGER"}
-_TYPES |= {"real": "REAL", "blob": "BLOB", "json": "TEXT"}
+_TYPES |= {"real": "REAL", "blob": "BLOB", "json": "TEXT", "key": "TEXT"}
+# What is a value of its own in a row, and a number or a text in the database.
+_DECODED: Mapping[str, Callable[[Any], object]] = {
+    "time": to_time,
+    "bool": bool,
+    "key": lru_cache(maxsize=1024)(SessionKey.parse),
+}
+ENCODED: Mapping[type, Callable[[Any], Any]] = {datetime: to_micros, SessionKey: str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ class Index:
     where: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
     """`constraints`: a key, or what is unique, of several columns."""
 
@@ -67,6 +75,39 @@ class Table:
     columns: Sequence[Column]
     constraints: Sequence[str]
     indexes: Sequence[Index]
+
+    @cached_property
+    def types(self) -> Mapping[str, str]:
+        return {one.name: one.type for one in self.columns}
+
+    @cached_property
+    def identifying(self) -> frozenset[str]:
+        """The columns of its keys, and of whatever else tells a row from all others."""
+        several = " ".join(self.constraints)
+        return frozenset(
+            one.name
+            for one in self.columns
+            if one.options.keys() & {"key", "unique"} or re.search(rf"\b{one.name}\b", several)
+        )
+
+    @cached_property
+    def enumerated(self) -> frozenset[str]:
+        """The columns that have one of a few words."""
+        return frozenset(one.name for one in self.columns if "in" in one.options)
+
+    @cached_property
+    def where(self) -> Mapping[str, str]:
+        """The condition of each index that holds a part of the table."""
+        return {one.name: one.where for one in self.indexes if one.where}
+
+    def decoders(self, names: Sequence[str]) -> Sequence[tuple[str, Callable[[Any], object]]]:
+        """Of the columns whose values in a row are no longer those of the database."""
+        decoded = [(one, _DECODED.get(self.types[one])) for one in names]
+        return [(one, decode) for one, decode in decoded if decode is not None]
+
+    def row_of(self, value: object) -> dict[str, Any]:
+        """The columns of a value that has an attribute of each name."""
+        return {name: getattr(value, name) for name in self.types}
 
     @property
     def sql(self) -> str:
@@ -110,7 +151,7 @@ def _parsed(declared: str) -> Table:
 _DECLARED = (
     """session
     id int key
-    key text unique
+    key key unique
     agent,channel,account,peer text
     created_at,updated_at time
     state text =:active in:active|closed
@@ -235,7 +276,9 @@ _DECLARED = (
     PRIMARY KEY (kind, name)
     """,
     """reservation
-    id,session,run_id,provider,model text
+    id text
+    session key
+    run_id,provider,model text
     at time
     day text
     input_tokens,held_tokens,held_nano_usd int
@@ -247,7 +290,8 @@ _DECLARED = (
     id text
     at time
     series int of:series
-    session,run_id text
+    session key
+    run_id text
     day text      # that of the reservation, which is what was charged
     outcome text in:answered|failed|broken|lost
     input_tokens,output_tokens,cached_tokens,reasoning_tokens,nano_usd int
@@ -352,7 +396,8 @@ _DECLARED = (
     """original
     id int key
     reference text unique
-    session,run_id,tool text
+    session key
+    run_id,tool text
     content blob
     at time
     INDEX by_session (session)
@@ -386,7 +431,7 @@ _DECLARED = (
     """,
 )
 
-TABLES = tuple(map(_parsed, _DECLARED))
+TABLES = {one.name: one for one in map(_parsed, _DECLARED)}
 
 _TOKENS = "tokenize = \"porter unicode61 categories 'L* N* Co M*'\""
 _MORE = (
@@ -401,28 +446,6 @@ _MORE = (
     "BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END",
     "INSERT OR IGNORE INTO pulse (id, commits, probed_at) VALUES (1, 0, 0)",
 )
-
-
-def insert(table: str, columns: str, replacing: str = "") -> str:
-    """A statement that adds a row. `replacing`: columns more, which take the place of those of a row
-    that is there already."""
-    names = [name for some in (columns, replacing) for name in some.split(", ") if name]
-    sql = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-    if not replacing:
-        return sql
-    changes = ", ".join(f"{name} = excluded.{name}" for name in replacing.split(", "))
-    return f"{sql} ON CONFLICT DO UPDATE SET {changes}"
-
-
-def where(terms: Mapping[str, object]) -> tuple[str, list[object]]:
-    """The terms that have a value as a condition, and the values: a tuple for several, None for any.
-    Empty if all may be any."""
-    given = {term: value for term, value in terms.items() if value is not None}
-    condition = f"WHERE {' AND '.join(given)}" if given else ""
-    values = [
-        one for some in given.values() for one in (some if isinstance(some, tuple) else [some])
-    ]
-    return condition, [to_micros(one) if isinstance(one, datetime) else one for one in values]
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -463,15 +486,15 @@ def migrate(db: sqlite3.Connection) -> None:
         return
     db.execute("BEGIN IMMEDIATE")
     replaced = set_aside(db, columns_of(db))
-    for table in TABLES:
+    for table in TABLES.values():
         db.execute(table.sql)
     there = columns_of(db)
-    for table in TABLES:
+    for table in TABLES.values():
         for column in table.columns:
             if (table.name, column.name) not in there:
                 db.execute(f"ALTER TABLE {table.name} ADD COLUMN {column.sql}")
     take_over(db, replaced)
-    for statement in (*(one for table in TABLES for one in table.index_sql), *_MORE):
+    for statement in (*(one for table in TABLES.values() for one in table.index_sql), *_MORE):
         db.execute(statement)
     if 0 < version <= BEFORE_ROOMS:
         move_rooms(db)

@@ -26,8 +26,8 @@ from gateway.domain.facts import (
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
-from gateway.store.rows import place_of, seq_of
-from gateway.store.writer import Pen, Readers, SqliteStore, Writer, reading, writing
+from gateway.store.transaction import SqliteTransaction, place_of, seq_of
+from gateway.store.writer import OfStore, Pen, Readers, Writer, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -47,7 +47,7 @@ K = TypeVar("K")
 _NO_WORDS: frozenset[str] = frozenset()
 
 
-class SqliteTurns(SqliteStore):
+class TurnIndex(OfStore):
     def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
         super().__init__(writer, readers, pen)
         # By session: how long it was when its common words were counted, and these words.
@@ -74,7 +74,7 @@ class SqliteTurns(SqliteStore):
         key: SessionKey,
         words: Sequence[str],
         choose: Choose | None,
-        db: sqlite3.Connection,
+        tx: SqliteTransaction,
         *,
         ids: Sequence[str | None],
         limit: int,
@@ -83,6 +83,7 @@ class SqliteTurns(SqliteStore):
         asked = [*filterfalse(self._common.get(key, (0, _NO_WORDS))[1].__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
         matches = chain.from_iterable(zip(map('"{}"'.format, asked), repeat(limit)))
+        db = tx.db
         row = db.execute(query, (*ids, _MOST_FORKS, *matches, str(key))).fetchone()
         if row is None:
             return FoundTurns()
@@ -128,13 +129,7 @@ class SqliteTurns(SqliteStore):
         return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
-        return await self._readers.read(partial(_keys, _BEHIND, limit))
-
-
-def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
-    """The newest forks, oldest first."""
-    bounds = (place_of(session, 0), place_of(session + 1, 0), _MOST_FORKS)
-    return db.execute(_FORKS.format("?", "?"), bounds).fetchall()[::-1]
+        return await self._readers.read(lambda tx: _keys(_BEHIND, limit, tx.db))
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
@@ -185,7 +180,7 @@ class _Index:
             if not listed:
                 continue
             these = listed.split(",")
-            depths = self.trail.depths_of(map(seq_of, map(int, these)))
+            depths = self.trail.depths_of(map(int, these))
             if len(depths) < len(these) >= self.limit:
                 again[word] = f'"{word}"'
             elif depths:
@@ -205,7 +200,7 @@ class _Index:
         found: dict[K, set[int]] = {}
         for name, query in queries.items():
             if places[query]:
-                depths = self.trail.depths_of(map(seq_of, map(int, places[query].split(","))))
+                depths = self.trail.depths_of(map(int, places[query].split(",")))
                 found[name] = set(nlargest(self.limit, depths))
         return {name: depths for name, depths in found.items() if depths}
 
@@ -262,7 +257,7 @@ class _Index:
         return turns
 
 
-def _advance(pen: Pen, keys: Sequence[SessionKey], left: int) -> Sequence[SessionKey]:
+def _advance(pen: Pen, *, keys: Sequence[SessionKey], left: int) -> Sequence[SessionKey]:
     """Indexes at most `left` messages. Returns the sessions that are still behind."""
     behind = []
     for key in dict.fromkeys(keys):
@@ -338,12 +333,12 @@ SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0),
         {_FORKS.format("s.id << 32", "(s.id + 1) << 32")})){{}}
 FROM session s LEFT JOIN turn_cursor c ON c.session = s.id WHERE s.key = ?
 """
-_MATCHES = """, (SELECT group_concat(place) FROM (
+_MATCHES = """, (SELECT group_concat(place & 0xffffffff) FROM (
     SELECT rowid AS place FROM turn WHERE turn MATCH ? AND rowid BETWEEN s.id << 32
     AND (s.id << 32) + 0xffffffff ORDER BY rowid DESC LIMIT ?))"""
 _MATCH = """
 WITH asked (query) AS (VALUES {})
-SELECT query, (SELECT group_concat(place) FROM (
+SELECT query, (SELECT group_concat(place & 0xffffffff) FROM (
     SELECT rowid AS place FROM turn WHERE turn MATCH query AND rowid BETWEEN ? AND ?
     ORDER BY rowid DESC LIMIT ?))
 FROM asked
@@ -376,7 +371,8 @@ def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey
 def _next(table: str) -> Callable[..., SaidPage]:
     """`table` is `heard`, in which a missing row means that nothing was read, or `unread`."""
 
-    def find(db: sqlite3.Connection, key: SessionKey, *, limit: int) -> SaidPage:
+    def find(tx: SqliteTransaction, key: SessionKey, *, limit: int) -> SaidPage:
+        db = tx.db
         found = db.execute(_PLACE[table], (str(key),)).fetchone()
         if found is None:
             return SaidPage()
@@ -412,14 +408,14 @@ def _read(pen: Pen, key: SessionKey, upto: NodeId) -> bool:
     return bool(row and row[0])
 
 
-class SqliteExtractionQueue(SqliteStore):
+class ExtractionQueue(OfStore):
     """How far patterns and a model have read."""
 
-    unscanned = reading(lambda db: _keys(_UNREAD, -1, db))
+    unscanned = reading(lambda tx: _keys(_UNREAD, -1, tx.db))
     next_unscanned = reading(_next("heard"))
     mark_scanned = writing(_mark_heard, durable=False)
     queue_for_model = writing(_owe, durable=False)
-    queued_for_model = reading(lambda db: _keys(_OWED, -1, db))
+    queued_for_model = reading(lambda tx: _keys(_OWED, -1, tx.db))
     next_queued = reading(_next("unread"))
     mark_extracted = writing(_read, durable=False)
 

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gateway.domain.errors import GatewayError, StoreLost, StoreRefused, StoreUnavailable
-from gateway.domain.ids import SessionKey
 from gateway.store.faults import (
     TextRefused,
     file_fault,
@@ -27,8 +25,7 @@ from gateway.store.faults import (
     sentence,
     unavailable,
 )
-from gateway.store.rows import SEQ_BITS, SessionRow
-from gateway.store.tables import insert
+from gateway.store.transaction import SqliteTransaction
 
 log = logging.getLogger(__name__)
 
@@ -84,86 +81,33 @@ class Mark:
 
 
 # --- what operations write with ------------------------------------------------------------------
-_KNOWN = 4096  # sessions; about 0.5 kB each
-_SET_BACK_US = 60_000_000
-
-
-class Pen:
-    """What operations write with, and what is cached of the tables. Used by the writer's thread."""
+class Pen(SqliteTransaction):
+    """The transaction of the writer's thread, and what it knows of the tables."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self.db = db
+        super().__init__(db)
         self.has_erased = False  # the log must not keep what was erased
-        self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
         # Calls that the process before did not settle, and the last day on which any was made.
-        self.unsettled = db.execute(_UNSETTLED).fetchall()
-        self.last_day: str = db.execute(_LAST_DAY).fetchone()[0]
+        self.unsettled = self.find("reservation", {}, order="id")
+        day = self.first("spend", {"kind": "day"}, "name", order="-name")
+        self.last_day: str = day["name"] if day else ""
         self.refresh()
 
     def refresh(self) -> None:
         """Reads the cache anew. After a rollback nothing in it is true."""
         self._sessions.clear()
-        self.series: dict[tuple[str, str, str], int] = {}  # of token records
+        self.series.clear()
         self.accepted, self._last_stamp, notices = self.db.execute(_REFRESH).fetchone()
-        self.may_hold_notices = bool(notices)  # other threads may read this
-
-    def session(self, key: SessionKey) -> SessionRow | None:
-        known = self._sessions.get(key)
-        if known is not None:
-            self._sessions.move_to_end(key)
-            return known
-        row = self.db.execute(_FIND_SESSION, (str(key),)).fetchone()
-        return None if row is None else self._remember(key, SessionRow(*row))
-
-    def make_session(self, key: SessionKey, at: int) -> SessionRow:
-        """Makes the row of a key that `session` does not find."""
-        made = self.db.execute(_MAKE_SESSION, (str(key), *key, at, self.stamp(at)))
-        assert made.lastrowid is not None
-        return self._remember(key, SessionRow(made.lastrowid, 0, 0, None, None))
-
-    def _remember(self, key: SessionKey, session: SessionRow) -> SessionRow:
-        self._sessions[key] = session
-        if len(self._sessions) > _KNOWN:
-            self._sessions.popitem(last=False)
-        return session
-
-    def place(self, session: SessionRow, node_id: str | None) -> int | None:
-        """The place of a node of this session; None if there is no such node."""
-        row = self.db.execute(_FIND_NODE, (node_id,)).fetchone()
-        return None if row is None or row[0] >> SEQ_BITS != session.id else int(row[0])
-
-    def stamp(self, micros: int) -> int:
-        """A unique time for `updated_at`, so that paging skips no session. A clock that is set back
-        by more than a minute is believed."""
-        if self._last_stamp - _SET_BACK_US < micros <= self._last_stamp:
-            micros = self._last_stamp + 1
-        self._last_stamp = micros
-        return micros
+        self.may_hold_notices = bool(notices)
 
 
-_UNSETTLED = """
-SELECT id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd
-FROM reservation ORDER BY id
-"""
-_LAST_DAY = "SELECT coalesce(max(name), '') FROM spend WHERE kind = 'day'"
 _REFRESH = """
 SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session),
        EXISTS (SELECT 1 FROM notice) FROM run
 """
-_FIND_NODE = "SELECT place FROM node WHERE id = ? AND standing < 2"
-_FIND_SESSION = """
-SELECT s.id, coalesce((SELECT max(r.seq) FROM run r WHERE r.session = s.id), s.last_seq > 0),
-       s.last_seq, s.head, (SELECT n.id FROM node n WHERE n.place = s.head), s.state = 'closed',
-       (SELECT count(*) FROM (
-            SELECT 1 FROM node INDEXED BY node_fork
-            WHERE parent IS NOT place - 1 AND place > s.id << 32 AND place < (s.id + 1) << 32
-            LIMIT 2)) > 1
-FROM session s WHERE s.key = ?
-"""
-_MAKE_SESSION = insert("session", "key, agent, channel, account, peer, created_at, updated_at")
 
 Operation = Callable[[Pen], T]
-Query = Callable[[sqlite3.Connection], T]
+Query = Callable[[SqliteTransaction], T]
 Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
 
 
@@ -471,7 +415,7 @@ class Readers:
             thread.join()
 
     def _run(self) -> None:
-        db: sqlite3.Connection | None = None
+        tx: SqliteTransaction | None = None
         while (ticket := self._queue.get()) is not None:
             query, future = ticket
             outcome: Outcome = (
@@ -479,16 +423,16 @@ class Readers:
                 StoreUnavailable("a reader of the store has stopped: restart"),
             )
             try:
-                db = db or open_to_read(self._path)
-                outcome = (query(db), None)
+                tx = tx or SqliteTransaction(open_to_read(self._path))
+                outcome = (query(tx), None)
             except sqlite3.Error as fault:
                 outcome = (None, unavailable(fault, str(self._path)))
             except _FAULTS as fault:
                 outcome = (None, TextRefused() if has_no_utf8(fault) else fault)
             finally:  # also after a mistake of ours: nobody waits for a thread that is gone
                 self._loop.call_soon_threadsafe(_answer, future, outcome)
-        if db is not None:
-            db.close()
+        if tx is not None:
+            tx.db.close()
 
 
 def _answer(future: "asyncio.Future[Any]", outcome: Outcome) -> None:
@@ -515,35 +459,33 @@ def open_to_read(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
 
 
 # --- the methods of a port -----------------------------------------------------------------------
-class SqliteStore:
+class OfStore:
     """One subject of the store: operations over its writer and its readers."""
 
     def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
         self._writer, self._readers, self._pen = writer, readers, pen
 
 
-_Method = Callable[Concatenate[SqliteStore, P], Coroutine[Any, Any, T]]
+_Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 
-def reading(
-    query: Callable[Concatenate[sqlite3.Connection, P], T], *, caught_up: bool = False
-) -> _Method[P, T]:
+def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False) -> _Method[P, T]:
     """A method that runs `query` in a thread that reads; `caught_up`: after what is to be written
     soon. Raises StoreUnavailable, TextRefused, and what the query raises."""
 
-    async def read(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def read(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if caught_up:
             await self._writer.caught_up()
-        return await self._readers.read(lambda db: query(db, *args, **kwargs))
+        return await self._readers.read(lambda tx: query(tx, *args, **kwargs))
 
     return read
 
 
-def writing(operation: Callable[Concatenate[Pen, P], T], *, durable: bool) -> _Method[P, T]:
+def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool) -> _Method[P, T]:
     """A method that commits `operation`, with an fsync if `durable`. Raises StoreUnavailable,
     TextRefused if a text has no UTF-8 form, and what the operation raises; it then wrote nothing."""
 
-    def write(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self._writer.write(lambda pen: operation(pen, *args, **kwargs), durable=durable)
+    def write(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._writer.write(lambda tx: operation(tx, *args, **kwargs), durable=durable)
 
     return write

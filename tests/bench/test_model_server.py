@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import anyio
 import pytest
@@ -31,7 +31,9 @@ async def serving(plan: Plan) -> AsyncIterator[tuple[str, Http]]:
 
 async def stats(http: Http, url: str) -> dict[str, int]:
     body = b""
-    async with http.send(HttpCall("GET", url.removesuffix("/v1") + "/stats", {})) as answer:
+    with closing(
+        await http.send(HttpCall("GET", url.removesuffix("/v1") + "/stats", {}))
+    ) as answer:
         while piece := await answer.read_some():
             body += piece
     told: dict[str, int] = json.loads(body)

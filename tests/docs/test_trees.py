@@ -299,7 +299,7 @@ def test_the_sample_policy_judges_a_run(installed: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=9, decision=decision_trees({"thrifty"}).named("thrifty"))
+    paper = Paper(plan, calls=9, decision=decision_trees({"thrifty"})["thrifty"])
     turn = paper.play()
 
     assert turn.state.limits.max_iterations == 7
@@ -315,7 +315,7 @@ def test_the_sample_policy_lets_a_run_answer(
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=1, decision=decision_trees({"thrifty"}).named("thrifty"))
+    paper = Paper(plan, calls=1, decision=decision_trees({"thrifty"})["thrifty"])
 
     assert paper.play().end == Finish("answered", "so")
     assert paper.system("notice") == []

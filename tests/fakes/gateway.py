@@ -21,7 +21,7 @@ from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.domain.supervision import supervise
 from gateway.domain.version import VERSION
-from gateway.host.keyfile import make_key
+from gateway.host.files import make_key
 from gateway.sandbox.plugins import PATIENCE_S
 from gateway.web.wire.server import ListenAddress, WebServer
 

@@ -1,7 +1,6 @@
 """An Http port that answers from a script, without sockets."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.domain.ports import MOST_READ, HttpAnswer, HttpCall, HttpFailed
@@ -18,6 +17,10 @@ class ScriptedAnswer:
     )
     reads: int = 0
     rest: bytes = b""
+    closed: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        self.closed()
 
     @property
     def is_over(self) -> bool:
@@ -53,18 +56,14 @@ class ScriptedHttp:
         self.calls: list[HttpCall] = []
         self.left_open = 0
 
-    @asynccontextmanager
-    async def _send(self, call: HttpCall) -> AsyncIterator[HttpAnswer]:
+    async def send(self, call: HttpCall) -> HttpAnswer:
         self.calls.append(call)
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(step, HttpFailed):
             raise step
-        step.reads, step.rest = 0, b""
+        step.reads, step.rest, step.closed = 0, b"", self._closed
         self.left_open += 1
-        try:
-            yield step
-        finally:
-            self.left_open -= 1
+        return step
 
-    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
-        return self._send(call)
+    def _closed(self) -> None:
+        self.left_open -= 1

@@ -22,6 +22,7 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.faults import TextRefused
 from gateway.store.sqlite import Opened, open_file, stores_over
+from gateway.store.transaction import SqliteTransaction
 from gateway.store.writer import Commits, Operation, Pen, Query, Readers, Writer, open_to_read
 from tests.fakes.clock import FakeClock
 
@@ -72,7 +73,7 @@ class InlineReaders(Readers):
         if not self._is_open:
             raise StoreUnavailable("the store is closed")
         try:
-            return query(self._db)
+            return query(SqliteTransaction(self._db))
         except UnicodeEncodeError as error:
             raise TextRefused from error
 

@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 
 import anyio
@@ -79,7 +79,7 @@ async def raw_server(
 
 async def read_all(http: Http, call: HttpCall) -> bytes:
     body = bytearray()
-    async with http.send(call) as answer:
+    with closing(await http.send(call)) as answer:
         while data := await answer.read_some():
             body += data
     return bytes(body)

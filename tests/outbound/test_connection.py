@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 import anyio
 import pytest
@@ -15,7 +16,7 @@ from tests.outbound.raw import raw_server
 
 async def read_all(http: Http, call: HttpCall) -> tuple[int, bytes]:
     pieces: list[bytes] = []
-    async with http.send(call) as answer:
+    with closing(await http.send(call)) as answer:
         while piece := await answer.read_some():
             pieces.append(piece)
         return answer.status, b"".join(pieces)
@@ -35,11 +36,12 @@ async def http() -> AsyncIterator[Http]:
 async def test_status_headers_and_body_arrive(http: Http) -> None:
     script = [Reply(status=418, headers={"X-Own": "Yes"}, body=b"short and stout")]
     with anyio.fail_after(5):
-        async with scripted_server(script) as server, http.send(a_call(server.url)) as answer:
-            assert answer.status == 418
-            assert answer.headers["x-own"] == "Yes"
-            assert await answer.read_some() == b"short and stout"
-            assert await answer.read_some() == b""
+        async with scripted_server(script) as server:
+            with closing(await http.send(a_call(server.url))) as answer:
+                assert answer.status == 418
+                assert answer.headers["x-own"] == "Yes"
+                assert await answer.read_some() == b"short and stout"
+                assert await answer.read_some() == b""
 
 
 async def test_only_the_headers_that_were_given_are_sent(http: Http) -> None:
@@ -63,7 +65,7 @@ async def test_leaving_early_hangs_up(http: Http) -> None:
     reply = Reply(raw=[b"first", b"never"], gates={1: anyio.Event()})
     with anyio.fail_after(5):
         async with scripted_server([reply]) as server:
-            async with http.send(a_call(server.url)) as answer:
+            with closing(await http.send(a_call(server.url))) as answer:
                 assert await answer.read_some() == b"first"
             await server.requests[0].disconnected.wait()
 

@@ -2,7 +2,7 @@
 guarded one over aiohttp. Each on asyncio's loop and on uvloop."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -40,7 +40,7 @@ async def own() -> AsyncIterator[Way]:
 
         async def ask(method: str, url: str) -> tuple[int, bytes]:
             body = bytearray()
-            async with http.send(HttpCall(method, url, {}, idle_timeout_s=0.3)) as answer:
+            with closing(await http.send(HttpCall(method, url, {}, idle_timeout_s=0.3))) as answer:
                 while data := await answer.read_some():
                     body += data
                 return answer.status, bytes(body)
@@ -233,14 +233,15 @@ async def test_a_flood_beside_the_body_is_cut_off(flood: Said) -> None:
 
 async def test_a_server_that_is_faster_than_its_reader_has_to_wait() -> None:
     endless = Said([OK + b"\r\n"], again=b"x" * 100_000)
-    async with asking(endless) as (server, http, call), http.send(call) as answer:
-        sent = -1
-        while sent != server.sent:  # until it is held back
-            sent = server.sent
-            await anyio.wait_all_tasks_blocked()
-        assert len(await answer.read_some()) <= MOST_READ
-        for _ in range(sent // MOST_READ):
-            assert await answer.read_some()
+    async with asking(endless) as (server, http, call):
+        with closing(await http.send(call)) as answer:
+            sent = -1
+            while sent != server.sent:  # until it is held back
+                sent = server.sent
+                await anyio.wait_all_tasks_blocked()
+            assert len(await answer.read_some()) <= MOST_READ
+            for _ in range(sent // MOST_READ):
+                assert await answer.read_some()
 
     assert sent < 20_000_000
 
@@ -293,7 +294,7 @@ async def test_an_answer_that_began_is_never_asked_for_again() -> None:
 async def test_an_answer_that_is_left_early_ends_its_connection() -> None:
     begun = Said([OK + b"content-length: 10\r\n\r\nhello"], stays=True)
     async with asking(begun) as (server, http, call):
-        async with http.send(call) as answer:
+        with closing(await http.send(call)) as answer:
             assert await answer.read_some() == b"hello"
         await server.left.wait()
 
@@ -318,7 +319,7 @@ async def test_a_taker_is_given_all_in_the_context_of_who_reads() -> None:
     async with asking(Said([WHOLE, WHOLE], most=41)) as (_, http, call):
         for reader in ("one", "other"):  # over one connection
             name.set(reader)
-            async with http.send(call) as answer:
+            with closing(await http.send(call)) as answer:
                 assert await answer.read_into(take)
                 assert answer.is_over
 
@@ -334,9 +335,10 @@ async def test_a_taker_that_has_enough_is_given_no_more_until_it_is_asked_again(
         return False
 
     large = CHUNKED + b"ffff0\r\n" + b"x" * 0xFFFF0 + b"\r\n0\r\n\r\n"
-    async with asking(Said([large])) as (_, http, call), http.send(call) as answer:
-        while not await answer.read_into(take):
-            assert len(taken[-1]) <= MOST_READ
+    async with asking(Said([large])) as (_, http, call):
+        with closing(await http.send(call)) as answer:
+            while not await answer.read_into(take):
+                assert len(taken[-1]) <= MOST_READ
 
     assert len(b"".join(taken)) == 0xFFFF0
 
@@ -350,9 +352,8 @@ async def test_what_a_taker_raises_reaches_who_reads() -> None:
         http,
         call,
     ):
-        with pytest.raises(LookupError):
-            async with http.send(call) as answer:
-                await answer.read_into(take)
+        with pytest.raises(LookupError), closing(await http.send(call)) as answer:
+            await answer.read_into(take)
         await server.left.wait()
 
 
@@ -365,8 +366,9 @@ async def test_silence_ends_a_taker_too(begin: bytes) -> None:
         taken.append(data)
         return True
 
-    async with asking(halting) as (_, http, call), http.send(call) as answer:
-        with pytest.raises(HttpFailed, match=r"nothing for 0\.3 s"):
+    async with asking(halting) as (_, http, call):
+        answer = await http.send(call)
+        with closing(answer), pytest.raises(HttpFailed, match=r"nothing for 0\.3 s"):
             await answer.read_into(take)
 
     assert b"".join(taken) == begin
@@ -384,7 +386,7 @@ async def test_a_taker_that_is_cancelled_is_called_no_more() -> None:
                     scope.cancel()
                 return True
 
-            async with http.send(call) as answer:
+            with closing(await http.send(call)) as answer:
                 await answer.read_into(take)
         await server.left.wait()
 

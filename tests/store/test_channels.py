@@ -1,6 +1,7 @@
 """What channels keep, in the file: whole after a kill, and found by an index."""
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -8,6 +9,8 @@ import pytest
 
 from gateway.store import channels
 from gateway.store.tables import migrate
+from gateway.store.transaction import SqliteTransaction
+from tests.fakes.store import NOON
 from tests.store.crash import embedded, start
 
 LANES = 8
@@ -41,15 +44,25 @@ def test_after_a_kill_each_memo_is_that_of_the_last_message(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "query",
-    [channels._READ, channels._IS_HEARD, channels._IS_RUN, channels._IS_DELIVERY, channels._FORGET],
+    "look_up",
+    [
+        lambda tx: channels._read_memos(tx, "c", "a"),
+        lambda tx: channels._knows(tx, "c", "a", "id"),
+        lambda tx: channels._forget_heard(tx, before=NOON, limit=5),
+        lambda tx: tx.first("delivery", {"delivery_id": "d"}),
+    ],
 )
-def test_no_look_up_of_a_channel_walks_through_a_table(query: str) -> None:
+def test_no_look_up_of_a_channel_walks_through_a_table(
+    look_up: Callable[[SqliteTransaction], object],
+) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
-    values = [1] * query.count("?")
+    asked: list[str] = []
+    db.set_trace_callback(asked.append)
 
-    plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}", values)]
+    look_up(SqliteTransaction(db))
 
+    db.set_trace_callback(None)
+    plan = [row[3] for one in asked for row in db.execute(f"EXPLAIN QUERY PLAN {one}")]
     assert plan
     assert not [step for step in plan if step.startswith("SCAN") or "TEMP B-TREE" in step]

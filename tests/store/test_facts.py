@@ -12,7 +12,7 @@ import pytest
 
 from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, QueryRefused, SaidSource, Whose
 from gateway.domain.ports import FactStore
-from gateway.store.fact_search import MOST_WEIGHED, SqliteFacts
+from gateway.store.fact_search import MOST_WEIGHED, FactBase
 from gateway.store.sqlite import open_sqlite
 from gateway.store.tables import migrate
 from gateway.store.writer import Query, Readers
@@ -144,7 +144,7 @@ async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
             await stores.facts.add_facts("ann", [a_claim(1, "x")], ids=["f1"], now=NOON)
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             facts = stores.facts
-            assert isinstance(facts, SqliteFacts)
+            assert isinstance(facts, FactBase)
             facts._readers = readers = Counting(facts._readers)  # type: ignore[assignment]
             await facts.facts_matching(bob, asked, limit=9)
             before = readers.reads

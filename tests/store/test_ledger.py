@@ -22,7 +22,7 @@ from gateway.domain.budgets import (
     scopes_of,
 )
 from gateway.domain.errors import StoreUnavailable
-from gateway.store.ledger import MOST_UNUSED, SqliteLedger
+from gateway.store.ledger import MOST_UNUSED, StoredLedger
 from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, Mortal, open_mortal, session_key
 
@@ -38,8 +38,8 @@ async def hold(mortal: Mortal, id_: str, daily: int, *, peer: str = "main") -> R
     return (await mortal.stores.ledger.reserve(wanted, decide, DAY))[0]
 
 
-def ledger(mortal: Mortal) -> SqliteLedger:
-    return cast(SqliteLedger, mortal.stores.ledger)
+def ledger(mortal: Mortal) -> StoredLedger:
+    return cast(StoredLedger, mortal.stores.ledger)
 
 
 async def charged(mortal: Mortal) -> list[tuple[str, int]]:

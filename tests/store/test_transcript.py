@@ -11,6 +11,7 @@ from anyio import to_thread
 
 from gateway.domain.ids import NodeId
 from gateway.store.conversations import _path
+from gateway.store.transaction import SqliteTransaction
 from gateway.store.writer import open_to_read
 from tests.fakes.store import an_ending, an_entry, an_exchange, session_key
 from tests.store.crash import embedded
@@ -27,7 +28,7 @@ def steps_of(path: Path) -> int:
 
     db: sqlite3.Connection = open_to_read(path)
     db.set_progress_handler(count, 1)
-    found = _path(db, session_key(), limit=20)
+    found = _path(SqliteTransaction(db), session_key(), limit=20)
     db.close()
     assert len(found.nodes) == 20
     return steps

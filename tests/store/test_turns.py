@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.domain.facts import FoundTurns, Trail
 from gateway.store.opening import open_store
 from gateway.store.tables import migrate
-from gateway.store.turns import PAGE_BYTES, SqliteTurns, trail_of
+from gateway.store.turns import PAGE_BYTES, TurnIndex, trail_of
 from gateway.store.writer import Pen, Writer, open_to_read
 from tests.conformance.test_turns import HERE, THERE, everything, found_by, index, say
 from tests.fakes.clock import FakeClock
@@ -157,7 +157,7 @@ async def asked_for(file: Path, words: Sequence[str]) -> tuple[FoundTurns, int]:
     asked: list[str] = []
     db = await to_thread.run_sync(partial(open_to_read, file, any_thread=True))
     db.set_trace_callback(asked.append)
-    turns = SqliteTurns(cast(Writer, None), InlineReaders(db, file), cast(Pen, None))
+    turns = TurnIndex(cast(Writer, None), InlineReaders(db, file), cast(Pen, None))
     found = await turns.find_turns(HERE, words, everything, limit=9)
     await to_thread.run_sync(db.close)
     return found, sum("FROM turn WHERE turn MATCH" in one for one in asked)

@@ -1,0 +1,360 @@
+"""What operations read and write with, whatever the database: rows found, added, changed and deleted
+by names of tables and columns. Here also: the sessions that a writer knows, and SQLite's own part."""
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import NoneType
+from typing import Any, Literal
+
+from gateway.domain.ids import SessionKey
+from gateway.store.tables import ENCODED, TABLES
+
+Row = dict[str, Any]
+# Conditions that all hold, each a column and how it compares: `name`, `name <`, `name >=`,
+# `name contains`. A tuple is any of its values; a session's key stands for the session's number;
+# of several columns, as `a,b <=`, the tuple holds their values.
+Terms = Mapping[str, object]
+Taken = Literal["fail", "keep", "replace"]  # what becomes of a row with keys that are taken
+Values = Mapping[str, object]  # new values of columns; `name +`: added to the old one
+
+_KNOWN = 4096  # sessions; about 0.5 kB each
+_SET_BACK_US = 60_000_000
+_AT_ONCE = 500  # values of a term
+
+# A node's place is its session's number and its own number in one integer: siblings in time lie
+# side by side on disk, and every step along a path is one look-up by row id.
+SEQ_BITS = 32
+_SEQ_MASK = (1 << SEQ_BITS) - 1
+
+
+def place_of(session: int, seq: int) -> int:
+    return session << SEQ_BITS | seq
+
+
+def seq_of(place: int) -> int:
+    return place & _SEQ_MASK
+
+
+def places_of(session: int) -> Terms:
+    """The places of its nodes."""
+    return {"place >": place_of(session, 0), "place <": place_of(session + 1, 0)}
+
+
+@dataclass(slots=True)
+class SessionRow:
+    """A session's counters as the database has them, uncommitted writes of this batch included."""
+
+    id: int
+    last_run: int  # seq of the newest run; 1 without a run, if messages were imported
+    last_seq: int  # seq of the newest node
+    head: int | None  # place
+    head_id: str | None
+    summary: int | None = None  # place of the newest one on the path to HEAD
+    is_closed: bool = False
+    is_forked: bool = False  # a message exists whose parent is not the one before it
+    is_pruned: bool = False  # every branch that may be archived is
+    last_summary: int | None = None  # as `summary`, of the newest node
+
+    def move_head(self, node_id: str) -> None:
+        """To the newest node."""
+        self.head, self.head_id = place_of(self.id, self.last_seq), node_id
+        self.summary = self.last_summary
+
+
+class Transaction(ABC):
+    """An operation reads what it needs, decides, and writes; it raises before it has written."""
+
+    accepted: int  # the newest run's number
+    may_hold_notices: bool  # other threads may read this
+    has_erased: bool  # what was erased must leave the database's files too
+
+    @abstractmethod
+    def find(
+        self,
+        table: str,
+        terms: Terms,
+        columns: str = "",
+        *,
+        order: str = "",
+        limit: int | None = None,
+        index: str = "",
+    ) -> list[Row]:
+        """`columns` and `order` are names with blanks between them, in `order` with a `-` where it goes
+        down. `index`: only the rows that this index holds."""
+
+    @abstractmethod
+    def tally(
+        self, table: str, terms: Terms, columns: str = "", *, index: str = ""
+    ) -> dict[tuple[Any, ...], int]:
+        """How many rows there are of each combination of values."""
+
+    @abstractmethod
+    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
+        """Returns the number that the row got, where rows have one; 0 if a row with the same keys is
+        there and is kept. `replace` puts these values into it."""
+
+    @abstractmethod
+    def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
+        """Inserts these rows, or adds the amounts, which they hold, to those that are there."""
+
+    @abstractmethod
+    def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
+        """Returns how many rows were changed."""
+
+    @abstractmethod
+    def delete(self, table: str, terms: Terms) -> int: ...
+
+    def first(self, table: str, terms: Terms, columns: str = "", *, order: str = "") -> Row | None:
+        rows = self.find(table, terms, columns, order=order, limit=1)
+        return rows[0] if rows else None
+
+    def count(self, table: str, terms: Terms, *, index: str = "") -> int:
+        return self.tally(table, terms, index=index).get((), 0)
+
+    # --- sessions ----------------------------------------------------------------------------
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
+        self._last_stamp = 0
+        self.series: dict[tuple[str, str, str], int] = {}
+
+    def session(self, key: SessionKey) -> SessionRow | None:
+        known = self._sessions.get(key)
+        if known is not None:
+            self._sessions.move_to_end(key)
+            return known
+        row = self.first("session", {"key": key}, "id last_seq head state")
+        if row is None:
+            return None
+        id_, head = row["id"], row["head"]
+        run = self.first("run", {"session": id_}, "seq", order="-seq")
+        node = None if head is None else self.first("node", {"place": head}, "id summary")
+        forks = self.find("node", places_of(id_), "place", index="fork", limit=2)
+        found = SessionRow(
+            id_,
+            run["seq"] if run else int(row["last_seq"] > 0),
+            row["last_seq"],
+            head,
+            node["id"] if node else None,
+            node["summary"] if node else None,
+            is_closed=row["state"] == "closed",
+            is_forked=len(forks) > 1,
+        )
+        return self._remember(key, found)
+
+    def make_session(self, key: SessionKey, at: int) -> SessionRow:
+        """Makes the row of a key that `session` does not find."""
+        names = {"key": key, **key._asdict()}
+        made = self.insert("session", {**names, "created_at": at, "updated_at": self.stamp(at)})
+        return self._remember(key, SessionRow(made, 0, 0, None, None))
+
+    def _remember(self, key: SessionKey, session: SessionRow) -> SessionRow:
+        self._sessions[key] = session
+        if len(self._sessions) > _KNOWN:
+            self._sessions.popitem(last=False)
+        return session
+
+    def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
+        """The keys of the sessions of these numbers."""
+        found: dict[int, SessionKey] = {}
+        for some in in_parts({one for one in sessions if one is not None}):
+            found |= {one["id"]: one["key"] for one in self.find("session", {"id": some}, "id key")}
+        return found
+
+    def place(self, session: SessionRow, node_id: str | None) -> int | None:
+        """The place of a node of this session; None if there is no such node."""
+        row = self.first("node", {"id": node_id, "standing <": 2}, "place")
+        return None if row is None or row["place"] >> SEQ_BITS != session.id else int(row["place"])
+
+    def series_of(self, agent: str, provider: str, model: str) -> int:
+        """The number of the token records of these; `series` has those that are known."""
+        names = (agent, provider, model)
+        if (known := self.series.get(names)) is None:
+            row = {"agent": agent, "provider": provider, "model": model}
+            found = self.first("series", row, "id")
+            known = self.series[names] = found["id"] if found else self.insert("series", row)
+        return known
+
+    def stamp(self, micros: int) -> int:
+        """A unique time for `updated_at`, so that paging skips no session. A clock that is set back
+        by more than a minute is believed."""
+        if self._last_stamp - _SET_BACK_US < micros <= self._last_stamp:
+            micros = self._last_stamp + 1
+        self._last_stamp = micros
+        return micros
+
+
+def given(terms: Terms) -> dict[str, object]:
+    """Without those that have no value."""
+    return {name: value for name, value in terms.items() if value is not None}
+
+
+def in_parts(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
+    """Not more at once than a term may have."""
+    every = tuple(values)
+    for start in range(0, len(every), _AT_ONCE):
+        yield every[start : start + _AT_ONCE]
+
+
+# --- SQLite --------------------------------------------------------------------------------------
+for _type, _encode in ENCODED.items():
+    sqlite3.register_adapter(_type, _encode)
+
+
+class SqliteTransaction(Transaction):
+    """Statements are made once for each combination of names, and from then on only filled in."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        super().__init__()
+        self.db = db
+
+    def find(
+        self,
+        table: str,
+        terms: Terms,
+        columns: str = "",
+        *,
+        order: str = "",
+        limit: int | None = None,
+        index: str = "",
+    ) -> list[Row]:
+        values: list[object] = []
+        where = _condition(table, terms, values, index)
+        if limit is not None:
+            values.append(max(0, limit))
+        select, names, decoders = _selection(table, columns, index)
+        sql = f"{select} {where} {_order(order)} {'' if limit is None else 'LIMIT ?'}"
+        rows: list[Row] = []
+        for row in self.db.execute(sql, values).fetchall():
+            rows.append(dict(zip(names, row, strict=True)))  # noqa: PERF401  # a call less
+        for name, decode in decoders:
+            for found in rows:
+                if found[name] is not None:
+                    found[name] = decode(found[name])
+        return rows
+
+    def tally(
+        self, table: str, terms: Terms, columns: str = "", *, index: str = ""
+    ) -> dict[tuple[Any, ...], int]:
+        values: list[object] = []
+        where = _condition(table, terms, values, index)
+        names = columns.split()
+        select = f"SELECT {', '.join([*names, 'count(*)'])} FROM {_source(table, index)} {where}"
+        group = f"GROUP BY {', '.join(names)}" if names else ""
+        return {tuple(row): count for *row, count in self.db.execute(f"{select} {group}", values)}
+
+    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
+        added = self.db.execute(_insertion(table, tuple(row), taken), [*row.values()])
+        return (added.lastrowid or 1) if added.rowcount else 0
+
+    def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
+        values: list[object] = []
+        for row in rows:
+            values += row.values()
+        self.db.execute(_addition(table, tuple(rows[0]), tuple(amounts), len(rows)), values)
+
+    def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
+        filled = [*values.values()]
+        where = _condition(table, terms, filled, index)
+        update = _update(table, tuple(values), index)
+        return self.db.execute(f"{update} {where}", filled).rowcount
+
+    def delete(self, table: str, terms: Terms) -> int:
+        values: list[object] = []
+        where = _condition(table, terms, values)
+        return self.db.execute(f"DELETE FROM {table} {where}", values).rowcount
+
+
+def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> str:
+    """The condition of a statement. Adds the values that its marks stand for."""
+    table = TABLES[of]
+    parts = [f"({table.where[index]})"] if index else []
+    for name, value in terms.items():
+        if value.__class__ in _CONSTANTS:
+            parts.append(_CONSTANT[value].format(name))
+        elif name in table.enumerated:
+            parts.append(_part(name, _quoted(value)))
+        elif value.__class__ is tuple:
+            parts.append(_part(name, ", ".join("?" * len(value))))
+            values += value
+        else:
+            is_session = value.__class__ is SessionKey and table.types[name] == "int"
+            parts.append(_part(name, _SESSION if is_session else "?"))
+            values.append(value)
+    return f"WHERE {' AND '.join(parts)}" if parts else ""
+
+
+_CONSTANTS = frozenset({NoneType, bool})
+_CONSTANT: Mapping[object, str] = {None: "{} IS NULL", True: "{}", False: "NOT {}"}
+_SESSION = "(SELECT id FROM session WHERE key = ?)"
+
+
+def _quoted(value: object) -> str:
+    """Words in the text itself, for an index may hold the rows that have one of them."""
+    words = value if isinstance(value, tuple) else (value,)
+    return ", ".join("'{}'".format(str(one).replace("'", "''")) for one in words)
+
+
+@lru_cache(maxsize=1024)
+def _part(name: str, marks: str) -> str:
+    columns, _, how = name.partition(" ")
+    if how == "contains":
+        return f"instr({columns}, {marks}) > 0"
+    if "," in columns:
+        return f"({columns}) {how} ({marks})"
+    if "," in marks or not marks:
+        return f"{columns} IN ({marks})"
+    return f"{columns} {how or '='} {marks}"
+
+
+def _source(table: str, index: str) -> str:
+    """A table, or the rows of it that an index holds."""
+    return f"{table} INDEXED BY {table}_{index}" if index else table
+
+
+_Selection = tuple[str, Sequence[str], Sequence[tuple[str, Callable[[Any], object]]]]
+
+
+@lru_cache(maxsize=512)
+def _selection(table: str, columns: str, index: str) -> _Selection:
+    """The statement's beginning, its columns, and what makes them values of a row."""
+    names = columns.split() or [*TABLES[table].types]
+    select = f"SELECT {', '.join(names)} FROM {_source(table, index)}"
+    return select, names, TABLES[table].decoders(names)
+
+
+@lru_cache(maxsize=64)
+def _order(order: str) -> str:
+    by = ", ".join(f"{one[1:]} DESC" if one[0] == "-" else one for one in order.split())
+    return f"ORDER BY {by}" if by else ""
+
+
+@lru_cache(maxsize=256)
+def _insertion(table: str, names: Sequence[str], taken: Taken) -> str:
+    insertion = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    if taken == "fail":
+        return insertion
+    if taken == "keep":
+        return f"{insertion} ON CONFLICT DO NOTHING"
+    others = [one for one in names if one not in TABLES[table].identifying]
+    changes = ", ".join(f"{one} = excluded.{one}" for one in others)
+    return f"{insertion} ON CONFLICT DO UPDATE SET {changes}"
+
+
+@lru_cache(maxsize=256)
+def _addition(table: str, names: Sequence[str], amounts: Sequence[str], count: int) -> str:
+    rows = ", ".join([f"({', '.join('?' * len(names))})"] * count)
+    sums = ", ".join(f"{one} = {one} + excluded.{one}" for one in amounts)
+    into = f"INSERT INTO {table} ({', '.join(names)})"
+    return f"{into} VALUES {rows} ON CONFLICT DO UPDATE SET {sums}"
+
+
+@lru_cache(maxsize=256)
+def _update(table: str, names: Sequence[str], index: str) -> str:
+    changes = ", ".join(
+        f"{one[:-2]} = {one[:-2]} + ?" if one.endswith(" +") else f"{one} = ?" for one in names
+    )
+    return f"UPDATE {_source(table, index)} SET {changes}"
