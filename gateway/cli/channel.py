@@ -116,7 +116,7 @@ def add(
     table |= {"secrets": {key: _entry(one, hosts) for key, one in wanted.secrets.items()}}
     table |= {"config": wanted.config}
     table = {key: value for key, value in table.items() if value}
-    plan = replace(plan, after=editing.with_channel(plan.after, name, table))
+    plan = replace(plan, after=editing.with_named(plan.after, "channels", name, table))
     _require_working(context, plan.place, plan.after, name, description)
     tell(context, [*block("requests", list(asked_lines(plan.asked, plan.new))), plan.difference])
     agreed("Add it, with these capabilities?", yes=yes)

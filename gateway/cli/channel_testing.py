@@ -124,7 +124,8 @@ def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayCo
         "groups": script.groups,
     }
     text = _CONFIG.format(data_dir=json.dumps(str(folder / "data")))
-    text = editing.with_channel(editing.with_plugin(text, plugin), source.name, channel)
+    text = editing.with_plugin(text, plugin)
+    text = editing.with_named(text, "channels", source.name, channel)
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     path.chmod(editing.OWNERS_ALONE)

@@ -16,8 +16,8 @@ from gateway.cli.context import (
 )
 from gateway.cli.ending import BAD_CONFIG
 from gateway.config.document import placed, warned
-from gateway.config.load import Loaded, Row, effective, read
-from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
+from gateway.config.load import LoadedConfig, Row, effective, read
+from gateway.config.problems import Code, ConfigFinding, ConfigInvalid, ConfigProblem
 from gateway.config.schema import json_schema
 from gateway.domain.text import nearest
 
@@ -51,12 +51,12 @@ def validate(context: CliContext) -> None:
     click.echo(f"{name} is valid" if name else "no config file; the defaults are valid")
 
 
-def _warn(warnings: Iterable[Problem]) -> None:
+def _warn(warnings: Iterable[ConfigProblem]) -> None:
     for one in warnings:
         click.echo(one.render(), err=True)
 
 
-def _tried(loaded: Loaded) -> tuple[Problem, ...]:
+def _tried(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
     """What is no error. Raises ConfigInvalid for what a start would refuse besides."""
     from gateway.cli.checks import TRIALS  # noqa: PLC0415  # the whole gateway, which reading does without
 
@@ -65,10 +65,10 @@ def _tried(loaded: Loaded) -> tuple[Problem, ...]:
     errors = [one for one in found if one.severity == "error" and one.id != "network.port"]
     notices = [
         *loaded.config.notices,
-        *(Finding(o.id, o.place, o.message, o.fix) for o in found if o not in errors),
+        *(ConfigFinding(o.id, o.place, o.message, o.fix) for o in found if o not in errors),
     ]
     if errors:
-        wrong = [Finding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
+        wrong = [ConfigFinding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
         raise placed(wrong, loaded.document, notices=notices)
     return warned(notices, loaded.document)
 
@@ -131,11 +131,11 @@ def path(context: CliContext) -> None:
         raise click.ClickException(f"there is no ./config.toml and no {home}: defaults are used")
 
 
-def _load(context: CliContext) -> Loaded:
+def _load(context: CliContext) -> LoadedConfig:
     return read(config_path(context), surroundings(context))
 
 
-def _rows(context: CliContext) -> tuple[Loaded, tuple[Row, ...]]:
+def _rows(context: CliContext) -> tuple[LoadedConfig, tuple[Row, ...]]:
     try:
         loaded = _load(context)
     except ConfigInvalid as error:

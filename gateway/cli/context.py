@@ -11,7 +11,7 @@ from gateway.cli.known import known
 from gateway.cli.options import CliContext as CliContext
 from gateway.config.environment import read_environment
 from gateway.config.load import find_data_dir, find_file, is_named_file, load
-from gateway.config.problems import ConfigInvalid, Problem
+from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.values import GatewayConfig, Overrides, Surroundings
 
 
@@ -81,7 +81,7 @@ def as_json(error: ConfigInvalid) -> dict[str, object]:
     return {**told, "problems": problems, "left_out": error.left_out}
 
 
-def problem_as_json(problem: Problem) -> dict[str, object]:
+def problem_as_json(problem: ConfigProblem) -> dict[str, object]:
     return {
         "code": problem.code,
         "source": problem.source,

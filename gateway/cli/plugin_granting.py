@@ -187,8 +187,8 @@ def _edited(
             table["sha256"] = found.sha256
         return editing.with_plugin(text, table)
     if copy is not None:
-        text = editing.with_path(text, name, str(copy))
-        text = editing.with_sha256(text, name, found.sha256)
+        keys = {"path": str(copy), "sha256": found.sha256}
+        text = editing.with_plugin_keys(text, name, keys)
     for capability in new:
         text = editing.with_capability(text, name, capability)
     return text

@@ -81,7 +81,7 @@ def add(
 
     place = writing.place_of(context)
     table = {key: value for key, value in told.items() if value is not None}
-    after = editing.with_provider(place.text, name, table)
+    after = editing.with_named(place.text, "providers", name, table)
     sentences = [UNUSED.format(name=name)]
     if use:
         after, sentences = _used(context, place, after, name, model)

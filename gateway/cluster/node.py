@@ -19,13 +19,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    partitions: int = 64
+    partitions: int | None = 64  # None: as many as the store has, or as are usual
     lease_s: float = 15.0
+
+
+USUAL_PARTITIONS = 64
 
 
 @dataclass(eq=False, slots=True)
 class ClusterNode:
-    """`run` is the node; `stop` ends it in order. Calls of the store are made one after the other, on a
+    """`join` comes first; `run` is the node; `stop` ends it in order. Calls of the store are made one after the other, on a
     connection on which nothing else waits."""
 
     presence: Callable[[], Presence]  # its node never changes
@@ -42,21 +45,18 @@ class ClusterNode:
     _is_stopping: bool = field(init=False, default=False)
     _is_answered: bool = field(init=False, default=True)
 
-    def __post_init__(self) -> None:
-        self._node, settings = self.presence().node, self.settings
-        self._ownership = Ownership(self._node, settings.partitions, settings.lease_s)
-
-    async def prepare(self) -> None:
-        """Raises StoreRefused if the store was made for another number of partitions, StoreUnavailable."""
-        wanted, found = (
-            self.settings.partitions,
-            await self.leases.prepare(self.settings.partitions),
-        )
-        if found != wanted:
+    async def join(self) -> None:
+        """Raises StoreRefused if the store was made for another number of partitions, StoreInUse,
+        StoreUnavailable."""
+        presence, wanted = self.presence(), self.settings.partitions
+        lease_s = self.settings.lease_s
+        found = await self.leases.join(presence, wanted or USUAL_PARTITIONS, lease_s)
+        if wanted not in {None, found}:
             raise StoreRefused(
                 f"[cluster] partitions is {wanted}, and the store was made for {found}: all nodes need "
                 f"the same number, so write partitions = {found}"
             )
+        self._node, self._ownership = presence.node, Ownership(presence.node, found, lease_s)
 
     def epoch(self, partition: int, *, starting: bool = False) -> int | None:
         """Under which a turn may commit and publish, or be started; None if it may not."""
