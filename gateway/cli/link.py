@@ -17,7 +17,7 @@ from gateway.config.environment import read_environment
 from gateway.config.load import find_data_dir
 from gateway.domain.errors import Busy, GatewayError
 from gateway.domain.ids import SessionKey
-from gateway.host.keyfile import read_key
+from gateway.host.files import read_key
 from gateway.store.opening import read_owner
 
 ANSWER_S = 30.0

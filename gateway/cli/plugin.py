@@ -47,9 +47,9 @@ from gateway.config.problems import ConfigInvalid
 from gateway.config.sections import BadCapability, parse_capability
 from gateway.domain.plugins import Capability, PluginDef
 from gateway.domain.text import choose, quoted
+from gateway.host.files import shipped_folder
 from gateway.host.logs import logging_to
-from gateway.host.shipped import shipped_folder
-from gateway.sandbox.wrapping import component_from_core
+from gateway.sandbox.componentize import component_from_core
 
 # What an import needs that only the operator can name.
 _OPEN = frozenset({"http:HOST", "store:NAME", "host_function:NAME"})
