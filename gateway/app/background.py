@@ -14,7 +14,7 @@ from gateway.config.values import GatewayConfig
 from gateway.control.rules import CurrentRules, problems_of
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Clock, Stores
-from gateway.host.texts import watch_folder
+from gateway.host.files import watch_folder
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from gateway.domain.ids import AgentId
 from gateway.domain.messages import estimate_tokens
 from gateway.domain.model import is_loopback
 from gateway.host.clock import SystemClock
-from gateway.host.texts import FileTexts
+from gateway.host.files import FileTexts
 from gateway.memory.souls import Souls
 from gateway.providers.prices import DEFAULT_MODELS, is_listed
 from gateway.store.opening import read_owner

@@ -9,7 +9,7 @@ from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
 from gateway.control.rules import CORE, problems_of
 from gateway.host.clock import SystemClock
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 from gateway.providers.prices import (
     DEFAULT_MODELS,
     PRESETS,

@@ -11,7 +11,7 @@ from websockets.sync.client import ClientConnection, connect
 from gateway.cli.context import CliContext, data_dir
 from gateway.cli.ending import NotAllowed, Refused, Unreachable
 from gateway.domain.errors import Busy, GatewayError
-from gateway.host.keyfile import read_key
+from gateway.host.files import read_key
 from gateway.store.opening import read_owner
 
 ANSWER_S = 30.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.cli.plugin_files import ABOUT, WASM, BadPlugin, Build, noted, read_about, replace_file
-from gateway.sandbox.wrapping import component_from_core
+from gateway.sandbox.componentize import component_from_core
 
 STDERR = 2  # results alone go to stdout
 

@@ -22,11 +22,18 @@ from gateway.domain.channels import ChannelDef
 from gateway.domain.plugins import PluginAccount, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.host.logs import logging_to
-from gateway.sandbox.compiling import Uncompiled
-from gateway.sandbox.grants import PluginRefused, missing, needed
-from gateway.sandbox.hosting import Means
-from gateway.sandbox.opening import Nowhere, open_sandbox
-from gateway.sandbox.plugins import Plugins, Sandbox, info
+from gateway.sandbox.cache import Uncompiled
+from gateway.sandbox.host_functions import HostDeps
+from gateway.sandbox.plugins import (
+    NoFetch,
+    PluginRefused,
+    Plugins,
+    Sandbox,
+    info,
+    missing,
+    needed,
+    open_sandbox,
+)
 from gateway.schemas import SchemaChecks
 from gateway.store.opening import open_memory
 from gateway.tools.gate import ToolGate
@@ -67,7 +74,7 @@ async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
     """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
     clock = SystemClock()
     async with open_memory(clock) as stores:
-        means = Means(Nowhere(), stores.tools, clock, read_description)
+        means = HostDeps(NoFetch(), stores.tools, clock, read_description)
         make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
             await to_thread.run_sync(make)

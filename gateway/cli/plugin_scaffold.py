@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from gateway.cli.plugin_files import ABOUT, About, BadPlugin, noted, read_about
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 
 _LEFT_OUT = shutil.ignore_patterns(
     "tool.wasm", "core.wasm", "node_modules", "__pycache__", "target"

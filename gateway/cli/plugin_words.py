@@ -1,4 +1,4 @@
-"""Plugins in words for a terminal: what others wrote is escaped, what they ask for is spelled out."""
+"""Plugins in words for a terminal: what others wrote is escaped, what they ask for is type_text out."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,9 +6,10 @@ import pwd
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,11 +55,8 @@ class Document:
             whole = source.decode()
             return Document(path, name, whole, tomllib.loads(whole.removeprefix(BOM)), status)
         except UnicodeDecodeError as error:
-            before = source[: error.start].decode().removeprefix(BOM)
-            message, (line, column) = (
-                "this byte is not UTF-8: save the file as UTF-8",
-                end_of(before),
-            )
+            message = "this byte is not UTF-8: save the file as UTF-8"
+            line, column = end_of(source[: error.start].decode().removeprefix(BOM))
         except tomllib.TOMLDecodeError as error:
             message, found = _AT.sub("", str(error))[:120], _AT.search(str(error))
             line, column = end_of(text.rstrip())
@@ -132,26 +130,22 @@ def written_data_dir(path: Path, name: str) -> str | None:
     """
     source, _ = _read(path, name)
     text = source.decode(errors="replace").removeprefix(BOM)
-    try:
-        return _data_dir(tomllib.loads(text))
-    except (RecursionError, ValueError):
-        return _sought_data_dir(text)
+    for candidate in (text, *_lines_about_data_dir(text)):
+        with suppress(RecursionError, ValueError):
+            found = _data_dir(tomllib.loads(candidate))
+            if found is not None or candidate is text:
+                return found
+    return None
 
 
-def _sought_data_dir(text: str) -> str | None:
-    """In what is not TOML: the line that says it, if that line is."""
+def _lines_about_data_dir(text: str) -> Iterator[str]:
+    """Of what is not TOML: each line that may say it, below its header."""
     section = ""
     for line in text.splitlines():
         if header := _HEADER.match(line):
             section = f"[{header[1].strip()}]\n"
         elif "data_dir" in line and len(line) < LONGEST_PATH:
-            try:
-                found = _data_dir(tomllib.loads(section + line))
-            except tomllib.TOMLDecodeError:
-                continue
-            if found is not None:
-                return found
-    return None
+            yield section + line
 
 
 def _data_dir(content: dict[str, Any]) -> str | None:
@@ -278,10 +272,14 @@ def _hiding(
 
 def _is_known_list(path: KeyPath, unknown: KeyPath) -> bool:
     """Whether a value stands in the list of an unknown key that only misspells a known list."""
-    if len(path) != len(unknown) + 1 or not isinstance(path[-1], int):
-        return False
-    lists = {known[-1]: element_of(key.kind) is not None for known, key in patterns().items()}
-    near = nearest(str(unknown[-1]), lists)
+    is_listed = len(path) == len(unknown) + 1 and isinstance(path[-1], int)
+    return is_listed and _misspells_a_list(str(unknown[-1]))
+
+
+@lru_cache(maxsize=1_024)
+def _misspells_a_list(name: str) -> bool:
+    lists = {path[-1]: element_of(key.kind) is not None for path, key in patterns().items()}
+    near = nearest(name, lists)
     return near is not None and lists[near] and not is_sensitive((near,))
 
 

@@ -12,7 +12,7 @@ from gateway.cli.known import known
 from gateway.codec import decode_strictly
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 
 TOML = """
 [gateway]

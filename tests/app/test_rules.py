@@ -10,7 +10,7 @@ from gateway.app.background import keep_rules_fresh
 from gateway.app.generation import build
 from gateway.config.values import GatewayConfig, RuleFolder
 from gateway.control.rules import CurrentRules, RunRules
-from gateway.host.texts import LOOK_EVERY_S
+from gateway.host.files import LOOK_EVERY_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.rules import core_definitions, event, rule
 

@@ -1,11 +1,15 @@
-"""Text files that people edit while we run."""
+"""Files beside the store: texts that people edit while we run, the operator's key, what ships with us."""
 
 import logging
+import os
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from anyio import to_thread
 
+import gateway
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ports import Clock
 
@@ -13,8 +17,6 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 256 * 1024
 LOOK_EVERY_S = 1.0
-
-Stamp = tuple[int, int, int] | None
 
 
 class FileTexts:
@@ -53,17 +55,14 @@ async def watch_folder(
         await clock.sleep(LOOK_EVERY_S)
 
 
-def _stamps(paths: Sequence[str]) -> dict[str, Stamp]:
-    return {path: _stamp(path) for path in paths}
-
-
-def _stamp(path: str) -> Stamp:
-    """Differs when the file changes, also when an editor replaces it."""
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+def _stamps(paths: Sequence[str]) -> dict[str, object]:
+    """A stamp differs when its file changes, also when an editor replaces it; None: there is none."""
+    stamps = dict[str, object].fromkeys(paths)
+    for path in paths:
+        with suppress(OSError):
+            found = Path(path).stat()
+            stamps[path] = found.st_ino, found.st_mtime_ns, found.st_size
+    return stamps
 
 
 def _read(path: str) -> str:
@@ -83,3 +82,32 @@ def _read(path: str) -> str:
     if not text.strip():
         raise SoulUnreadable(f"{path} is empty")
     return text
+
+
+KEY = "operator.key"  # with which our command line authenticates at a running gateway
+
+
+def make_key(data_dir: Path) -> str:
+    """Writes a new key to a file that only its owner can read. Keys of earlier starts become invalid."""
+    key = secrets.token_urlsafe(32)
+    fresh = data_dir / f"{KEY}.new"
+    fresh.unlink(missing_ok=True)
+    opened = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(opened, "w", encoding="ascii") as file:
+        file.write(key)
+    fresh.replace(data_dir / KEY)
+    return key
+
+
+def read_key(data_dir: Path) -> str | None:
+    """The key of the running gateway; None if this user cannot read it."""
+    try:
+        return (data_dir / KEY).read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def shipped_folder(name: str) -> Path:
+    """In the package once installed; beside it in a checkout."""
+    package = Path(gateway.__file__).parent
+    return package / name if (package / name).is_dir() else package.parent / name

@@ -1,4 +1,4 @@
-"""Text files: what cannot be used is refused with a sentence, and changes are noticed."""
+"""Files: texts that cannot be used are refused with a sentence, changes are noticed, a key is its owner's."""
 
 from pathlib import Path
 
@@ -6,7 +6,15 @@ import anyio
 import pytest
 
 from gateway.domain.errors import SoulUnreadable
-from gateway.host.texts import LOOK_EVERY_S, MOST_BYTES, FileTexts
+from gateway.host.files import (
+    KEY,
+    LOOK_EVERY_S,
+    MOST_BYTES,
+    FileTexts,
+    make_key,
+    read_key,
+    shipped_folder,
+)
 from tests.fakes.clock import FakeClock
 
 
@@ -70,3 +78,28 @@ async def test_a_file_that_is_replaced_removed_or_back_is_noticed_once(tmp_path:
 
     assert (untouched, replaced, removed) == (0, 1, 2)
     assert set(noticed) == {str(file)}
+
+
+def test_a_key_is_read_back_and_only_its_owner_can(tmp_path: Path) -> None:
+    key = make_key(tmp_path)
+
+    assert read_key(tmp_path) == key
+    assert len(key) >= 32
+    assert (tmp_path / KEY).stat().st_mode & 0o777 == 0o600
+
+
+def test_each_start_has_its_own(tmp_path: Path) -> None:
+    (tmp_path / f"{KEY}.new").write_text("left behind by a crash")
+
+    assert make_key(tmp_path) != make_key(tmp_path)
+
+
+def test_without_a_key_there_is_none(tmp_path: Path) -> None:
+    assert read_key(tmp_path) is None
+    (tmp_path / KEY).write_bytes(b"\xff")
+    assert read_key(tmp_path) is None
+
+
+def test_in_a_checkout_it_stands_beside_the_package() -> None:
+    assert shipped_folder("souls") == Path(__file__).parents[2] / "souls"
+    assert (shipped_folder("souls") / "default.md").is_file()
