@@ -47,16 +47,16 @@ from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
-from gateway.sandbox.hosting import Means as SandboxMeans
-from gateway.sandbox.opening import (
+from gateway.sandbox.host_functions import HostDeps
+from gateway.sandbox.plugins import (
     PATIENCE_S,
-    Nowhere,
+    NoFetch,
+    Plugins,
     follow,
     host_functions,
     open_plugins,
     open_sandbox,
 )
-from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
@@ -75,7 +75,7 @@ from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
 from gateway.web.openai import OpenAiApi
 from gateway.web.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
-from gateway.web.rpc import Handler, Registry
+from gateway.web.rpc import Handler, Registry, handlers_of
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
 from gateway.web.status import About, EventMethods, StatusMethods
@@ -297,7 +297,7 @@ class Gateway:
             SettingsMethods(shared.settings, self.made.choosable),
             status,
         )
-        return {name: one for family in families for name, one in family.handlers().items()}
+        return handlers_of(*families)
 
     async def keep_connections(self) -> None:
         """Keeps the connections to platforms, until the drain."""
@@ -422,8 +422,8 @@ async def _open_plugins(
     enabled = [one for one in config.plugins if one.is_enabled]
     fetches = any(plugin.origins for plugin in enabled)
     own = {"folder": Folder()}
-    means = SandboxMeans(
-        fetch=await stack.enter_async_context(open_fetch()) if fetches else Nowhere(),
+    means = HostDeps(
+        fetch=await stack.enter_async_context(open_fetch()) if fetches else NoFetch(),
         store=shared.stores.tools,
         clock=shared.clock,
         read_adapter=read_description,
@@ -443,17 +443,16 @@ async def _open_mcp_servers(
     if not config.mcp.servers:
         return
     # An extra, and slow to import.
-    from gateway.mcp.connecting import Dialling  # noqa: PLC0415
-    from gateway.mcp.servers import open_servers  # noqa: PLC0415
-    from gateway.mcp.supervising import Means as ServerMeans  # noqa: PLC0415
+    from gateway.mcp.connections import Connector  # noqa: PLC0415
+    from gateway.mcp.servers import ServerDeps, open_servers  # noqa: PLC0415
 
     async def on_changed(facts: Mapping[str, object]) -> None:
         shared.tell("mcp.tool.changed", facts)
         deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
         await shared.stores.audit.append(deed)
 
-    means = ServerMeans(
-        dial=Dialling(shared.http, config.gateway.data_dir / "mcp", shared.clock).line,
+    means = ServerDeps(
+        connect=Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock).connect,
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
@@ -467,7 +466,7 @@ async def _open_mcp_servers(
 
 def _mcp_door(gateway: Gateway) -> AbstractAsyncContextManager[Door]:
     """The application at /mcp."""
-    from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
+    from gateway.mcp.endpoint import serving  # noqa: PLC0415  # takes a third of a second
 
     config, ids = gateway.made.config, gateway.shared.ids
     agent = replace(usual_agent(config), tools=config.mcp.serve.tools)

@@ -25,7 +25,7 @@ from anyio import CancelScope, to_thread
 from pydantic import BaseModel, Field, TypeAdapter
 
 from gateway.domain.errors import GatewayError
-from gateway.sandbox.programs import Inspection
+from gateway.sandbox.protocol import Inspection
 
 log = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ class _Refused(BaseModel):
     cpu_s: int  # that it had
 
 
-class Compiling:
+class CompileCache:
     """Compiled files live in `cache`, which has to be ours alone: whoever writes there runs code."""
 
     def __init__(self, cache: Path, *, cpu_s: int = CPU_S, hold_s: float = HOLD_S) -> None:
         self._cache, self._cpu_s, self._hold_s = cache, cpu_s, hold_s
-        # All that a compiled file depends on; the last number counts changes in engines.py.
+        # All that a compiled file depends on; the last number counts changes of the engines in calls.py.
         self._tag = f"wasmtime-{version('wasmtime')}-{platform.machine()}-1"
         self._slots, self._long = anyio.Semaphore(AT_ONCE), anyio.Semaphore(AT_ONCE)
         self._at_work: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -115,19 +115,18 @@ class Compiling:
     async def _in_turn(self, file: Path, work: Callable[[], Awaitable[Compiled]]) -> Compiled:
         """A few at a time. What takes long gives its place to the next; of those there are few too."""
         held = [self._slots]
-        done: list[Compiled | Uncompiled | OSError | ValueError] = []
         await self._slots.acquire()
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._report, file, held)
+                one: Compiled | Uncompiled | OSError | ValueError
                 try:
-                    done.append(await work())
+                    one = await work()
                 except (Uncompiled, OSError, ValueError) as error:
-                    done.append(error)
+                    one = error
                 group.cancel_scope.cancel()
         finally:
             held[0].release()
-        (one,) = done
         if isinstance(one, OSError | ValueError):  # no room, no process; or no good report
             raise Uncompiled(f"compiling it failed: {type(one).__name__}") from one
         if isinstance(one, Uncompiled):
@@ -142,7 +141,7 @@ class Compiling:
             await anyio.sleep(pause_s)
             since_s += pause_s
             extra = {"file": str(file), "since_s": since_s, "at_most_s": self._cpu_s}
-            log.info("a plugin is being compiled", extra=extra)
+            log.info("plugin_compiling", extra=extra)
             if since_s >= self._hold_s and held[0] is self._slots:
                 with suppress(anyio.WouldBlock):
                     self._long.acquire_nowait()

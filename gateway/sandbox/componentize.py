@@ -8,7 +8,7 @@ from wasmtime import wat2wasm
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginKind
-from gateway.sandbox.worlds import PACKAGE, VERSION, import_name, interface_of
+from gateway.sandbox.interfaces import PACKAGE, VERSION, import_name, interface_of
 
 _MAGIC = b"\0asm\1\0\0\0"
 _HEAD = 8 + 2 + len(_MAGIC)  # of a component that begins with an empty core module
@@ -39,14 +39,14 @@ _CALLS: Mapping[PluginKind, Mapping[str, str]] = {
 }
 
 
-class NotWrappable(GatewayError):
+class NotConvertible(GatewayError):
     """A core module that lacks what a component of the world needs, or wants what it has not."""
 
     code = "not_wrappable"
 
 
 def component_from_core(core: bytes, world: PluginKind) -> bytes:
-    """Imports only the interfaces that the core uses. Raises NotWrappable with what to change.
+    """Imports only the interfaces that the core uses. Raises NotConvertible with what to change.
 
     The core's exports are named as in the world (`handle-tool-call`) or, for languages that cannot
     write that, with underscores.
@@ -68,7 +68,7 @@ class _Reader:
     def take(self, count: int) -> bytes:
         taken = self.data[self.at : self.at + count]
         if len(taken) < count:
-            raise NotWrappable("the module is malformed: it ends too early")
+            raise NotConvertible("the module is malformed: it ends too early")
         self.at += count
         return taken
 
@@ -79,7 +79,7 @@ class _Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise NotWrappable("the module is malformed: a number has no end")
+        raise NotConvertible("the module is malformed: a number has no end")
 
     def name(self) -> str:
         return self.take(self.number()).decode("utf-8", errors="replace")
@@ -88,7 +88,7 @@ class _Reader:
 def _surface(core: bytes) -> tuple[Sequence[tuple[str, str]], Mapping[str, str]]:
     """The functions that a module imports, and its exports with their kinds."""
     if core[:8] != _MAGIC:
-        raise NotWrappable("this is not a WebAssembly core module")
+        raise NotConvertible("this is not a WebAssembly core module")
     imports: list[tuple[str, str]] = []
     exports: dict[str, str] = {}
     reader = _Reader(core, 8)
@@ -104,7 +104,7 @@ def _surface(core: bytes) -> tuple[Sequence[tuple[str, str]], Mapping[str, str]]
 def _import(body: _Reader) -> tuple[str, str]:
     module, name, kind = body.name(), body.name(), body.take(1)[0]
     if kind != 0:
-        raise NotWrappable(f"it imports {module!r} {name!r}, which is no function")
+        raise NotConvertible(f"it imports {module!r} {name!r}, which is no function")
     body.number()
     return module, name
 
@@ -119,7 +119,7 @@ def _offered(module: str, name: str, world: PluginKind) -> str:
     function = f"{interface_of(module)}/{name}"
     if function in _OFFERED[world]:
         return function
-    raise NotWrappable(
+    raise NotConvertible(
         f"it imports {module!r} {name!r}; what a {world} may import are the functions of"
         f" {PACKAGE}/INTERFACE@{VERSION}: {', '.join(_OFFERED[world])}"
     )
@@ -181,7 +181,7 @@ def _jump(name: str, at: int) -> str:
 def _lifted(exports: Mapping[str, str], world: PluginKind) -> Iterator[str]:
     for name, kind in (("memory", "memory"), ("cabi_realloc", "function")):
         if exports.get(name) != kind:
-            raise NotWrappable(f"it does not export the {kind} {name!r}")
+            raise NotConvertible(f"it does not export the {kind} {name!r}")
     yield f'(func (export "describe") (result string) {_lift(exports, "describe")})'
     for name, given in _CALLS[world].items():
         yield f'(func (export "{name}") (param "{given}" string) {_TEXT} {_lift(exports, name)})'
@@ -190,7 +190,7 @@ def _lifted(exports: Mapping[str, str], world: PluginKind) -> Iterator[str]:
 def _lift(exports: Mapping[str, str], name: str) -> str:
     own = next((n for n in (name, name.replace("-", "_")) if exports.get(n) == "function"), None)
     if own is None:
-        raise NotWrappable(f"it does not export the function {name!r}")
+        raise NotConvertible(f"it does not export the function {name!r}")
     post = f"cabi_post_{own}"
     after = f' (post-return (core func $core "{post}"))' * (exports.get(post) == "function")
     return f'(canon lift (core func $core "{own}") (memory $memory) (realloc $realloc){after})'

@@ -1,4 +1,4 @@
-"""Serves guests' host functions in the gateway: each use checked against the grants, and counted."""
+"""The host functions of guests, served in the gateway: each use checked against the grants, and counted."""
 
 import base64
 import binascii
@@ -7,12 +7,13 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from anyio.lowlevel import checkpoint
 
 from gateway.codec import decode, encode
 from gateway.domain.errors import Denied, GatewayError
-from gateway.domain.plugins import AdapterSaid, PluginDef
+from gateway.domain.plugins import AdapterDescription, PluginDef
 from gateway.domain.ports import (
     Clock,
     Fetch,
@@ -23,8 +24,47 @@ from gateway.domain.ports import (
     PluginSpace,
     ToolStore,
 )
-from gateway.sandbox.ledger import UseLedger
 
+# --------------------------------------------------------------------------------------------- use
+MOST_NAMES = 100  # distinct ones of one plugin; the rest is counted together
+OTHERS = "others"
+_LONGEST = 200
+
+
+class Uses(NamedTuple):
+    """How often, by what was asked for."""
+
+    granted: Mapping[str, int]
+    denied: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class CapabilityUse:
+    """What each plugin used of its grants, and what it was denied, since the start."""
+
+    _granted: dict[str, dict[str, int]] = field(default_factory=dict)
+    _denied: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def used(self, plugin: str, capability: str) -> None:
+        _count(self._granted.setdefault(plugin, {}), capability)
+
+    def denied(self, plugin: str, capability: str) -> None:
+        """`capability` is what would have allowed it; a plugin may ask for anything."""
+        _count(self._denied.setdefault(plugin, {}), capability)
+
+    def of(self, plugin: str) -> Uses:
+        return Uses(dict(self._granted.get(plugin, {})), dict(self._denied.get(plugin, {})))
+
+
+def _count(counts: dict[str, int], capability: str) -> None:
+    """What a plugin asked for may be its own words."""
+    name = "".join(c if c.isprintable() else "?" for c in capability[:_LONGEST])
+    if name not in counts and len(counts) >= MOST_NAMES:
+        name = OTHERS
+    counts[name] = counts.get(name, 0) + 1
+
+
+# ---------------------------------------------------------------------------------- host functions
 log = logging.getLogger(__name__)
 
 Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and of an HTTP answer its body
@@ -41,23 +81,23 @@ LONGEST_WAIT_MS = 600_000  # the call's own end, and that of whoever fetches, co
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class HostDeps:
     """What host functions are made of."""
 
     fetch: Fetch
     store: ToolStore
     clock: Clock
-    read_adapter: Callable[[str], AdapterSaid]  # raises ValueError
+    read_adapter: Callable[[str], AdapterDescription]  # raises ValueError
     functions: Mapping[str, HostFunction] = field(default_factory=dict)
-    ledger: UseLedger = field(default_factory=UseLedger)
+    ledger: CapabilityUse = field(default_factory=CapabilityUse)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Implements the Service of a call: one plugin's, on behalf of one person (None: nobody's).
+    """Implements the CallHost of a call: one plugin's, on behalf of one person (None: nobody's).
     Without `keeps` nothing is written for that person."""
 
-    means: Means
+    deps: HostDeps
     plugin: PluginDef
     person: str | None = None
     keeps: bool = True
@@ -66,7 +106,7 @@ class Host:
         number = {"debug": logging.DEBUG, "warn": logging.WARNING, "error": logging.ERROR}
         said = message.encode("unicode_escape").decode()  # no escape sequence reaches a terminal
         extra = {"plugin": self.plugin.name, "said": said}
-        log.log(number.get(level, logging.INFO), "a plugin says", extra=extra)
+        log.log(number.get(level, logging.INFO), "plugin_log", extra=extra)
 
     async def answer(self, function: str, arguments: Sequence[str]) -> Answer:
         try:
@@ -75,7 +115,7 @@ class Host:
             return "err", str(error)
         except Exception:  # an operator's function may fail in any way: only its caller may notice
             extra = {"plugin": self.plugin.name, "function": function}
-            log.exception("a host function failed", extra=extra)
+            log.exception("host_function_failed", extra=extra)
             return "err", "the host function failed; the operator finds why in the log"
 
     async def _answer(self, function: str, arguments: Sequence[str]) -> Answer:
@@ -87,7 +127,7 @@ class Host:
                 return await self._keep(verb, namespace, texts)
             case "clock", *_:
                 self._require("clock")
-                return "ok", str(int(self.means.clock.now().timestamp() * 1000))
+                return "ok", str(int(self.deps.clock.now().timestamp() * 1000))
             case "random", count:
                 self._require("random")
                 return "ok", secrets.token_hex(min(int(count), MOST_RANDOM_BYTES))
@@ -96,7 +136,7 @@ class Host:
         raise Denied(f"there is no host function {function[:64]}")
 
     async def _keep(self, verb: str, namespace: str, texts: Sequence[str]) -> Answer:
-        store = self.means.store
+        store = self.deps.store
         space = self._space(namespace, writes=verb in {"set", "delete"})
         match verb, *texts:
             case "get", key:
@@ -118,7 +158,7 @@ class Host:
         self._check(f"host_function:{function}", is_granted=function in self.plugin.functions)
 
     def _check(self, capability: str, *, is_granted: bool) -> None:
-        name, ledger = self.plugin.name, self.means.ledger
+        name, ledger = self.plugin.name, self.deps.ledger
         if is_granted:
             ledger.used(name, capability)
             return
@@ -136,7 +176,7 @@ class Host:
 
     async def _call(self, name: str, text: str) -> str:
         self._require(name)
-        function = self.means.functions.get(name)
+        function = self.deps.functions.get(name)
         if function is None:
             raise Denied(f"the operator registered no host function {name[:64]}")
         return await function(text, self.plugin)
@@ -149,11 +189,11 @@ class Host:
             self._check("http:HOST", is_granted=False)
         leave = FetchGrant(self.plugin.origins, self.plugin.secrets)
         try:
-            answer = await self.means.fetch.fetch(ask, leave)
+            answer = await self.deps.fetch.fetch(ask, leave)
         except Denied as error:
-            self.means.ledger.denied(self.plugin.name, f"http:{_place(ask.url)}")
+            self.deps.ledger.denied(self.plugin.name, f"http:{_place(ask.url)}")
             raise Denied(f"{self.plugin.name}: {error}") from error
-        self.means.ledger.used(self.plugin.name, f"http:{_place(ask.url)}")
+        self.deps.ledger.used(self.plugin.name, f"http:{_place(ask.url)}")
         told: dict[str, object] = {"status": answer.status, "headers": dict(answer.headers)}
         try:
             told["body"], body = "body", answer.body.decode()

@@ -66,7 +66,7 @@ class Handlers:
         except MCPError:
             raise
         except Exception:
-            log.exception("an MCP call failed", extra={"tool": params.name[:64]})
+            log.exception("mcp_call_failed", extra={"tool": params.name[:64]})
             raise MCPError(types.INTERNAL_ERROR, "internal error") from None
         return types.CallToolResult(
             content=[types.TextContent(text=served.text)],
