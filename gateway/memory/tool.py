@@ -181,7 +181,13 @@ class MemoryTool:
         return {"facts": [told(fact) for fact in near]}
 
     async def _forget(self, asked: _Asked) -> object:
-        doomed = [fact for fact in await self._doomed(asked) if asked.owns(fact)]
+        if asked.arguments.get("fact_id") is not None:
+            origin = await self.facts.origin_of(asked.text("fact_id"))
+            found: Sequence[Fact] = [origin.fact] if origin else []
+        else:
+            asked.text("predicate")  # it is not to forget all at once
+            found = await self._of_subject(asked)
+        doomed = [fact for fact in found if asked.owns(fact)]
         if not doomed:
             raise ToolFailed(UNKNOWN)
         shown = [told(fact) for fact in doomed]
@@ -191,13 +197,6 @@ class MemoryTool:
         what = Erasure(fact_id=doomed[0].id, by=str(asked.key))
         erased = await self.facts.erase_facts(what, dry_run=False, now=self.clock.now())
         return {"erased": erased}
-
-    async def _doomed(self, asked: _Asked) -> Sequence[Fact]:
-        if asked.arguments.get("fact_id") is not None:
-            origin = await self.facts.origin_of(asked.text("fact_id"))
-            return [origin.fact] if origin else []
-        asked.text("predicate")  # it is not to forget all at once
-        return await self._of_subject(asked)
 
 
 async def select(facts: FactStore, query: FactQuery) -> Sequence[Fact]:
