@@ -8,12 +8,12 @@ from operator import attrgetter, itemgetter, sub
 from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
-from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
+from gateway.domain.facts import CLOSING, OPENING, Recalled, memory_line
 from gateway.domain.ids import AgentId, NodeId
 from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
-from gateway.memory.compaction import told_summary
+from gateway.memory.compaction import summary_text
 from gateway.memory.window import SHOWN_WHOLE, Window, message_tokens, paired
 
 # Of the room that soul, instructions, tools and question leave; the window has the rest.
@@ -123,7 +123,7 @@ class Packer:
         room = allowed - fixed.tokens - fixed.tools[1] - asked
         summary, of_summary, follows = None, _NO_SUMMARY, None
         if extras.summary is not None:
-            summary, of_summary = _told_summary(extras.summary, room)
+            summary, of_summary = _summary_part(extras.summary, room)
             follows = extras.summary.covers
         memory = _NO_MEMORY
         if extras.recalled or extras.missing:
@@ -237,9 +237,9 @@ def _placed(
     return {name: one for name, one in found.items() if one and name in template.places}
 
 
-def _told_summary(summary: Summary, room: int) -> tuple[Message | None, Part]:
+def _summary_part(summary: Summary, room: int) -> tuple[Message | None, Part]:
     """As a message, if there is room for any of it."""
-    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
+    text = summary_text(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
     if not text:
         return None, _NO_SUMMARY
     message = Message("user", text)
@@ -321,7 +321,7 @@ def _within(recalled: Sequence[Recalled], room: float) -> list[_Line]:
     taken: list[_Line] = []
     left = int(room) - _EDGES
     for one in recalled:
-        text = told_line(one)
+        text = memory_line(one)
         if (tokens := estimate_tokens(text + "\n")) <= left:
             taken.append((one, text, tokens))
             left -= tokens
@@ -359,7 +359,7 @@ def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict
     }
 
 
-def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
+def context_report(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
     """Adds field names to the stored form. A run that called no model has no parts."""
     kept = kept or {"model": None, "max_context_tokens": 0, "total_tokens": 0, "parts": []}
     parts = kept["parts"]
