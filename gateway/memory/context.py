@@ -85,7 +85,9 @@ def tool_tokens(tool: ToolSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """The parts that stay the same from question to question: system text and tools."""
+    """What stays the same from question to question: the allowance, system text and tools."""
+
+    allowed: int  # tokens of the whole context
 
     values: dict[str, str]  # that may stand in the system text
     system: str
@@ -119,7 +121,7 @@ class Packer:
         window = window if isinstance(window, Window) else Window(window)
         first = max(0, len(window.begins) - agent.context.recent_turns)
         asked = sum(map(message_tokens, (question, *extras.earlier)))
-        allowed = allowance(agent)
+        allowed = fixed.allowed
         room = allowed - fixed.tokens - fixed.tools[1] - asked
         summary, of_summary, follows = None, _NO_SUMMARY, None
         if extras.summary is not None:
@@ -154,7 +156,8 @@ class Packer:
         listed: dict[str, str] = {}
         if extras.recalled:
             listed = {one.kind: one.text for one in extras.recalled if one.kind in USUAL}
-        given = (agent.system_prompt, soul, tools, extras.template, listed)
+        limits = (agent.context.token_budget, agent.context_window, agent.max_tokens)
+        given = (agent.system_prompt, soul, tools, extras.template, listed, limits)
         known = self._kept.get(agent.id)
         if known is None or known[0] != given:
             made = _made(agent, soul, tools, extras.template, listed)
@@ -201,7 +204,7 @@ def _made(
     system = _system(values, template)
     parts = _system_parts(soul, values, template, estimate_tokens(system))
     offered = _part("tools", [(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
-    return _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered)
+    return _Fixed(allowance(agent), values, system, parts[0][1] + parts[1][1], parts, offered)
 
 
 def _system_parts(
