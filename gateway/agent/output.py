@@ -215,7 +215,7 @@ class Output:
             bus.subscribe(job.publish)
         (job.publish if bus is None else bus.publish)(event)
 
-    def farewell(self, payload: Mapping[str, object]) -> Event:
+    def finish(self, payload: Mapping[str, object]) -> Event:
         """The event of the end: rules hear it now, listeners once the end is durable. Nothing is published
         after it, and nothing keeps the turn, so that it is freed at once."""
         scope, at = self._job.scope, self.moment.wall

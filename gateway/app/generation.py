@@ -24,7 +24,7 @@ from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.sessions import Choosable
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 from gateway.providers.prices import PriceTable, why_no_thinking
 from gateway.routing import Router
 from gateway.sessions.intake import QueueBounds

@@ -285,7 +285,11 @@ class SessionQueues:
 
     async def _turn(self, key: SessionKey, queue: _Queue) -> None:
         waiting, choice = queue.waiting, self._choices.get(key, NOTHING)
-        queue.at_work = asked = self._next(key, queue)
+        if len(waiting) > 1:
+            asked = self._next(key, queue)
+        else:
+            asked, queue.together = [waiting.popleft()], 0
+        queue.at_work = asked
         *earlier, run = asked
         for one in earlier:
             one.control = run.control  # to stop one of them is to stop the turn
@@ -309,9 +313,6 @@ class SessionQueues:
 
     def _next(self, key: SessionKey, queue: _Queue) -> Sequence[LiveRun]:
         waiting = queue.waiting
-        if len(waiting) == 1:
-            queue.together = 0
-            return [waiting.popleft()]
         begun = (place for place, one in enumerate(waiting, 1) if one.entry.attempts)
         usual = len(waiting) if self.mode(key) == "collect" else queue.together
         most = next(begun, usual)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mcp.bounds import MOST_BYTES, MOST_VALUES, TooMuch, Weight
+from gateway.mcp.transports import MOST_BYTES, MOST_VALUES, MessageSize, TooLarge
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(st.sampled_from('ab,[{"\\\né')),
@@ -30,7 +30,7 @@ def test_only_what_is_outside_of_texts_counts_however_it_is_cut(
 ) -> None:
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
-    weight = Weight()
+    weight = MessageSize()
 
     for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True):
         weight.add(text[first:last])
@@ -39,7 +39,7 @@ def test_only_what_is_outside_of_texts_counts_however_it_is_cut(
 
 
 def test_a_long_text_may_hold_as_many_commas_as_it_likes() -> None:
-    Weight().add(json.dumps({"text": 'a "quoted", word\\, ' * 2 * MOST_VALUES}).encode())
+    MessageSize().add(json.dumps({"text": 'a "quoted", word\\, ' * 2 * MOST_VALUES}).encode())
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_a_long_text_may_hold_as_many_commas_as_it_likes() -> None:
     ],
 )
 def test_what_has_too_many_values_is_too_much(data: bytes) -> None:
-    with pytest.raises(TooMuch, match="values"):
-        Weight().add(data)
+    with pytest.raises(TooLarge, match="values"):
+        MessageSize().add(data)
 
 
 def test_what_has_too_many_bytes_is_too_much() -> None:
-    weight = Weight()
+    weight = MessageSize()
     weight.add(b" " * MOST_BYTES)
 
-    with pytest.raises(TooMuch, match="bytes"):
+    with pytest.raises(TooLarge, match="bytes"):
         weight.add(b" ")

@@ -58,7 +58,9 @@ async def test_what_a_program_says_beside_its_answers_is_logged_without_its_secr
         await stage.gate.prepare(stage.agent)
         await stage.call("pid")
 
-    said = [one.__dict__["line"] for one in caplog.records if "says" in one.getMessage()]
+    said = [
+        one.__dict__["line"] for one in caplog.records if one.getMessage() == "mcp_server_output"
+    ]
     assert said == ["a secret: ***"]
 
 

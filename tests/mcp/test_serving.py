@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Client, Served
 from gateway.domain.model import ToolSpec
-from gateway.mcp.serving import serving
+from gateway.mcp.endpoint import serving
 from gateway.schemas import SchemaChecks
 from gateway.web.chat import McpApi
 from tests.fakes.client import http

@@ -14,7 +14,7 @@ from gateway.domain.errors import Denied, StoreUnavailable
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import Fetched, HostFunction, HttpFailed, PluginSpace
-from gateway.sandbox.hosting import Host, Means
+from gateway.sandbox.host_functions import Host, HostDeps
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, page
 from tests.fakes.plugin_store import FakePlugins
@@ -25,7 +25,7 @@ Answer = tuple[str, ...]
 
 
 def host(
-    *grants: str, given: Means | None = None, plugin: str = "shop", person: str | None = "ann"
+    *grants: str, given: HostDeps | None = None, plugin: str = "shop", person: str | None = "ann"
 ) -> Host:
     capabilities = tuple(map(parse_capability, grants))
     return Host(given or means(), PluginDef(plugin, Path("shop.wasm"), capabilities), person)
@@ -334,7 +334,7 @@ def test_what_a_guest_logs_is_one_plain_line(
         host().log(level, "a\x1b[2J\r\nERROR b\u202e\x9b")
 
     (record,) = caplog.records
-    assert (record.levelno, record.getMessage()) == (number, "a plugin says")
+    assert (record.levelno, record.getMessage()) == (number, "plugin_log")
     said = vars(record)["said"]
     assert (vars(record)["plugin"], said.isprintable()) == ("shop", True)
     assert "\\x1b[2J\\r\\nERROR b" in said

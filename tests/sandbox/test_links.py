@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import anyio
 
-from gateway.sandbox.frames import Frame, Kind, Reader, encode
-from gateway.sandbox.links import Link, Pending
-from gateway.sandbox.programs import Bounds
+from gateway.sandbox.pool import PendingCall, WorkerSocket
+from gateway.sandbox.protocol import Bounds, Frame, Kind, Reader, encode
 
 BOUNDS = Bounds(1 << 20, 10**9, 1 << 20)
 
@@ -27,7 +26,7 @@ class Transport:
         return list(Reader().feed(bytes(self.written)))
 
 
-class Service:
+class CallHost:
     """Keeps what it was asked for; answers once the gate is open."""
 
     def __init__(self) -> None:
@@ -48,12 +47,12 @@ def asked(function: str) -> bytes:
 
 
 async def test_a_host_call_is_answered_once_its_service_is_done() -> None:
-    service, transport = Service(), Transport()
+    service, transport = CallHost(), Transport()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            link = Link(group)
+            link = WorkerSocket(group)
             link.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is used
-            link.pending[1] = Pending(service, lambda: None, BOUNDS)
+            link.pending[1] = PendingCall(service, lambda: None, BOUNDS)
 
             link.data_received(asked("store.get"))
             service.gate.set()
@@ -62,12 +61,12 @@ async def test_a_host_call_is_answered_once_its_service_is_done() -> None:
 
 
 async def test_for_a_call_that_nobody_waits_for_nothing_more_is_done() -> None:
-    service, transport = Service(), Transport()
+    service, transport = CallHost(), Transport()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            link = Link(group)
+            link = WorkerSocket(group)
             link.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is used
-            pending = link.pending[1] = Pending(service, lambda: None, BOUNDS)
+            pending = link.pending[1] = PendingCall(service, lambda: None, BOUNDS)
             link.data_received(asked("store.get"))
             await anyio.lowlevel.checkpoint()
 

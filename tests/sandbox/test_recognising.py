@@ -4,8 +4,8 @@ import pytest
 from wasmtime import Module
 from wasmtime.component import Component
 
-from gateway.sandbox.engines import component_engine, core_engine
-from gateway.sandbox.recognising import Unrecognised, recognise_component, recognise_module
+from gateway.sandbox.calls import component_engine, core_engine
+from gateway.sandbox.compiler import NotAPlugin, inspect_component, inspect_module
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_a_module_that_cannot_be_spoken_to_is_refused_by_name(wat: str, why: str
     mine, exports = (wat, "") if wat.startswith("(import") else ("", wat)
     module = f'(module {imports} {mine} {exports} (func (export "describe")))'
 
-    with pytest.raises(Unrecognised) as raised:
-        recognise_module(Module(core_engine(), module))
+    with pytest.raises(NotAPlugin) as raised:
+        inspect_module(Module(core_engine(), module))
 
     assert str(raised.value) == why
 
@@ -59,7 +59,7 @@ _IN, _OUT = _CALL.format("parse-incoming"), _CALL.format("format-outgoing")
 def test_a_component_is_what_its_exports_are(exports: list[str], kind: str) -> None:
     engine = component_engine()
 
-    found = recognise_component(Component(engine, exporting(*exports)), engine)
+    found = inspect_component(Component(engine, exporting(*exports)), engine)
 
     assert (found.guest, found.kind) == ("exogate", kind)
 
@@ -80,7 +80,7 @@ def test_a_component_that_cannot_be_spoken_to_is_refused_by_name(
 ) -> None:
     engine = component_engine()
 
-    with pytest.raises(Unrecognised) as raised:
-        recognise_component(Component(engine, exporting(*exports)), engine)
+    with pytest.raises(NotAPlugin) as raised:
+        inspect_component(Component(engine, exporting(*exports)), engine)
 
     assert str(raised.value) == why

@@ -11,10 +11,9 @@ from wasmtime import Engine, Store
 from wasmtime import _ffi as ffi
 from wasmtime.component import Component, ComponentInstanceType, FuncType, ValType
 
-from gateway.sandbox.binding import mend_binding
-from gateway.sandbox.calls import opened_store
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.reflecting import Inexpressible, Misfit, shape_of
+from gateway.sandbox.binding import patch_binding
+from gateway.sandbox.calls import component_engine, opened_store
+from gateway.sandbox.components import NotInJson, TypeMismatch, shape_of
 from tests.fakes.guests import call_of
 
 TypeOf = Callable[[str], ValType]
@@ -22,7 +21,7 @@ TypeOf = Callable[[str], ValType]
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    mend_binding()
+    patch_binding()
     return component_engine()
 
 
@@ -36,8 +35,8 @@ def store(engine: Engine) -> Iterator[Store]:
 def type_of(engine: Engine) -> TypeOf:
     """The type that WebAssembly text spells."""
 
-    def found(spelled: str) -> ValType:
-        wat = f"""(component (type $u' {spelled}) (import "t" (type $t (eq $u')))
+    def found(type_text: str) -> ValType:
+        wat = f"""(component (type $u' {type_text}) (import "t" (type $t (eq $u')))
           (import "i" (instance (alias outer 1 $t (type $x)) (export "t" (type $u (eq $x)))
             (export "f" (func (param "a" $u))))))"""
         imported = Component(engine, wat).type.imports(engine)["i"].ty
@@ -62,7 +61,7 @@ _VARIANT = '(variant (case "none-of-it") (case "some" u8) (case "more" (list str
 
 
 @pytest.mark.parametrize(
-    ("spelled", "values"),
+    ("type_text", "values"),
     [
         ("bool", [True, False]),
         ("u8", [0, 255]),
@@ -88,9 +87,9 @@ _VARIANT = '(variant (case "none-of-it") (case "some" u8) (case "more" (list str
     ],
 )  # fmt: skip
 def test_a_value_comes_back_as_it_was(
-    type_of: TypeOf, store: Store, spelled: str, values: list[object]
+    type_of: TypeOf, store: Store, type_text: str, values: list[object]
 ) -> None:
-    kind = type_of(spelled)
+    kind = type_of(type_text)
 
     assert [across(kind, store, value) for value in values] == values
 
@@ -108,7 +107,7 @@ def test_any_bytes_come_back_as_they_were(engine: Engine, store: Store, value: b
 
 
 @pytest.mark.parametrize(
-    ("spelled", "value", "why"),
+    ("type_text", "value", "why"),
     [
         ("bool", 1, "true or false is wanted"),
         ("u8", 256, "an integer from 0 to 255 is wanted"),
@@ -133,9 +132,11 @@ def test_any_bytes_come_back_as_they_were(engine: Engine, store: Store, value: b
         (_VARIANT, {}, "an object with one of none-of-it, some, more is wanted"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(type_of: TypeOf, spelled: str, value: object, why: str) -> None:
-    with pytest.raises(Misfit) as raised:
-        shape_of(type_of(spelled)).read(value)
+def test_what_does_not_fit_is_named(
+    type_of: TypeOf, type_text: str, value: object, why: str
+) -> None:
+    with pytest.raises(TypeMismatch) as raised:
+        shape_of(type_of(type_text)).read(value)
 
     assert str(raised.value) == why
 
@@ -158,5 +159,5 @@ def test_a_handle_cannot_be_said_in_json(engine: Engine) -> None:
     function = Component(engine, wat).type.imports(engine)["f"].ty
     assert isinstance(function, FuncType)
 
-    with pytest.raises(Inexpressible):
+    with pytest.raises(NotInJson):
         shape_of(function.params[0][1])

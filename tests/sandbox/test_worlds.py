@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from gateway.sandbox import worlds
-from gateway.sandbox.worlds import INTERFACES, PACKAGE, VERSION, import_name, interface_of
+from gateway.sandbox import interfaces as worlds
+from gateway.sandbox.interfaces import INTERFACES, PACKAGE, VERSION, import_name, interface_of
 
 WIT = (Path(worlds.__file__).parent / "wit" / "exogate-plugin.wit").read_text(encoding="utf-8")
 FUNCTION = re.compile(r"([a-z-]+): func\(([^)]*)\)(?: -> ([^;]+))?;")
@@ -13,8 +13,8 @@ LEVELS = re.findall(r"enum level \{ ([a-z, ]+) \}", WIT)[0].replace(" ", "")
 
 def signature(parameters: str, result: str) -> str:
     types = [one.split(":")[1].strip() for one in parameters.split(",") if one]
-    spelled = ",".join(f"enum{{{LEVELS}}}" if one == "level" else one for one in types)
-    return f"({spelled})" + (f"->{result.replace(' ', '')}" if result else "")
+    type_text = ",".join(f"enum{{{LEVELS}}}" if one == "level" else one for one in types)
+    return f"({type_text})" + (f"->{result.replace(' ', '')}" if result else "")
 
 
 def functions(name: str, word: str) -> dict[str, str]:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from wasmtime import Engine, Store, wat2wasm
 from wasmtime.component import Component, Linker, LinkerInstance, Variant
 
-from gateway.sandbox.recognising import recognise_component
-from gateway.sandbox.worlds import INTERFACES, import_name
-from gateway.sandbox.wrapping import HOST, NotWrappable, component_from_core
+from gateway.sandbox.compiler import inspect_component
+from gateway.sandbox.componentize import HOST, NotConvertible, component_from_core
+from gateway.sandbox.interfaces import INTERFACES, import_name
 
 MEMORY = """
   (memory (export "memory") 1)
@@ -49,7 +49,7 @@ def imports(*functions: str) -> str:
 
 def imported_by(component: bytes) -> tuple[str, ...]:
     engine = Engine()
-    return recognise_component(Component(engine, component), engine).imports
+    return inspect_component(Component(engine, component), engine).imports
 
 
 def called(component: bytes, export: str, text: str) -> Variant:
@@ -162,7 +162,7 @@ def test_a_channel_has_two_calls() -> None:
     made = component_from_core(module, "channel")
 
     engine = Engine()
-    assert recognise_component(Component(engine, made), engine).kind == "channel"
+    assert inspect_component(Component(engine, made), engine).kind == "channel"
     assert called(made, "parse-incoming", "in") == Variant("ok", "in")
     assert called(made, "format-outgoing", "out") == Variant("ok", "out")
 
@@ -185,7 +185,7 @@ def test_a_channel_has_two_calls() -> None:
     ],
 )
 def test_what_is_missing_or_unknown_is_named(parts: tuple[str, ...], problem: str) -> None:
-    with pytest.raises(NotWrappable, match="it ") as refusal:
+    with pytest.raises(NotConvertible, match="it ") as refusal:
         component_from_core(core(*parts), "tool")
 
     assert problem in str(refusal.value)
@@ -194,12 +194,12 @@ def test_what_is_missing_or_unknown_is_named(parts: tuple[str, ...], problem: st
 def test_a_channel_may_not_import_what_only_a_tool_may() -> None:
     module = core(imports("http/request"), MEMORY, DESCRIBE)
 
-    with pytest.raises(NotWrappable, match="what a channel may import are"):
+    with pytest.raises(NotConvertible, match="what a channel may import are"):
         component_from_core(module, "channel")
 
 
 def test_a_component_is_no_core_module() -> None:
-    with pytest.raises(NotWrappable, match="not a WebAssembly core module"):
+    with pytest.raises(NotConvertible, match="not a WebAssembly core module"):
         component_from_core(bytes(wat2wasm("(component)")), "tool")
 
 
@@ -214,6 +214,6 @@ def test_a_damaged_module_is_refused_or_wrapped_and_nothing_else(
 
     try:
         made = component_from_core(damaged, "tool")
-    except NotWrappable:
+    except NotConvertible:
         return
     assert made.startswith(b"\0asm\x0d\0\1\0")
