@@ -166,11 +166,13 @@ class _NodeReader:
     def _check_counts(self) -> None:
         kind, at, head, error = self.kind, self.form.start, self.form.head, self.source.error
         count, given, takes = len(self.children), len(self.values), len(kind.values)
-        if count < kind.least:
-            error("BT012", at, f"{head} has {count} children, and takes at least {kind.least}")
-        if count > kind.most:
-            message = f"{head} has {count} children, and takes at most {kind.most}"
-            error("BT012", self.children[kind.most].start, message)
+        if count < kind.min_children:
+            error(
+                "BT012", at, f"{head} has {count} children, and takes at least {kind.min_children}"
+            )
+        if count > kind.max_children:
+            message = f"{head} has {count} children, and takes at most {kind.max_children}"
+            error("BT012", self.children[kind.max_children].start, message)
         if given > takes:
             error("BT017", self.values[takes].start, f"{head} takes no value here")
         if given < kind.needed:
