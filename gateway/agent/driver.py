@@ -45,7 +45,6 @@ from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Chunk,
-    ChunkType,
     DoneReason,
     Message,
     Node,
@@ -335,7 +334,7 @@ class Driver:
     def _hear(self, ticket: int, delta: Delta) -> None:
         """Sends a piece of the reply to the user at once, and counts it."""
         turn, state, text = self.turn, self.turn.state, delta.text
-        kind: ChunkType = "content" if isinstance(delta, TextDelta) else "thinking"
+        kind = "content" if isinstance(delta, TextDelta) else "thinking"
         if not self.journal.has_sent:
             self.journal("text" if kind == "content" else kind, text)
         if ticket not in turn.open:

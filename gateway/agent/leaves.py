@@ -44,6 +44,7 @@ def _plain(*names: str) -> Callable[[Plain], Plain]:
 def reset_state(turn: Turn) -> None:
     """A run starts clean by itself; this makes it so again in the middle of one."""
     turn.messages.clear()
+    turn.old_messages = 0
     turn.state.context_tokens = 0
 
 
@@ -90,6 +91,7 @@ def add_tree_history(turn: Turn) -> None:
     context = turn.job.context
     if not context.history:
         return
+    turn.old_messages = 0 if turn.messages else len(context.history)
     turn.messages.extend(context.history)
     turn.state.context_tokens += context.history_tokens
     turn.output.event("session.resumed", {"messages": len(context.history)})

@@ -188,6 +188,7 @@ class Turn:
     replies = 0
     last: ModelReply | None = None
     last_text = ""  # of the last reply that had one
+    old_messages = 0  # at the beginning of `messages`: the history
     is_answered = False  # the last message is a reply without calls
     calls: Sequence[ToolCall] = ()  # of the last reply, until their results are among the messages
     last_ticket = 0
@@ -346,11 +347,13 @@ class Turn:
         state.sent = state.context_tokens
         state.watch_tokens()
         options, ticket = _options(leaf, self.job.agent.model), Ticket(self, leaf)
+        old = self.old_messages
         ask = AskModel(
             ticket.number,
             self.replies,
             self.system,
-            paired(tuple(self.messages)),  # whatever the tree put between them
+            # Whatever the tree put between them; the history was paired when it was packed.
+            (*self.messages[:old], *paired(tuple(self.messages[old:]))),
             self._offered(options["tools"]),
             self.output.model or options["model"],
             options["budget"],

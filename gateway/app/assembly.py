@@ -75,7 +75,7 @@ from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
 from gateway.web.openai import OpenAiApi
 from gateway.web.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
-from gateway.web.rpc import Handler, Registry
+from gateway.web.rpc import Handler, Registry, handlers_of
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
 from gateway.web.status import About, EventMethods, StatusMethods
@@ -297,7 +297,7 @@ class Gateway:
             SettingsMethods(shared.settings, self.made.choosable),
             status,
         )
-        return {name: one for family in families for name, one in family.handlers().items()}
+        return handlers_of(*families)
 
     async def keep_connections(self) -> None:
         """Keeps the connections to platforms, until the drain."""

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
-from gateway.cli.plugin_checking import opened
-from gateway.cli.plugin_files import BadPlugin, Given, problems_of
+from gateway.cli.plugin_files import BadPlugin, Given, opened, problems_of
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, PluginDef, StoreGrant
 from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction, PluginSpace

@@ -108,19 +108,8 @@ def parts_at(job: Job) -> RequestParts:
     return {"system": context.system, "tools": _tools(job.tools), "messages": messages}
 
 
-def changed_parts(before: RequestParts, now: RequestParts) -> dict[str, object]:
-    """What differs from the request before."""
-    messages: list[str] = now["messages"]
-    kept = len(commonprefix((before["messages"], messages)))
-    changes: dict[str, object] = {"kept": kept, "messages": messages[kept:]}
-    for name in ("settings", "system", "tools"):
-        if now[name] != before[name]:
-            changes[name] = now[name]
-    return changes
-
-
 def parts_after(before: RequestParts, changes: Mapping[str, object]) -> RequestParts:
-    """The inverse of `changed_parts`; raises ValueError for what it never gives."""
+    """A request of which the journal has the changes. Raises ValueError for what is none."""
     match {**before, "messages": None, **changes}:
         case {
             "settings": dict(),
@@ -340,8 +329,14 @@ class RecordedJournal(RunJournal):
         return moment
 
     def asks(self, request: ModelRequest) -> None:
-        parts = parts_of(request)
-        self("ask", changed_parts(self._asked, parts))
+        parts, before = parts_of(request), self._asked
+        messages: list[str] = parts["messages"]
+        kept = len(commonprefix((before["messages"], messages)))
+        changes: dict[str, object] = {"kept": kept, "messages": messages[kept:]}
+        for name in ("settings", "system", "tools"):
+            if parts[name] != before[name]:
+                changes[name] = parts[name]
+        self("ask", changes)
         self._asked, self.has_sent = parts, False
 
     def replied(self, step: int, reply: ModelReply) -> None:

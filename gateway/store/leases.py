@@ -90,9 +90,8 @@ class SurrealLeases:
         self._connection, self._deadline_s = connection, deadline_s
 
     async def join(self, presence: Presence, partitions: int, lease_s: float) -> int:
-        await self._connection.commit(
-            TABLES, deadline_s=self._deadline_s
-        )  # definitions conflict too
+        # Definitions conflict like writes.
+        await self._connection.commit(TABLES, deadline_s=self._deadline_s)
         with contextlib.suppress(RecordExists):
             await self._commit(_FIRST, {"partitions": partitions})
         await self._commit(_FORGET, {})

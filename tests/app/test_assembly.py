@@ -8,7 +8,7 @@ from anyio import to_thread
 
 from gateway.app.assembly import assembled
 from gateway.app.generation import soul_paths, web_settings
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.codec import decode_strictly
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig

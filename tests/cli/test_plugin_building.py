@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.cli.plugin_building import built, keep
+from gateway.cli.plugin import built, keep
 from gateway.cli.plugin_files import BadPlugin
 from gateway.sandbox.componentize import NotConvertible
 from tests.fakes.wat import ECHO, PIECES

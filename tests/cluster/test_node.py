@@ -66,6 +66,15 @@ async def test_the_number_of_partitions_is_that_of_the_first_node() -> None:
     with pytest.raises(StoreRefused, match=r"partitions is 8, and the store was made for 4"):
         await Node("other", me, partitions=8).node.join()
 
+    assert list(me.table.members) == ["me"]
+
+
+async def test_a_node_that_does_not_run_yet_has_no_share() -> None:
+    me = Node()
+    await me.node.join()
+
+    assert me.table.renew(Presence("other"), 15.0).members == ["other"]
+
 
 async def test_a_node_that_is_alone_takes_the_partitions_that_there_are() -> None:
     me = Node(partitions=4)

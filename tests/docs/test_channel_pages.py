@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "channels").glob("*.md"))

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load
 from gateway.domain.mcp import McpServing
 

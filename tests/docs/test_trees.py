@@ -30,9 +30,9 @@ from gateway.agent.effects import (
 from gateway.agent.leaves import REGISTRY
 from gateway.agent.turn import ROOTS, Turn
 from gateway.app.generation import decision_trees
+from gateway.cli.control import SHIPPED
+from gateway.cli.control import tree as tree_verbs
 from gateway.cli.main import exogate
-from gateway.cli.tree import SHIPPED
-from gateway.cli.tree import tree as tree_verbs
 from gateway.control.policy import (
     DECISION_TREES,
     AgentState,

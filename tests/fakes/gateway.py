@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.generation import web_settings
-from gateway.cli.known import BUNDLED, known
+from gateway.cli.configuration import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.domain.supervision import supervise

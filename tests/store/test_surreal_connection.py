@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from http import HTTPStatus
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,11 +15,6 @@ from uuid import UUID
 import anyio
 import pytest
 from anyio import to_thread
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
@@ -46,6 +40,7 @@ from gateway.store.surreal_connection import (  # noqa: E402
     decode,
     encode,
 )
+from tests.fakes.certificate import certificate_for  # noqa: E402
 from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase, SurrealServer  # noqa: E402
 
 ROOT = Credentials(USER, Secret(PASSWORD))
@@ -680,27 +675,10 @@ async def test_a_redirect_is_not_followed() -> None:
     assert other.connections == 0
 
 
-def certificate_for(host: str, folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """What a server shows, and what a client trusts."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")])
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1)
-        .not_valid_before(datetime(2020, 1, 1, tzinfo=UTC))
-        .not_valid_after(datetime(2090, 1, 1, tzinfo=UTC))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))]), False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "all.pem").write_bytes(private + made.public_bytes(Encoding.PEM))
-    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shown.load_cert_chain(folder / "all.pem")
-    trusted = ssl.create_default_context(cadata=made.public_bytes(Encoding.PEM).decode())
-    return shown, trusted
-
-
 async def test_a_server_is_known_by_its_certificate(tmp_path: Path) -> None:
-    shown, trusted = await to_thread.run_sync(certificate_for, "127.0.0.1", tmp_path)
+    file, trusted = await to_thread.run_sync(certificate_for, "127.0.0.1", tmp_path)
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.load_cert_chain(file)
     server = FakeSurreal(honest)
     settings = replace(SMALL, tls=trusted)
     async with server.running(shown) as place:
