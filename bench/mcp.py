@@ -89,7 +89,7 @@ async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
 
     async with open_memory() as stores, open_outbound() as http, anyio.create_task_group() as group:
         means = ServerDeps(
-            connect=Connector(http, folder, clock).connect,
+            connector=Connector(http, folder, clock),
             clock=clock,
             schemas=SchemaChecks(),
             store=stores.tools,

@@ -452,7 +452,7 @@ async def _open_mcp_servers(
         await shared.stores.audit.append(deed)
 
     means = ServerDeps(
-        connect=Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock).connect,
+        connector=Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock),
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,

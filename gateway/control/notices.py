@@ -214,7 +214,7 @@ def _has_come(one: _Waiting, turn: int, holds: Callable[[str], bool]) -> bool:
     return notice.when is None or holds(notice.when)
 
 
-def told_to_model(notices: Iterable[Notice]) -> str:
+def notice_block(notices: Iterable[Notice]) -> str:
     """One block of text, or none if no notice is for the model. A notice cannot break out of the
     block: its line breaks and tags are escaped."""
     groups: dict[object, list[Notice]] = {}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -200,8 +200,6 @@ log = logging.getLogger(__name__)
 MOST_CONNECTIONS = 64
 MOST_GIVEN_UP = 8  # on one: a server may keep their answers open for as long as it lasts
 
-Connect = Callable[[McpServerDef], AbstractAsyncContextManager[Connection]]
-
 
 class Unreachable(Exception):
     """It cannot be connected; the text is one sentence."""
@@ -212,7 +210,7 @@ class ConnectionPool:
     """`group` holds the task of each connection; whoever calls over one of a person holds `room`."""
 
     server: McpServerDef
-    connect: Connect
+    connector: Connector
     clock: Clock
     group: TaskGroup
     room: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(MOST_CONNECTIONS))
@@ -251,13 +249,13 @@ class ConnectionPool:
         """Whatever a server does, it ends nothing but its own connection."""
         line: Connection | None = None
         try:
-            async with self.connect(self.server) as line:
+            async with self.connector.connect(self.server) as line:
                 task_status.started(line)
                 await line.over.wait()
         except BaseException as error:
             if not survives(error):
                 raise
-            why = self.server.hushed(reason_of(error))[:LONGEST_WHY]
+            why = self.server.scrubbed(reason_of(error))[:LONGEST_WHY]
             if line is None:
                 raise Unreachable(why) from error
             line.end(why)

@@ -18,10 +18,10 @@ from gateway.domain.ports import Clock, SchemaCheck, Tool, ToolStore
 from gateway.domain.supervision import supervise, survives
 from gateway.mcp.connections import (
     LONGEST_WHY,
-    Connect,
     Connection,
     ConnectionBroke,
     ConnectionPool,
+    Connector,
     Unreachable,
     reason_of,
 )
@@ -44,7 +44,7 @@ Tell = Callable[[str, Mapping[str, object]], None]
 class ServerDeps:
     """All that servers need. `told_changed` is told of a tool that is not what it was."""
 
-    connect: Connect
+    connector: Connector
     clock: Clock
     schemas: SchemaCheck
     store: ToolStore
@@ -76,9 +76,9 @@ class Server:
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
-        self._pool = ConnectionPool(self.server, self.deps.connect, self.deps.clock, self.group)
+        self._pool = ConnectionPool(self.server, self.deps.connector, self.deps.clock, self.group)
         deps = self.deps
-        self._listing = Listing(self.server, self, deps.schemas, deps.store, deps.told_changed)
+        self._listing = Listing(self.server, self.call, deps.schemas, deps.store, deps.told_changed)
 
     @property
     def status(self) -> McpStatus:
@@ -168,7 +168,7 @@ class Server:
             try:
                 await self._connect()
             except Unreachable as error:
-                self._failed(self.server.hushed(str(error))[:LONGEST_WHY])
+                self._failed(self.server.scrubbed(str(error))[:LONGEST_WHY])
             else:
                 losses = 0 if clock.monotonic() - began >= STEADY_S else losses + 1
             if failures := max(self._failures, losses):
@@ -202,7 +202,13 @@ class Server:
     async def _list(self, line: Connection) -> None:
         """Takes its tools; then it is there. Raises Unreachable."""
         name = self.server.name
-        listed = await _tools_of(line, self.server.timeout_s)
+        try:
+            with anyio.fail_after(self.server.timeout_s):
+                listed = await line.tools()
+        except Exception as error:  # whatever a server makes of a list
+            why = line.why if line.over.is_set() else reason_of(error)
+            line.end(why)
+            raise Unreachable(why) from error
         try:
             tools = await self._listing.taken(listed, self._tools)
         except StoreUnavailable as error:
@@ -245,7 +251,7 @@ class Server:
 
     def _down(self, line: Connection) -> None:
         name = self.server.name
-        self._line, why = None, self.server.hushed(line.why)[:LONGEST_WHY]
+        self._line, why = None, self.server.scrubbed(line.why)[:LONGEST_WHY]
         self.deps.renew(f"{FAMILY}{name}", ())
         log.info("mcp_server_disconnected", extra={"server": name, "why": why})
         self.deps.tell("mcp.disconnected", {"server": name, "why": why})
@@ -255,17 +261,6 @@ class Server:
 def _pause(failures: int) -> float:
     """The longest; everybody takes another part of it."""
     return min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
-
-
-async def _tools_of(line: Connection, timeout_s: float) -> Sequence[types.Tool]:
-    """Raises Unreachable."""
-    try:
-        with anyio.fail_after(timeout_s):
-            return await line.tools()
-    except Exception as error:  # whatever a server makes of a list
-        why = line.why if line.over.is_set() else reason_of(error)
-        line.end(why)
-        raise Unreachable(why) from error
 
 
 def _broken(tool: str, *, is_safe: bool) -> str:

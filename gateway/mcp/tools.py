@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Literal
 
 import anyio.lowlevel
 import mcp_types as types
@@ -151,18 +151,14 @@ def digest_of(tool: types.Tool) -> str:
 LONGEST_WHY = 1_000
 
 
-class Caller(Protocol):
-    async def call(
-        self, tool: "McpTool", arguments: Mapping[str, object], person: str
-    ) -> types.CallToolResult:
-        """Raises ToolFailed, or MCPError and ValueError with what was answered instead."""
-        ...
+# Raises ToolFailed, or MCPError and ValueError with what was answered instead.
+Call = Callable[["McpTool", Mapping[str, object], str], Awaitable[types.CallToolResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
     server: McpServerDef
-    caller: Caller
+    forward: Call
     its_name: str
     spec: ToolSpec
     digest: str
@@ -170,12 +166,12 @@ class McpTool:
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
         try:
-            result = await self.caller.call(self, arguments, scope.principal)
-            return self.server.hushed(told(result, self.problem))
+            result = await self.forward(self, arguments, scope.principal)
+            return self.server.scrubbed(told(result, self.problem))
         except ToolFailed as error:
-            raise ToolFailed(self.server.hushed(str(error))) from error
+            raise ToolFailed(self.server.scrubbed(str(error))) from error
         except MCPError as error:
-            why = self.server.hushed(str(error))[:LONGEST_WHY]
+            why = self.server.scrubbed(str(error))[:LONGEST_WHY]
             raise ToolFailed(f"{self.spec.name}: {why}") from error
         except ValueError as error:
             log.info("mcp_answer_unreadable", extra={"tool": self.spec.name})
@@ -188,17 +184,15 @@ def size_of(tool: types.Tool) -> int:
     return len(json.dumps([tool.input_schema, tool.output_schema]))
 
 
-def tool_of(
-    server: McpServerDef, caller: Caller, tool: types.Tool, schemas: SchemaCheck
-) -> McpTool:
+def tool_of(server: McpServerDef, forward: Call, tool: types.Tool, schemas: SchemaCheck) -> McpTool:
     name, hints = exposed(server.name, tool.name), tool.annotations
-    takes = server.hushed(json.dumps(tool.input_schema))
+    takes = server.scrubbed(json.dumps(tool.input_schema))
     family = f"{FAMILY}{server.name}/{tool.name}"
     # The server says that a second call changes nothing.
     may_repeat = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
-    what = described(server.name, server.hushed(tool.description or ""))
+    what = described(server.name, server.scrubbed(tool.description or ""))
     spec = ToolSpec(name, what, takes, family=family, may_repeat=may_repeat)
-    return McpTool(server, caller, tool.name, spec, digest_of(tool), _promised(tool, schemas))
+    return McpTool(server, forward, tool.name, spec, digest_of(tool), _promised(tool, schemas))
 
 
 def _promised(tool: types.Tool, schemas: SchemaCheck) -> Problem | None:
@@ -220,7 +214,7 @@ class Listing:
     """`told_changed` is told of a tool that is not what it was."""
 
     server: McpServerDef
-    caller: Caller
+    forward: Call
     schemas: SchemaCheck
     store: ToolStore
     told_changed: Callable[[Mapping[str, object]], Awaitable[None]]
@@ -243,7 +237,9 @@ class Listing:
             if size > MOST_SCHEMAS:
                 log.warning("mcp_tools_dropped", extra={"server": self.server.name})
                 break
-            tool = known.get(digest_of(one)) or tool_of(self.server, self.caller, one, self.schemas)
+            tool = known.get(digest_of(one)) or tool_of(
+                self.server, self.forward, one, self.schemas
+            )
             found.setdefault(tool.spec.name, tool)
         return tuple([one for one in found.values() if await self._is_welcome(one)])
 

@@ -8,12 +8,12 @@ from operator import attrgetter, itemgetter, sub
 from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
-from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
+from gateway.domain.facts import CLOSING, OPENING, Recalled, memory_line
 from gateway.domain.ids import AgentId, NodeId
 from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
-from gateway.memory.compaction import told_summary
+from gateway.memory.compaction import summary_text
 from gateway.memory.window import SHOWN_WHOLE, Window, message_tokens, paired
 
 # Of the room that soul, instructions, tools and question leave; the window has the rest.
@@ -85,7 +85,9 @@ def tool_tokens(tool: ToolSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """The parts that stay the same from question to question: system text and tools."""
+    """What stays the same from question to question: the allowance, system text and tools."""
+
+    allowed: int  # tokens of the whole context
 
     values: dict[str, str]  # that may stand in the system text
     system: str
@@ -119,11 +121,11 @@ class Packer:
         window = window if isinstance(window, Window) else Window(window)
         first = max(0, len(window.begins) - agent.context.recent_turns)
         asked = sum(map(message_tokens, (question, *extras.earlier)))
-        allowed = allowance(agent)
+        allowed = fixed.allowed
         room = allowed - fixed.tokens - fixed.tools[1] - asked
         summary, of_summary, follows = None, _NO_SUMMARY, None
         if extras.summary is not None:
-            summary, of_summary = _told_summary(extras.summary, room)
+            summary, of_summary = _summary_part(extras.summary, room)
             follows = extras.summary.covers
         memory = _NO_MEMORY
         if extras.recalled or extras.missing:
@@ -154,7 +156,8 @@ class Packer:
         listed: dict[str, str] = {}
         if extras.recalled:
             listed = {one.kind: one.text for one in extras.recalled if one.kind in USUAL}
-        given = (agent.system_prompt, soul, tools, extras.template, listed)
+        limits = (agent.context.token_budget, agent.context_window, agent.max_tokens)
+        given = (agent.system_prompt, soul, tools, extras.template, listed, limits)
         known = self._kept.get(agent.id)
         if known is None or known[0] != given:
             made = _made(agent, soul, tools, extras.template, listed)
@@ -201,7 +204,7 @@ def _made(
     system = _system(values, template)
     parts = _system_parts(soul, values, template, estimate_tokens(system))
     offered = _part("tools", [(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
-    return _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered)
+    return _Fixed(allowance(agent), values, system, parts[0][1] + parts[1][1], parts, offered)
 
 
 def _system_parts(
@@ -237,9 +240,9 @@ def _placed(
     return {name: one for name, one in found.items() if one and name in template.places}
 
 
-def _told_summary(summary: Summary, room: int) -> tuple[Message | None, Part]:
+def _summary_part(summary: Summary, room: int) -> tuple[Message | None, Part]:
     """As a message, if there is room for any of it."""
-    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
+    text = summary_text(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
     if not text:
         return None, _NO_SUMMARY
     message = Message("user", text)
@@ -321,7 +324,7 @@ def _within(recalled: Sequence[Recalled], room: float) -> list[_Line]:
     taken: list[_Line] = []
     left = int(room) - _EDGES
     for one in recalled:
-        text = told_line(one)
+        text = memory_line(one)
         if (tokens := estimate_tokens(text + "\n")) <= left:
             taken.append((one, text, tokens))
             left -= tokens
@@ -359,7 +362,7 @@ def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict
     }
 
 
-def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
+def context_report(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
     """Adds field names to the stored form. A run that called no model has no parts."""
     kept = kept or {"model": None, "max_context_tokens": 0, "total_tokens": 0, "parts": []}
     parts = kept["parts"]

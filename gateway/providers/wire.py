@@ -222,6 +222,9 @@ class CallDraft:
         # Found in the text. A broken one stays, so that the model learns of it.
         self.is_recovered = False
 
+    def is_begun(self) -> bool:
+        return bool(self.name or self.arguments or self.id)
+
     def is_whole(self) -> bool:
         """Whether the arguments so far are one complete JSON object."""
         return self.is_recovered or parsed_object("".join(self.arguments)) is not None
@@ -498,13 +501,12 @@ class ReplyReader(ABC):
         self._emit_rest()
         text, thinking = "".join(self._text), "".join(self._thinking)
         calls: tuple[ToolCall, ...] = ()
-        opaque: object = None
+        extras = None
         if finish != "overrun":
             calls = self._finished_calls(finish, text)
-            opaque = self.extras(calls)
-        extras = Extras(self.provider, json_bytes(opaque).decode()) if opaque else None
-        if extras:
-            self.grow(len(extras.json))  # it is sent again with every request
+            if opaque := self.extras(calls):
+                extras = Extras(self.provider, json_bytes(opaque).decode())
+                self.grow(len(extras.json))  # it is sent again with every request
         if finish in {"stop", "tool_calls"}:  # some servers say "stop" all the same
             finish = "tool_calls" if calls else "stop"
         return ModelReply(
@@ -534,7 +536,7 @@ class ReplyReader(ABC):
             self.emit(is_end=True)
 
     def _finished_calls(self, finish: FinishReason, answer: str) -> tuple[ToolCall, ...]:
-        drafts = self.calls = [one for one in self.calls if any((one.name, one.arguments, one.id))]
+        drafts = self.calls = [*filter(CallDraft.is_begun, self.calls)]
         if self.recovers and not drafts:
             self._find_calls(answer)
         if finish == "length":

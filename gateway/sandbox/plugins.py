@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ from gateway.domain.ports import (
 )
 from gateway.domain.supervision import contained
 from gateway.sandbox.cache import CompileCache, Compiled, Uncompiled
-from gateway.sandbox.host_functions import CapabilityUse, Host, HostDeps
+from gateway.sandbox.host_functions import Host, HostDeps
 from gateway.sandbox.interfaces import interface_of
 from gateway.sandbox.pool import Outcome, Pool, open_pool
 from gateway.sandbox.protocol import Bounds, Inspection, Program
@@ -385,14 +386,12 @@ class Plugins:
     _coming: dict[str, anyio.Event] = field(default_factory=dict)
     _sandbox: Sandbox | None = None
     _taken: set[str] = field(default_factory=set)
-    _ledger: CapabilityUse = field(default_factory=CapabilityUse)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
         """All at once; what cannot be loaded is told and left out."""
         async with anyio.create_task_group() as group:
-            self._begin(sandbox, plugins, group)
-        self._take(sandbox)
+            await self.load_beside(sandbox, plugins, group, patience_s=math.inf)
 
     async def load_beside(
         self,
@@ -403,7 +402,12 @@ class Plugins:
         patience_s: float,
     ) -> None:
         """As `load`, but waits no longer than that: the rest goes on in the group."""
-        self._begin(sandbox, plugins, group)
+        self._sandbox, self._configured = sandbox, tuple(plugins)
+        enabled = [one for one in plugins if one.is_enabled]
+        self._coming = {one.name: anyio.Event() for one in enabled}
+        for one in enabled:
+            work = partial(self._load, sandbox, one)
+            group.start_soon(contained, f"plugin:{one.name}", work)
         with anyio.move_on_after(patience_s):
             await self.ready(self._coming)
         self._take(sandbox)
@@ -417,15 +421,6 @@ class Plugins:
     @property
     def is_complete(self) -> bool:
         return all(one.is_set() for one in self._coming.values())
-
-    def _begin(self, sandbox: Sandbox, plugins: Sequence[PluginDef], group: TaskGroup) -> None:
-        self._sandbox, self._ledger = sandbox, sandbox.deps.ledger
-        self._configured = tuple(plugins)
-        enabled = [one for one in plugins if one.is_enabled]
-        self._coming = {one.name: anyio.Event() for one in enabled}
-        for one in enabled:
-            work = partial(self._load, sandbox, one)
-            group.start_soon(contained, f"plugin:{one.name}", work)
 
     async def _load(self, sandbox: Sandbox, plugin: PluginDef) -> None:
         name = plugin.name
@@ -476,8 +471,10 @@ class Plugins:
         told = next((one for one in self.infos if one.name == name), None)
         if told is None:
             return None
-        (used, denied), loaded = self._ledger.of(name), self._loaded.get(name)
-        account = PluginAccount(told, used=used, denied=denied)
+        loaded, account = self._loaded.get(name), PluginAccount(told)
+        if self._sandbox is not None:
+            used, denied = self._sandbox.deps.ledger.of(name)
+            account = PluginAccount(told, used=used, denied=denied)
         if loaded is None:
             return account
         inspection = loaded.compiled.inspection

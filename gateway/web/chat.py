@@ -25,7 +25,7 @@ from gateway.domain.mcp import CLIENT, Client, Door
 from gateway.domain.messages import Node
 from gateway.domain.ports import Ids
 from gateway.domain.sessions import Path, SessionQuery
-from gateway.memory.context import told_in_full
+from gateway.memory.context import context_report
 from gateway.routing import Route
 from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
@@ -117,7 +117,7 @@ class ChatMethods:
 
     async def context_explain(self, call: Call, params: api.ContextExplain) -> Mapping[str, object]:
         kept = (await self._summary(call, params.run_id)).get("context")
-        return told_in_full(params.run_id, kept if isinstance(kept, dict) else None)
+        return context_report(params.run_id, kept if isinstance(kept, dict) else None)
 
     async def _summary(self, call: Call, run_id: str) -> Mapping[str, object]:
         """Plain data, as a run tells it or has left it."""

@@ -23,7 +23,7 @@ from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.sessions import IMPORTED, ImportRefused, SessionQuery, SessionRecord, Summary
-from gateway.memory.compaction import CLOSING, OPENING, summary_message, told_summary
+from gateway.memory.compaction import CLOSING, OPENING, summary_message, summary_text
 from gateway.memory.window import Exchange, exchanges_of, message_tokens, summary_of
 from gateway.memory.wording import files_and_symbols
 from gateway.sessions.intake import Front
@@ -301,7 +301,7 @@ def _recent(exchanges: Sequence[Exchange], named: Summary, room: int) -> Sequenc
 
 
 def _without_decisions(summary: Summary | None) -> str:
-    told = told_summary(replace(summary, decisions=()), _ALL) if summary else ""
+    told = summary_text(replace(summary, decisions=()), _ALL) if summary else ""
     return told.removeprefix(f"{OPENING}\n").removesuffix(f"\n{CLOSING}")
 
 

@@ -23,7 +23,7 @@ from tests.fakes.model_server import Reply, scripted_server
 from tests.fakes.sandbox import a_stage
 from tests.fakes.store import open_memory
 from tests.fakes.wat import ECHO, kept
-from tests.sandbox.test_compiling import many_functions
+from tests.sandbox.test_cache import many_functions
 
 ENTRIES = """\
 [exogate.host_functions]

@@ -93,7 +93,7 @@ async def staged(
         anyio.create_task_group() as group,
     ):
         means = ServerDeps(
-            connect=Connector(http, folder, clock).connect,
+            connector=Connector(http, folder, clock),
             clock=clock,
             schemas=SchemaChecks(),
             store=store or stores.tools,

@@ -11,7 +11,7 @@ import mcp_types as types
 from gateway.mcp.connections import MOST_CONNECTIONS
 from tests.fakes.mcp_server import FakeMcp, echo, serving
 from tests.mcp.stage import staged
-from tests.mcp.test_connecting import at
+from tests.mcp.test_connections import at
 
 
 async def test_whoever_comes_when_all_sessions_are_at_work_waits_for_one(tmp_path: Path) -> None:

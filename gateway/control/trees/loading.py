@@ -166,11 +166,13 @@ class _NodeReader:
     def _check_counts(self) -> None:
         kind, at, head, error = self.kind, self.form.start, self.form.head, self.source.error
         count, given, takes = len(self.children), len(self.values), len(kind.values)
-        if count < kind.least:
-            error("BT012", at, f"{head} has {count} children, and takes at least {kind.least}")
-        if count > kind.most:
-            message = f"{head} has {count} children, and takes at most {kind.most}"
-            error("BT012", self.children[kind.most].start, message)
+        if count < kind.min_children:
+            error(
+                "BT012", at, f"{head} has {count} children, and takes at least {kind.min_children}"
+            )
+        if count > kind.max_children:
+            message = f"{head} has {count} children, and takes at most {kind.max_children}"
+            error("BT012", self.children[kind.max_children].start, message)
         if given > takes:
             error("BT017", self.values[takes].start, f"{head} takes no value here")
         if given < kind.needed:
@@ -525,7 +527,7 @@ class _TreeReader:
         names = _names_inside(kind, options, names)
         planned = [self.node(each, path, names, raises=raises) for each in cases.values()]
         if kind == "subtree" and planned and "when" not in found:
-            return planned[0]  # it is but a name for its child, and stands in the path of that
+            return self._named(planned[0], name)
         bare = _shape(kind, options)
         node = NodePlan(
             *(kind, name, form.start, source.place(form.start)[0], path, values, options),
@@ -541,6 +543,12 @@ class _TreeReader:
         )
         self.nodes.append(node)
         return node
+
+    def _named(self, child: NodePlan | None, name: str) -> NodePlan | None:
+        """The child of an inline subtree, which is but a name for it. Leaves keep their own."""
+        if child is not None and child.children and not child.name:
+            child = self.nodes[-1] = replace(child, name=name)
+        return child
 
     def _is_node(self, kind: str, form: TreeForm) -> bool:
         """Raises _TooManyNodes."""

@@ -71,7 +71,9 @@ NESTED = st.recursive(
     st.integers(0, 4).map(lambda number: f"(action l{number})"),
     lambda inner: st.one_of(
         st.tuples(
-            st.sampled_from([k for k in sorted(TRACED) if KINDS[k].most > 3 and k != "try"]),
+            st.sampled_from(
+                [k for k in sorted(TRACED) if KINDS[k].max_children > 3 and k != "try"]
+            ),
             st.lists(inner, min_size=1, max_size=3),
         ).map(lambda made: f"({made[0]} {' '.join(made[1])})"),
         st.tuples(

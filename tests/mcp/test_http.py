@@ -22,7 +22,7 @@ from tests.fakes.mcp_server import (
     text_result,
 )
 from tests.mcp.stage import Stage, staged
-from tests.mcp.test_connecting import ERAS, READS, at
+from tests.mcp.test_connections import ERAS, READS, at
 
 BYSTANDER = "bystander"
 

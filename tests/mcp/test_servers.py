@@ -18,7 +18,7 @@ from tests.fakes.mcp_server import ANYTHING, FakeMcp, answer, refusal, serving, 
 from tests.fakes.ports import PartOfToolStore
 from tests.fakes.store import open_memory
 from tests.mcp.stage import staged
-from tests.mcp.test_connecting import at
+from tests.mcp.test_connections import at
 
 TOKEN = Secret("Bearer s3cret-0f-b00ks")
 
