@@ -1,4 +1,4 @@
-"""Writes the tables of commands and exit codes in docs/cli.md from the command line itself."""
+"""Writes the table of commands in docs/reference/cli.md from the command line itself."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import click
 
 from gateway.cli.main import exogate
 
-FILE = Path(__file__).parent.parent / "docs" / "cli.md"
+FILE = Path(__file__).parent.parent / "docs" / "reference" / "cli.md"
 HEAD = "| command | what it does | options |\n|---|---|---|\n"
 _TABLE = re.compile(r"(<!-- commands -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Writes the tables of keys in docs/configuration.md from the fields of the sections that config.toml has."""
+"""Writes the tables of keys in docs/reference/configuration.md from the fields of the sections that config.toml has."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from gateway.config.sections import SectionKey, element_of, is_section
 from gateway.domain.ids import Secret
 from gateway.domain.settings import Setting
 
-FILE = Path(__file__).parent.parent / "docs" / "configuration.md"
+FILE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
 HEAD = "| key | default | value | what it is |\n|---|---|---|---|\n"
 # [[agents]] has the keys of [agent], and an agent's limits and context those of all.
 SAID_ELSEWHERE = ("agents[].", "agent.limits.", "agent.context.", "agent.fallback.fallback")

@@ -214,7 +214,7 @@ class _Compiler:
         try:
             return compile_text(text)
         except ExpressionInvalid as error:
-            fix = "correct it; docs/rules.md says what can be written"
+            fix = "correct it; docs/reference/rules.md says what can be written"
             self.wrong(path, f"{quoted(text)}: {error.problem}", fix, error.column)
             return str  # never called: a rule with a problem is not used
 

@@ -1,4 +1,4 @@
-"""docs/plugins.md is true: its commands do what it says, its examples are read as it says."""
+"""docs/how-to/plugins.md is true: its commands do what it says, its examples are read as it says."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from tests.cli.conftest import end
 from tests.fakes.gateway import Command
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "plugins.md").read_text(encoding="utf-8")
 PROGRAM = [sys.executable, "-c", "from gateway.launcher import main; main()"]
 HEAD = 8  # of a component, before the core module that it begins with
 

@@ -18,7 +18,7 @@ from tools import publish_configuration
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "config.example.toml").read_text()
 WHOLE_EXAMPLE = re.sub(r"^#(?=[a-z\[])", "", EXAMPLE, flags=re.MULTILINE)
-DOCUMENTATION = (ROOT / "docs" / "configuration.md").read_text()
+DOCUMENTATION = publish_configuration.FILE.read_text()
 
 
 def plain(value: object) -> object:

@@ -1,4 +1,4 @@
-"""docs/cli.md has every command with every option; `python tools/publish_cli.py` writes its table."""
+"""docs/reference/cli.md has every command with every option; `python tools/publish_cli.py` writes its table."""
 
 from click.testing import CliRunner
 

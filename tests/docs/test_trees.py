@@ -1,4 +1,4 @@
-"""docs/trees.md names every node, function and name to look up, and what it shows works."""
+"""docs/reference/trees.md names every node, function and name to look up, and what it shows works."""
 
 import os
 import re
@@ -57,7 +57,7 @@ from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "trees.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "trees.md").read_text(encoding="utf-8")
 TREES = re.findall(r"```clojure\n(.*?)```", PAGE, re.DOTALL)
 [POLICY] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 LAUNCH = "from gateway.launcher import main; main()"
