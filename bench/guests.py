@@ -6,7 +6,7 @@ from pathlib import Path
 
 from wasmtime import wat2wasm
 
-from gateway.sandbox.wrapping import component_from_core
+from gateway.sandbox.componentize import component_from_core
 
 ECHO = Path(__file__).parents[1] / "plugins" / "echo" / "tool.wasm"
 SPINS_FROM = 1_000  # bytes of input: a spinner answers at once what is shorter

@@ -36,9 +36,8 @@ from gateway.domain.mcp import McpServerDef
 from gateway.domain.messages import ToolCall
 from gateway.domain.ports import ToolScope
 from gateway.host.clock import SystemClock
-from gateway.mcp.connecting import Dialling
-from gateway.mcp.servers import Servers
-from gateway.mcp.supervising import Means, Server
+from gateway.mcp.connections import Connector
+from gateway.mcp.servers import Server, ServerDeps, Servers
 from gateway.outbound.connection import open_outbound
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
@@ -89,8 +88,8 @@ async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
             raise RuntimeError(result.content)
 
     async with open_memory() as stores, open_outbound() as http, anyio.create_task_group() as group:
-        means = Means(
-            dial=Dialling(http, folder, clock).line,
+        means = ServerDeps(
+            connector=Connector(http, folder, clock),
             clock=clock,
             schemas=SchemaChecks(),
             store=stores.tools,

@@ -13,8 +13,7 @@ import anyio
 
 from bench import ways
 from bench.process import rss_kb, tree
-from gateway.sandbox.opening import open_sandbox
-from gateway.sandbox.plugins import Sandbox
+from gateway.sandbox.plugins import Sandbox, open_sandbox
 
 Call = Callable[[], Coroutine[Any, Any, object]]
 KB, MB = 1_000, 1_000_000

@@ -42,7 +42,7 @@ from gateway.agent.effects import (
 from gateway.agent.leaves import REGISTRY, SHIPPED
 from gateway.agent.turn import Turn
 from gateway.app.assembly import Gateway, assembled
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load as load_config
 from gateway.config.values import GatewayConfig
 from gateway.control.rules import RunRules, load_rules

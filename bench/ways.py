@@ -18,12 +18,10 @@ from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.plugins import PluginDef, PluginLimits
 from gateway.domain.ports import Fetch, PluginSpace, ToolScope, ToolStore
 from gateway.host.clock import SystemClock
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.hosting import Means
-from gateway.sandbox.links import Outcome
-from gateway.sandbox.opening import Nowhere
-from gateway.sandbox.plugins import Sandbox
-from gateway.sandbox.pool import Pool
+from gateway.sandbox.calls import component_engine
+from gateway.sandbox.host_functions import HostDeps
+from gateway.sandbox.plugins import NoFetch, Sandbox
+from gateway.sandbox.pool import Outcome, Pool
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 from tests.fakes.ports import PartOfToolStore
@@ -96,10 +94,10 @@ class Kept(PartOfToolStore):
         return ()
 
 
-def means() -> Means:
-    fetch: Fetch = Nowhere()
+def means() -> HostDeps:
+    fetch: Fetch = NoFetch()
     store: ToolStore = Kept()
-    return Means(fetch, store, SystemClock(), read_description)
+    return HostDeps(fetch, store, SystemClock(), read_description)
 
 
 @dataclass(slots=True)

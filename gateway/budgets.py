@@ -249,11 +249,7 @@ def grant(
     `waits_for` if the call fits only after other calls are settled, or if an earlier call waits for
     the same scopes (`claimed`).
     """
-    bounds = [
-        (tally, unit, bound)
-        for tally in tallies
-        for unit, bound in budgets.limit(tally.scope).bounds()
-    ]
+    bounds = [(tally, *one) for tally in tallies for one in budgets.limit(tally.scope).bounds()]
     if not bounds:
         return Grant(ask.max_tokens, ask.amount(ask.max_tokens))
     rooms = [(_longest_reply(ask, *one), one) for one in bounds]

@@ -11,6 +11,7 @@ from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import settings
 from pydantic import TypeAdapter
 
+from tests import forms
 from tests.fakes.surreal import (
     MISSING,
     SurrealDatabase,
@@ -18,10 +19,6 @@ from tests.fakes.surreal import (
     running_surreal,
     surreal_binary,
 )
-
-# Costs are counted; a clock would fail on a busy machine.
-settings.register_profile("exogate", deadline=None)
-settings.load_profile("exogate")
 
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
 
@@ -36,6 +33,17 @@ RUNNER = "TestRunner._call_in_runner_task"
 
 def _name(task: "asyncio.Task[object]") -> str:
     return getattr(task.get_coro(), "__qualname__", task.get_name())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="every case of the tests that have a bounded form too"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    forms.register()
+    settings.load_profile("long" if config.getoption("--long") else "bounded")
 
 
 @pytest.fixture

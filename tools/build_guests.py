@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from gateway.cli.plugin_building import built, keep
+from gateway.cli.plugin import built, keep
 from gateway.cli.plugin_files import ABOUT, WASM
 
 ROOT = Path(__file__).parent.parent

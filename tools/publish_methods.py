@@ -1,4 +1,4 @@
-"""Writes docs/methods.md, the table of all methods, from their declarations in gateway/api."""
+"""Writes docs/reference/methods.md, the table of all methods, from their declarations in gateway/api."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from gateway.api.errors import ERROR_TYPES, FAILURES, INTERNAL
 from gateway.api.methods import METHODS
 from gateway.api.operating import AUTH
 
-FILE = Path(__file__).parent.parent / "docs" / "methods.md"
+FILE = Path(__file__).parent.parent / "docs" / "reference" / "methods.md"
 HEAD = """# Methods and errors
 
 Every method of JSON-RPC on `GET /ws` with the scope that it needs (any of them; `admin` always does), its parameters and

@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -34,7 +34,7 @@ from gateway.agent.limits import plain_limits
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
 from gateway.control.notices import notice_of
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import DecisionTrees, decision_of
 from gateway.control.rules import CurrentRules, RuleSet, RunRules
 from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
@@ -45,7 +45,6 @@ from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Chunk,
-    ChunkType,
     DoneReason,
     Message,
     Node,
@@ -66,13 +65,6 @@ SHOWN = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_ac
 _SHOWN, _RUN_ID = itemgetter(*SHOWN), attrgetter("run_id")
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """A message was taken back before the run took it."""
-
-    run_id: RunId
-
-
 @dataclass(slots=True)
 class RunControl:
     """Stops and steers a run. A request that comes before the run begins waits for it."""
@@ -80,7 +72,7 @@ class RunControl:
     requests: deque[StopRequested | Steered] = field(default_factory=deque)
     wake: Callable[[], None] = lambda: None
     forget: Callable[[RunId], bool] = lambda _run_id: False
-    on_request: Callable[[StopRequested | Steered | Withdrawn], None] = lambda one: None
+    record: Callable[..., None] = lambda kind, *values: None  # adds an entry to the journal
     is_closed: bool = False
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
@@ -94,7 +86,7 @@ class RunControl:
         return True
 
     def _request(self, one: StopRequested | Steered) -> None:
-        self.on_request(one)
+        self.record(one.kind, *astuple(one))
         self.requests.append(one)
         self.wake()
 
@@ -102,13 +94,13 @@ class RunControl:
         """Takes a message back; False if the run has taken it already."""
         was_there = drop_said(self.requests, run_id) or self.forget(run_id)
         if was_there:
-            self.on_request(Withdrawn(run_id))
+            self.record("unsaid", run_id)
         return was_there
 
     def close(self) -> None:
         """The run has ended; nothing is kept alive for it."""
         self.is_closed, self.wake, self.forget = True, lambda: None, lambda _run_id: False
-        self.on_request = lambda one: None
+        self.record = lambda kind, *values: None
 
 
 def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
@@ -176,7 +168,7 @@ class Driver:
             provider,
             tuple(map(_RUN_ID, turn.taken)),
             tuple(turn.output.posts),
-            turn.farewell,
+            turn.end_event,
             self.job.rules.kept,
             turn.replies > 0 or bool("".join(turn.pieces)) or turn.failure is not None,
             turn.last.finish if turn.last else None,
@@ -342,7 +334,7 @@ class Driver:
     def _hear(self, ticket: int, delta: Delta) -> None:
         """Sends a piece of the reply to the user at once, and counts it."""
         turn, state, text = self.turn, self.turn.state, delta.text
-        kind: ChunkType = "content" if isinstance(delta, TextDelta) else "thinking"
+        kind = "content" if isinstance(delta, TextDelta) else "thinking"
         if not self.journal.has_sent:
             self.journal("text" if kind == "content" else kind, text)
         if ticket not in turn.open:
@@ -526,7 +518,7 @@ class Runner:
         """The rules are those of now, if no others are given."""
         its, agent = assignment, assignment.agent
         tools, (plan, digest) = self.gate.offered(agent), self.plans.of(agent.id)
-        decision = self.decisions.chosen(agent.decision, plan.decision)
+        decision = decision_of(agent.decision, plan.decision)
         if decision != agent.decision:
             agent = replace(agent, decision=decision)
         asked = Message("user", its.question)
@@ -540,9 +532,10 @@ class Runner:
             rules=RunRules(rules or self.rules.now, only=agent.rules, kept=its.kept),
             publish=self.publish,
             hears=self.hears,
-            decision=self.decisions.named(decision),
+            decision=self.decisions[decision],
             context_id=its.context_id,
             known=journal.result,
             waiting=(*its.notices, *map(notice_of, its.lacking)),
             price=self.price,
+            near_at=max(1, agent.context_window * agent.context.warning_percent // 100),
         )

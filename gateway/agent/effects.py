@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
+from sys import maxsize
 from typing import ClassVar, NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
@@ -70,6 +71,8 @@ class ToolReturned:
 class StopRequested:
     """Somebody stopped the run: now, or at the end of the turn that is at work."""
 
+    kind: ClassVar = "stop"  # of its entry in a journal
+
     reason: DoneReason
     at_once: bool = True
 
@@ -77,6 +80,8 @@ class StopRequested:
 @dataclass(frozen=True, slots=True)
 class Steered:
     """One more message of a person, under the run that it was accepted with."""
+
+    kind: ClassVar = "said"
 
     run_id: RunId
     text: str
@@ -180,9 +185,9 @@ class RunResult:
     provider: str = ""
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
-    farewell: Event | None = None  # to be published once the end is durable
+    end_event: Event | None = None  # to be published once the end is durable
     kept: Mapping[str, object] | None = None  # by the rules
-    has_told: bool = True  # a model has read the notices that waited for the run
+    has_read_notices: bool = True  # a model has read the notices that waited for the run
     finish: FinishReason | None = None
 
 
@@ -222,5 +227,6 @@ class Job:
     known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions
     price: Price = unpriced
-    was_near: bool = False  # the run before ended near the window's end
+    near_at: int = maxsize  # tokens from which on the window counts as nearly full
+    was_near: bool = False  # the run before ended that near
     hears: Callable[[str], bool] = lambda type_: True  # does anybody listen to events of this type?

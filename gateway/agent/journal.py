@@ -178,18 +178,10 @@ def part_of(within: str, call: ToolCall, step: int) -> str:
 
 
 def plain_result(result: ToolResult) -> dict[str, object]:
-    """Without what its entry tells already."""
-    plain: dict[str, object] = {
-        "content": result.content,
-        "is_error": result.is_error,
-        "duration_ms": result.duration_ms,
-        "boundary": result.boundary,
-    }
-    if result.excerpt is not None:
-        plain["excerpt"] = asdict(result.excerpt)
-    if result.spent:
-        plain["spent"] = [asdict(one) for one in result.spent]
-    return plain
+    """Without what its entry tells already, and without what is empty."""
+    plain = asdict(result)
+    del plain["call_id"], plain["name"]
+    return {name: value for name, value in plain.items() if value not in (None, ())}
 
 
 def result_from(call_id: str, name: str, plain: Mapping[str, Any]) -> ToolResult:

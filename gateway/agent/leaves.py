@@ -8,7 +8,7 @@ from typing import get_args
 
 from gateway.agent.turn import EXECUTE, ROOTS, Turn
 from gateway.control.notices import Moment as Point
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import OURS, DecisionTrees
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
 from gateway.control.trees.plan import LeafRegistry, TreePlan
@@ -44,6 +44,7 @@ def _plain(*names: str) -> Callable[[Plain], Plain]:
 def reset_state(turn: Turn) -> None:
     """A run starts clean by itself; this makes it so again in the middle of one."""
     turn.messages.clear()
+    turn.old_messages = 0
     turn.state.context_tokens = 0
 
 
@@ -90,6 +91,7 @@ def add_tree_history(turn: Turn) -> None:
     context = turn.job.context
     if not context.history:
         return
+    turn.old_messages = 0 if turn.messages else len(context.history)
     turn.messages.extend(context.history)
     turn.state.context_tokens += context.history_tokens
     turn.output.event("session.resumed", {"messages": len(context.history)})
@@ -233,8 +235,6 @@ def drain_immediate(turn: Turn) -> None:
 
 log = logging.getLogger(__name__)
 
-NO_OTHERS = DecisionTrees()
-
 SHIPPED = Path(__file__).parent / "trees"
 
 
@@ -250,7 +250,7 @@ class Plans:
         paths: Mapping[AgentId, str],
         tell: Tell = lambda type_, payload: None,
         *,
-        decisions: DecisionTrees = NO_OTHERS,
+        decisions: DecisionTrees = OURS,
     ) -> None:
         self._texts, self._paths, self._tell = texts, dict(paths), tell
         self._decisions = decisions
@@ -294,7 +294,7 @@ class Plans:
         return sorted(set(self._paths.values()))
 
     async def _read(self, path: str) -> tuple[TreePlan, str]:
-        text, names = await self._texts.read(path), self._decisions.names
+        text, names = await self._texts.read(path), self._decisions
         plan = load(text, PurePath(path).name, REGISTRY)
         if plan.decision is not None and plan.decision not in names:
             source = TreeSource(plan.file, text)

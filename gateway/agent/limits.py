@@ -19,7 +19,7 @@ from gateway.control.policy import (
     warning_at,
 )
 from gateway.control.trees.nodes import TreeAbort
-from gateway.domain.agents import AgentDef, Limits
+from gateway.domain.agents import Limits
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.messages import Chunk, DoneReason, Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
@@ -56,11 +56,6 @@ def call_policy(policy: DecisionTree, method: str, kind: type[Answer], *given: o
 def plain_limits(limits: Limits) -> dict[str, object]:
     """The limits by name."""
     return dict(zip(LIMITS, _limits_of(limits), strict=True))
-
-
-def context_line(agent: AgentDef) -> int:
-    """Tokens from which on the window counts as nearly full."""
-    return max(1, agent.context_window * agent.context.warning_percent // 100)
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
@@ -177,7 +172,7 @@ class RunState:
         self.shown = tokens
         shown = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
         self._output.emit(Chunk("context_update", shown))
-        if tokens < context_line(agent):
+        if tokens < self._job.near_at:
             return
         if self._job.was_near:  # the run before has warned of it
             self.warnings |= {CONTEXT}

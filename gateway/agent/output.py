@@ -12,7 +12,7 @@ from gateway.agent.effects import Emit, Job, Moment
 from gateway.control import rules as acts
 from gateway.control.expressions import ExpressionFailed, ExpressionInvalid, compile_expression
 from gateway.control.notices import MOST_NOTICES as MOST_WAITING
-from gateway.control.notices import Bus, Notices, notice_chunk, told_to_model
+from gateway.control.notices import Bus, Notices, notice_block, notice_chunk
 from gateway.control.notices import Moment as Point
 from gateway.control.rules import ROOTS
 from gateway.domain.agents import Limits
@@ -215,7 +215,7 @@ class Output:
             bus.subscribe(job.publish)
         (job.publish if bus is None else bus.publish)(event)
 
-    def farewell(self, payload: Mapping[str, object]) -> Event:
+    def finish(self, payload: Mapping[str, object]) -> Event:
         """The event of the end: rules hear it now, listeners once the end is durable. Nothing is published
         after it, and nothing keeps the turn, so that it is freed at once."""
         scope, at = self._job.scope, self.moment.wall
@@ -260,7 +260,7 @@ class Output:
         for notice in due:
             if notice.to != "model":
                 self._show("notice", notice_chunk(notice, now))
-        return told_to_model(due)
+        return notice_block(due)
 
     def _holds(self, text: str) -> bool:
         try:

@@ -188,11 +188,12 @@ class Turn:
     replies = 0
     last: ModelReply | None = None
     last_text = ""  # of the last reply that had one
+    old_messages = 0  # at the beginning of `messages`: the history
     is_answered = False  # the last message is a reply without calls
     calls: Sequence[ToolCall] = ()  # of the last reply, until their results are among the messages
     last_ticket = 0
     end: End | None = None
-    farewell: Event | None = None  # to be published once the end is durable
+    end_event: Event | None = None  # to be published once the end is durable
     failure: ModelBroke | None = None  # of the last question to a model
 
     def __init__(self, job: Job, emit: Emit, moment: Moment) -> None:
@@ -346,11 +347,13 @@ class Turn:
         state.sent = state.context_tokens
         state.watch_tokens()
         options, ticket = _options(leaf, self.job.agent.model), Ticket(self, leaf)
+        old = self.old_messages
         ask = AskModel(
             ticket.number,
             self.replies,
             self.system,
-            paired(tuple(self.messages)),  # whatever the tree put between them
+            # Whatever the tree put between them; the history was paired when it was packed.
+            (*self.messages[:old], *paired(tuple(self.messages[old:]))),
             self._offered(options["tools"]),
             self.output.model or options["model"],
             options["budget"],
@@ -616,7 +619,7 @@ class Turn:
             "cancelled": end.reason == "cancelled",
             "partial": end.partial,
         }
-        self.farewell = self.output.farewell(told)
+        self.end_event = self.output.finish(told)
 
     def _end(self, outcome: TreeOutcome) -> End:
         """A reason to stop comes before the answer, and that before a failure."""

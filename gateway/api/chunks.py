@@ -1,7 +1,7 @@
 """The chunks of a run: the same on the WebSocket, in streams of HTTP, and in the run's stored log."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from gateway.api.declarations import Check, Value, nullable, tagged
 from gateway.domain.budgets import Unit
@@ -166,7 +166,8 @@ class Failed(WhyFailed, OfRun):
     timestamp: datetime
 
 
-RunEvent = tagged(
+# A new type of chunk is declared above and listed here, and told where a turn sends it.
+_KINDS = (
     Thinking
     | Content
     | SourceCited
@@ -178,3 +179,5 @@ RunEvent = tagged(
     | Done
     | Failed
 )
+CHUNK_TYPES = tuple(get_args(one.__annotations__["type"])[0] for one in get_args(_KINDS))
+RunEvent = tagged(_KINDS)

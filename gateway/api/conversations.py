@@ -15,6 +15,7 @@ from gateway.api.declarations import (
     Params,
     Text,
     Value,
+    Verb,
     nullable,
     whole,
 )
@@ -41,7 +42,7 @@ class OwnLimits(Params):
 
 
 class ChatSend(Params):
-    """Says something; the run's events follow."""
+    """Say something; the events of the run follow."""
 
     content: Annotated[str, Check(min_length=1, max_length=LONGEST_TEXT, says=NOT_BLANK)]
     channel: Text = "websocket"
@@ -68,7 +69,7 @@ class Sent(Value):
 
 
 class ChatAbort(Params):
-    """Stops a run."""
+    """Stop a run."""
 
     run_id: Text
     mode: Literal["immediate", "after_turn"] = "immediate"
@@ -82,7 +83,7 @@ class Aborted(Value):
 
 
 class ChatHistory(Params):
-    """A page of a conversation, up to its HEAD."""
+    """Read a page of a conversation, up to its HEAD."""
 
     session_key: Annotated[str, Check(min_length=1, max_length=4096)]
     before: Text | None = None
@@ -145,7 +146,7 @@ class HistoryPage(Value):
 
 
 class ChatResume(Params):
-    """The events of a run that were missed, then those to come."""
+    """Receive the missed events of a run, then those to come."""
 
     run_id: Text
     after_seq: Annotated[int, whole(ge=0)] = 0
@@ -162,11 +163,11 @@ class Resumed(Value):
 
 
 class SessionList(Params):
-    """Sessions, those that were used last first."""
+    """List conversations, the most recently used first."""
 
     agent: Text | None = None
     channel: Text | None = None
-    query: Text | None = None
+    query: Annotated[Text, "Part of the session key."] | None = None
     before: Moment | None = None
     limit: Annotated[int, Check(ge=1, le=500)] = 50
 
@@ -201,11 +202,11 @@ class OfSession(Params):
 
 
 class SessionGet(OfSession):
-    """One session."""
+    """Show one session."""
 
 
 class GetTree(OfSession):
-    """The messages of a session with their branches."""
+    """Show the messages of a session with their branches."""
 
     archived: bool = False
 
@@ -227,10 +228,10 @@ class SessionTree(Value):
 
 
 class SessionBranch(OfSession):
-    """Lets the next message grow from another one."""
+    """Branch from an earlier message. The next message follows that one."""
 
     node_id: Text
-    label: Text | None = None
+    label: Annotated[Text, "A name for that message."] | None = None
 
 
 class HeadMoved(Value):
@@ -242,14 +243,14 @@ class Branched(HeadMoved):
 
 
 class SessionCheckout(OfSession):
-    """Goes to a message, or to a label."""
+    """Continue from a message, given by its id or label."""
 
     node_id: Text | None = None
     label: Text | None = None
 
 
 class SessionCreate(OfSession):
-    """Begins a new tree; what was said before stays."""
+    """Begin a new tree; the messages so far stay."""
 
 
 class Created(Value):
@@ -258,7 +259,7 @@ class Created(Value):
 
 
 class SessionLabel(OfSession):
-    """Gives a message a name, or takes it away."""
+    """Give a message a name, or remove its name."""
 
     node_id: Text
     label: Text | None
@@ -270,7 +271,7 @@ class Labelled(Value):
 
 
 class SessionCheckpoint(OfSession):
-    """Keeps a message and the path to it from the archive."""
+    """Keep a message and the path to it out of the archive."""
 
     node_id: Text | None = None
     checkpoint: bool = True
@@ -281,7 +282,7 @@ class Checkpointed(Labelled):
 
 
 class SessionClose(OfSession):
-    """Closes a session until its next message."""
+    """Close a session until its next message."""
 
 
 class Closed(Value):
@@ -416,7 +417,7 @@ class OracleContext(Params):
 
 
 class SessionImport(OfSession):
-    """Takes in messages of another conversation."""
+    """Import messages of another conversation."""
 
     messages: Annotated[list[ImportedMessage], Check(max_length=500)] | None = None
     context: OracleContext | None = None
@@ -429,7 +430,7 @@ class Imported(Value):
 
 
 class SessionExport(OfSession):
-    """The end of a conversation as one OracleContext."""
+    """Export the end of a conversation as one OracleContext."""
 
 
 class OracleExport(Value):
@@ -440,7 +441,7 @@ class OracleExport(Value):
 
 
 class RunInspect(Params):
-    """How far a run is, or how it ended."""
+    """Show how far a run is, or how it ended."""
 
     run_id: Text
 
@@ -488,7 +489,7 @@ class RunInspected(Value):
 
 
 class ContextExplain(Params):
-    """What a run's model was shown, part by part."""
+    """Show the parts of the context that the model of a run was given."""
 
     run_id: Text
 
@@ -518,10 +519,12 @@ class ContextExplained(Value):
 
 
 class Replay(Params):
-    """Tells a run once more what it was told."""
+    """Replay a recorded run; exit 1 if it diverges."""
 
     run_id: Text
-    model: Text | None = None
+    model: Annotated[Text, "Ask this model now, and compare: MODEL or PROVIDER/MODEL."] | None = (
+        None
+    )
 
 
 class Divergence(Value):
@@ -557,14 +560,30 @@ METHODS = (
         SessionPage,
         http="/api/sessions",
         errors=(422,),
-        columns="session_key state message_count token_usage updated_at",
+        verb=Verb(
+            "session list",
+            columns=("session_key state message_count token_usage updated_at",),
+            empty="there are no conversations yet",
+        ),
     ),
     Method(
         "session.get", SessionGet, READS, Session, http="/api/sessions/{key:path}", errors=(404,)
     ),
     Method("session.tree", GetTree, READS, SessionTree),
-    Method("session.branch", SessionBranch, CHAT, Branched),
-    Method("session.checkout", SessionCheckout, CHAT, HeadMoved),
+    Method(
+        "session.branch",
+        SessionBranch,
+        CHAT,
+        Branched,
+        verb=Verb("session branch", "session_key node_id"),
+    ),
+    Method(
+        "session.checkout",
+        SessionCheckout,
+        CHAT,
+        HeadMoved,
+        verb=Verb("session checkout", "session_key node_id"),
+    ),
     Method("session.create", SessionCreate, CHAT, Created),
     Method("session.label", SessionLabel, CHAT, Labelled),
     Method("session.checkpoint", SessionCheckpoint, CHAT, Checkpointed),
@@ -573,5 +592,12 @@ METHODS = (
     Method("session.export", SessionExport, READS, OracleExport),
     Method("run.inspect", RunInspect, READS, RunInspected),
     Method("context.explain", ContextExplain, READS, ContextExplained),
-    Method("run.replay", Replay, READS, RunReplay),
+    # Another model may take as long as a run may.
+    Method(
+        "run.replay",
+        Replay,
+        READS,
+        RunReplay,
+        verb=Verb("replay", "run_id", holds="identical", answer_s=900.0),
+    ),
 )

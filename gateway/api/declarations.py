@@ -98,10 +98,6 @@ class Params(Declared):
     }
 
 
-class NoParams(Params):
-    """Of a method that takes none."""
-
-
 def build(type_: type[T], *sources: object, **given: object) -> T:
     """A value with the fields that are given, and the others from the sources: mappings, or values with
     attributes of those names."""
@@ -144,9 +140,8 @@ def _plain_fields(value: Any, kind: Any) -> Json:
     shown: Json = {}
     for name, may_lack in _members(kind):
         inside = getattr(value, name)
-        if inside is _ABSENT or (inside is None and may_lack):
-            continue
-        shown[name] = inside if type(inside) in _ATOMS else plain(inside)
+        if not (inside is _ABSENT or (inside is None and may_lack)):
+            shown[name] = inside if type(inside) in _ATOMS else plain(inside)
     return shown
 
 
@@ -184,10 +179,10 @@ class Check:
         **limits: object,
     ) -> None:
         self._before, self._after, self._among = before, after, among
-        self._says, self._limits = says or {}, limits
+        self._says, self.limits = says or {}, limits
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Build) -> Json:
-        schema = {**handler(source), **self._limits}
+        schema = {**handler(source), **self.limits}
         if self._before is not None:
             schema = _checked("function-before", "no-info", self._before, schema)
         if self._after is not None:
@@ -252,11 +247,26 @@ ADMIN: Scope = ("admin",)
 
 
 @dataclass(frozen=True, slots=True)
+class Verb:
+    """A method as a command of the command line, `name` is how it is typed. The parameters in `takes` are given in
+    that order, without a name; all others are options. The first lists of the result are shown as tables, one for
+    each text of `columns`: the fields, with blanks between them; `empty` is said where a table has no rows. `holds`
+    names the field without which the command fails, and `json` the one field that --json prints."""
+
+    name: str
+    takes: str = ""
+    columns: tuple[str, ...] = ()
+    empty: str = ""
+    holds: str = ""
+    json: str = ""
+    answer_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
-    """A method of JSON-RPC. `http` is the address where `GET` does the same: its parameters are in the query,
-    the first one in the path if there is a place for it. `errors` are the statuses of HTTP with which it may be
-    refused besides those of every method. `columns` are the fields that a table of its result shows, with blanks between them. `all_agents`: a token that
-    reaches some agents only may not ask."""
+    """A method of JSON-RPC. `http` is the address where `GET` does the same: its parameters are in the query, the
+    first one in the path if there is a place for it. `errors` are the statuses of HTTP with which it may be refused
+    besides those of every method. `all_agents`: a token that reaches some agents only may not call it."""
 
     name: str
     params: type[Params]
@@ -264,7 +274,7 @@ class Method:
     result: Any
     http: str = ""
     errors: tuple[int, ...] = ()
-    columns: str = ""
+    verb: Verb | None = None
     all_agents: bool = False
 
     @property

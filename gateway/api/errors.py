@@ -187,9 +187,9 @@ class CannotListen(GatewayError):
 
     def __init__(self, host: str, port: int, why: str) -> None:
         super().__init__(
-            f"cannot listen on {host}:{port}: {why}; set another [gateway] bind or port"
+            f"cannot listen on {host}:{port}: {why}; set another [gateway] bind or port, or start with "
+            "`exogate run --port 0` to listen on any free port"
         )
-        self.host, self.port = host, port
 
 
 class AddressInUse(CannotListen):

@@ -14,6 +14,7 @@ from gateway.api.declarations import (
     Params,
     Text,
     Value,
+    Verb,
 )
 from gateway.domain.facts import LONGEST_OBJECT, SUBJECT, EntityType, RecallKind, SaidSource
 from gateway.domain.ids import SessionKey
@@ -53,12 +54,12 @@ class Person(Params):
 
 
 class OfSomebody(Params):
-    session_key: Key | None = None
-    person: Person | None = None
+    session_key: Annotated[Key, "What that conversation may know."] | None = None
+    person: Annotated[Person, "AGENT:CHANNEL:ACCOUNT:PEER, all of theirs."] | None = None
 
 
 class MemorySearch(OfSomebody):
-    """Facts and messages that fit a question."""
+    """Find facts and messages, the best match first."""
 
     query: Annotated[str, Check(min_length=1, max_length=10_000)]
     kinds: Annotated[tuple[RecallKind, ...], Check(min_length=1, max_length=2)] = ("fact", "turn")
@@ -112,7 +113,7 @@ class MemoryFound(Value):
 
 
 class MemoryWhy(Params):
-    """Where a fact was said."""
+    """Show the source of a fact: message, time and author."""
 
     fact_id: Text
 
@@ -128,7 +129,7 @@ class FactOrigin(Value):
 
 
 class MemoryHistory(OfSomebody):
-    """Facts in the order in which they became true."""
+    """Show all facts about SUBJECT, superseded ones too. `user` is the person."""
 
     subject: Text | None = None
     predicate: Text | None = None
@@ -137,16 +138,16 @@ class MemoryHistory(OfSomebody):
 
 
 class MemoryAsOf(OfSomebody):
-    """What was true at a time, as it was known at another."""
+    """Show what was true at a time. AT is today, a day (2026-03-01: its end) or a time."""
 
     at: Moment
-    known_at: Moment | None = None
+    known_at: Annotated[Moment, "As it was believed then."] | None = None
     subject: Text | None = None
     limit: Limit = 500
 
 
 class MemoryNeighbours(OfSomebody):
-    """Facts that hang together with a name."""
+    """Show facts connected to SUBJECT, the nearest first."""
 
     subject: Text
     hops: Annotated[int, Check(ge=1, le=MOST_HOPS)] = 2
@@ -154,7 +155,7 @@ class MemoryNeighbours(OfSomebody):
 
 
 class MemoryForget(OfSomebody):
-    """Erases facts, or all that was said in a session."""
+    """Erase facts, or all messages of a session."""
 
     fact_id: Text | None = None
     dry_run: Flag = True
@@ -181,19 +182,19 @@ class NewFact(Params):
 
 
 class MemoryAdd(OfSomebody):
-    """Adds facts."""
+    """Add facts."""
 
     facts: Annotated[list[NewFact], Check(min_length=1, max_length=MOST_ADDED)]
 
 
 class SettingsGet(Params):
-    """What a user has set."""
+    """Show the settings of a user."""
 
     user: Text | None = None
 
 
 class SettingsSet(Params):
-    """Changes what a user has set."""
+    """Change the settings of a user."""
 
     user: Text | None = None
     patch: dict[str, Any]
@@ -218,12 +219,47 @@ class Settings(Value):
     max_context_nodes: int
 
 
+_FACTS = ("id subject predicate object valid_from valid_to learned_at superseded_at",)
+_NONE = "no facts"
+
 METHODS = (
-    Method("memory.search", MemorySearch, READS, MemoryFound),
-    Method("memory.why", MemoryWhy, READS, FactOrigin),
-    Method("memory.history", MemoryHistory, READS, KnownFacts),
-    Method("memory.as_of", MemoryAsOf, READS, KnownFacts),
-    Method("memory.neighbours", MemoryNeighbours, READS, KnownFacts),
+    Method(
+        "memory.search",
+        MemorySearch,
+        READS,
+        MemoryFound,
+        verb=Verb(
+            "memory search", "query", ("id score kind text said_by at why",), "nothing found"
+        ),
+    ),
+    Method(
+        "memory.why",
+        MemoryWhy,
+        READS,
+        FactOrigin,
+        verb=Verb("memory why", "fact_id", ("at said_by message_id quote",)),
+    ),
+    Method(
+        "memory.history",
+        MemoryHistory,
+        READS,
+        KnownFacts,
+        verb=Verb("memory history", "subject predicate", _FACTS, _NONE),
+    ),
+    Method(
+        "memory.as_of",
+        MemoryAsOf,
+        READS,
+        KnownFacts,
+        verb=Verb("memory as-of", "at", _FACTS, _NONE),
+    ),
+    Method(
+        "memory.neighbours",
+        MemoryNeighbours,
+        READS,
+        KnownFacts,
+        verb=Verb("memory neighbours", "subject", _FACTS, _NONE),
+    ),
     Method("memory.forget", MemoryForget, CHAT, Forgotten),
     Method("memory.add", MemoryAdd, ADMIN, KnownFacts),
     Method("settings.get", SettingsGet, CHAT, Settings),

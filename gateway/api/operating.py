@@ -18,6 +18,7 @@ from gateway.api.declarations import (
     Place,
     Text,
     Value,
+    Verb,
 )
 from gateway.domain.agents import MatchedBy
 from gateway.domain.budgets import Outcome, Pricing, Unit
@@ -30,7 +31,7 @@ from gateway.domain.plugins import PluginKind, PluginState
 
 
 class Auth(Params):
-    """Says who one is."""
+    """Present a token."""
 
     token: str
 
@@ -48,16 +49,16 @@ AUTH = Method("auth", Auth, None, Introduced)
 
 
 class Ping(Params):
-    """Whether anybody is there."""
+    """Check that the gateway answers."""
 
 
 # -- money
 
 
 class BudgetOf(Params):
-    """What is spent and left, in every scope."""
+    """Show what each budget has used and has left."""
 
-    session_key: Key | None = None
+    session_key: Annotated[Key, "This session as well."] | None = None
 
 
 class BudgetRow(Value):
@@ -78,7 +79,7 @@ class BudgetStatus(Value):
 
 
 class ResyncBudget(Params):
-    """Goes back to the day of the clock, where it was far ahead before."""
+    """Count spending by the clock again, after the clock was far ahead."""
 
 
 class BudgetResync(Value):
@@ -91,7 +92,7 @@ class BudgetResync(Value):
 
 
 class BudgetRecords(Params):
-    """Every call of a model, the newest first."""
+    """List the calls of models, the newest first."""
 
     session_key: Key | None = None
     agent: Text | None = None
@@ -135,7 +136,7 @@ class SpendingPage(Value):
 
 
 class AuditTail(Params):
-    """What changed authority or money, the newest first."""
+    """Show changes to permissions and budgets, the newest first."""
 
     before: Place | None = None
     limit: Page = 50
@@ -158,9 +159,12 @@ class AuditPage(Value):
 
 
 class AuditVerify(Params):
-    """Whether the audit is as it was written."""
+    """Check that no entry was changed or removed. Exit 1 if one was."""
 
-    head: Annotated[str, Check(pattern="^[0-9a-f]{64}$")] | None = None
+    head: (
+        Annotated[str, Check(pattern="^[0-9a-f]{64}$"), "A hash told earlier, which must be there."]
+        | None
+    ) = None
 
 
 class AuditVerdict(Value):
@@ -176,7 +180,7 @@ class AuditVerdict(Value):
 
 
 class GetStatus(Params):
-    """How the gateway fares."""
+    """Show the status of the gateway; exit 1 if it is not ready."""
 
 
 class PluginBrief(Value):
@@ -223,7 +227,7 @@ class Status(Value):
 
 
 class ListAgents(Params):
-    """The agents that one can talk to."""
+    """List agents with their models, souls and subagents."""
 
 
 class AgentSoul(Value):
@@ -265,11 +269,11 @@ class AgentList(Value):
 
 
 class RouteExplain(Params):
-    """Which agent answers an address, and why."""
+    """Explain which agent answers, and why no other does."""
 
     channel: Text
-    account: Text | None = None
-    peer: Text = "main"
+    account: Annotated[Text, "local for websocket, default for a platform."] | None = None
+    peer: Annotated[Text, "A room: room:ID."] = "main"
     guild: Text | None = None
     team: Text | None = None
 
@@ -288,7 +292,7 @@ class RouteExplained(Value):
 
 
 class ProviderTest(Params):
-    """Asks a provider one tiny question, metered like every call."""
+    """Ask a provider a tiny question and show the answer. About 30 tokens, metered."""
 
     provider: Text | None = None
     model: Text | None = None
@@ -311,7 +315,7 @@ class ProviderTested(Value):
 
 
 class ListPlugins(Params):
-    """All plugins and their tools."""
+    """List the plugins of the running gateway."""
 
 
 class Tool(Value):
@@ -340,7 +344,7 @@ class Plugin(Value):
 
 
 class InspectPlugin(Params):
-    """A plugin, what it can touch, and what it did."""
+    """Show a plugin, its permissions and their use."""
 
     name: Text
 
@@ -366,7 +370,7 @@ class PluginInspected(Plugin):
 
 
 class ListRules(Params):
-    """The rules in force, and how they fare."""
+    """List rules and their errors."""
 
 
 class Rule(Value):
@@ -402,7 +406,7 @@ EventName = Annotated[str, Check(min_length=1, max_length=256, says={"enum": lis
 
 
 class EventsSubscribe(Params):
-    """Hears what happens, until the connection ends."""
+    """Receive events until the connection ends."""
 
     types: Annotated[list[EventName], Check(min_length=1, max_length=len(EVENT_NAMES))] | None = (
         None
@@ -419,7 +423,7 @@ class Subscribed(Value):
 
 
 class ListChannels(Params):
-    """How the channels fare."""
+    """List the channels of the running gateway with their state."""
 
 
 class Channel(Value):
@@ -445,7 +449,7 @@ class ChannelList(Value):
 
 
 class DeadLetters(Params):
-    """What did not arrive, and what came in and could not be taken."""
+    """List failed messages and answers."""
 
     channel: Text | None = None
     before: Place | None = None
@@ -500,11 +504,11 @@ class OfLetter(Params):
 
 
 class ResubmitLetter(OfLetter):
-    """Sends a dead letter again, or takes it in again."""
+    """Send a dead letter again, or accept it again."""
 
 
 class DropLetter(OfLetter):
-    """Gives a dead letter up."""
+    """Delete a dead letter."""
 
 
 class LetterSettled(Value):
@@ -513,7 +517,7 @@ class LetterSettled(Value):
 
 
 class PairList(Params):
-    """Who may talk in direct chats, and who waits for it."""
+    """List people who wait, then people approved or denied."""
 
     channel: Text | None = None
     limit: Page = 100
@@ -537,14 +541,14 @@ class PairingList(Value):
 
 
 class PairApprove(Params):
-    """Lets in whoever has a code."""
+    """Approve the person with that code. The first person of an account owns it."""
 
     code: Text
     owner: Flag = False
 
 
 class PairDeny(Params):
-    """Turns away whoever has a code, waits or was let in."""
+    """Deny a person, by CODE or by --channel and --person. An approved person is a stranger again."""
 
     code: Text | None = None
     channel: Text | None = None
@@ -559,15 +563,15 @@ class OfPerson(Params):
 
 
 class PairBlock(OfPerson):
-    """Never answers a person in direct chats, known or not."""
+    """Block a person, known or not. ID is CHANNEL:ACCOUNT:PERSON."""
 
 
 class PairUnblock(OfPerson):
-    """Makes a person who was blocked a stranger again."""
+    """Let a blocked or denied person ask again. ID is CHANNEL:ACCOUNT:PERSON."""
 
 
 class PairRevoke(OfPerson):
-    """Makes a person who was let in a stranger again."""
+    """Revoke the approval of a person. ID is CHANNEL:ACCOUNT:PERSON."""
 
 
 class PairingRevoked(Value):
@@ -579,54 +583,77 @@ class PairingRevoked(Value):
 
 METHODS = (
     Method("ping", Ping, READS, Literal["pong"]),
-    Method("status", GetStatus, READS, Status),
+    Method("status", GetStatus, READS, Status, verb=Verb("status", holds="ready")),
     Method(
-        "agent.list", ListAgents, READS, AgentList, columns="id provider model fallbacks tools soul"
+        "agent.list",
+        ListAgents,
+        READS,
+        AgentList,
+        verb=Verb(
+            "agent list",
+            columns=("id provider model fallbacks tools soul", "name provider model tools soul"),
+            json="agents",
+        ),
     ),
-    Method("route.explain", RouteExplain, READ, RouteExplained),
+    Method(
+        "route.explain",
+        RouteExplain,
+        READ,
+        RouteExplained,
+        verb=Verb("route explain", columns=("index why",)),
+    ),
     Method("provider.test", ProviderTest, ADMIN, ProviderTested),
     Method(
         "plugin.list",
         ListPlugins,
         READ,
         list[Plugin],
-        columns="name kind version state tools capabilities reason",
+        verb=Verb("plugin list", columns=("name state version kind tools capabilities reason",)),
     ),
     Method("plugin.inspect", InspectPlugin, READ, PluginInspected),
-    Method("rule.list", ListRules, READ, RuleList, columns="id on core enabled quarantined source"),
+    Method("rule.list", ListRules, READ, RuleList),
     Method("events.subscribe", EventsSubscribe, READS, Subscribed),
     Method(
         "budget.status",
         BudgetOf,
         READ,
         BudgetStatus,
-        columns="scope unit used reserved limit resets_at",
+        verb=Verb("budget status", columns=("scope unit used reserved limit resets_at why",)),
     ),
     Method("budget.records", BudgetRecords, READ, SpendingPage),
-    Method("budget.resync", ResyncBudget, ADMIN, BudgetResync),
+    Method("budget.resync", ResyncBudget, ADMIN, BudgetResync, verb=Verb("budget resync")),
     Method(
-        "audit.tail", AuditTail, ADMIN, AuditPage, all_agents=True, columns="at kind actor detail"
+        "audit.tail",
+        AuditTail,
+        ADMIN,
+        AuditPage,
+        all_agents=True,
+        verb=Verb("audit tail", columns=("seq at kind actor detail",)),
     ),
-    Method("audit.verify", AuditVerify, ADMIN, AuditVerdict, all_agents=True),
+    Method(
+        "audit.verify",
+        AuditVerify,
+        ADMIN,
+        AuditVerdict,
+        all_agents=True,
+        verb=Verb("audit verify", holds="ok"),
+    ),
     Method(
         "channel.list",
         ListChannels,
         READ,
         ChannelList,
         all_agents=True,
-        columns="name plugin account transport state pending dead unread why",
+        verb=Verb(
+            "channel list",
+            columns=("name plugin account transport state pending dead unread why",),
+            empty="no channel is configured; `exogate channel add KIND` adds one",
+        ),
     ),
     Method("channel.dead_letters", DeadLetters, ADMIN, DeadLetterPage, all_agents=True),
     Method("channel.resubmit", ResubmitLetter, ADMIN, LetterSettled, all_agents=True),
     Method("channel.drop", DropLetter, ADMIN, LetterSettled, all_agents=True),
-    Method(
-        "pair.list",
-        PairList,
-        ADMIN,
-        PairingList,
-        all_agents=True,
-        columns="channel account person name state owner asked_at",
-    ),
+    Method("pair.list", PairList, ADMIN, PairingList, all_agents=True),
     Method("pair.approve", PairApprove, ADMIN, Paired, all_agents=True),
     Method("pair.deny", PairDeny, ADMIN, Paired | PairingRevoked, all_agents=True),
     Method("pair.block", PairBlock, ADMIN, Paired, all_agents=True),

@@ -16,9 +16,16 @@ from gateway.agent.driver import Runner
 from gateway.agent.leaves import Plans
 from gateway.agent.subagents import Subagents, SummarizingGate
 from gateway.api.methods import METHODS
-from gateway.app.background import Rulebook, sweep
+from gateway.app.background import keep_rules_fresh, sweep
 from gateway.app.generation import Generation, build, usual_agent
-from gateway.app.shared import Shared, opened, provider_trial, scrubbing
+from gateway.app.shared import (
+    Shared,
+    open_fetch,
+    open_sockets,
+    opened,
+    provider_trial,
+    scrubbing,
+)
 from gateway.budgets import Meter
 from gateway.channels.access import AccessControl
 from gateway.channels.adapter_json import read_description
@@ -27,28 +34,29 @@ from gateway.channels.room import channel_room, delivering, keep_channels_connec
 from gateway.config.access import note_start
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
+from gateway.control.rules import CurrentRules
 from gateway.domain.events import Deed
 from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
+from gateway.host.files import FileTexts
 from gateway.host.folder import Folder
-from gateway.host.texts import FileTexts
 from gateway.memory.extraction import FactExtractor, Memory
 from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
-from gateway.sandbox.hosting import Means as SandboxMeans
-from gateway.sandbox.opening import (
+from gateway.sandbox.host_functions import HostDeps
+from gateway.sandbox.plugins import (
     PATIENCE_S,
-    Nowhere,
+    NoFetch,
+    Plugins,
     follow,
     host_functions,
     open_plugins,
     open_sandbox,
 )
-from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
@@ -67,7 +75,7 @@ from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
 from gateway.web.openai import OpenAiApi
 from gateway.web.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
-from gateway.web.rpc import Handler, Registry
+from gateway.web.rpc import Handler, Registry, handlers_of
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
 from gateway.web.status import About, EventMethods, StatusMethods
@@ -86,7 +94,7 @@ class Resources:
     plans: Plans
     plugins: Plugins
     gate: ToolGate
-    rules: Rulebook
+    rules: CurrentRules
 
 
 class Gateway:
@@ -153,7 +161,7 @@ class Gateway:
             gate,
             opened.plans,
             made.decisions,
-            opened.rules.current,
+            opened.rules,
             shared.bus.publish,
             shared.bus.hears,
             opened.meter.cost_usd,
@@ -269,7 +277,7 @@ class Gateway:
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
-            rules=self.opened.rules.current,
+            rules=self.opened.rules,
             trial=provider_trial(config, self.opened.model, shared.ids),
             subagents=config.subagents,
         )
@@ -289,14 +297,13 @@ class Gateway:
             SettingsMethods(shared.settings, self.made.choosable),
             status,
         )
-        return {name: one for family in families for name, one in family.handlers().items()}
+        return handlers_of(*families)
 
     async def keep_connections(self) -> None:
         """Keeps the connections to platforms, until the drain."""
         if self.channels.names:
-            http = self.shared.sockets
-            fetch, sockets = await http.guarded("channels"), await http.socket_client()
-            await keep_channels_connected(self.channels, fetch, sockets)
+            async with open_fetch() as fetch, open_sockets() as sockets:
+                await keep_channels_connected(self.channels, fetch, sockets)
 
     async def drain(self) -> None:
         """Refuses new work, and waits for the runs that are at work."""
@@ -353,7 +360,7 @@ async def start(
         room.refuse_alike()
         if config.channels:
             accounts = frozenset((one.name, one.account) for one in config.channels)
-            fetch = await shared.sockets.guarded("deliveries")
+            fetch = await stack.enter_async_context(open_fetch())
             known = (accounts, stores.outbox, gateway.front, shared.bus)
             await stack.enter_async_context(delivering(room, *known, fetch=fetch))
         else:
@@ -361,13 +368,12 @@ async def start(
         if config.mcp.serve.is_enabled:
             gateway.mcp = await stack.enter_async_context(_mcp_door(gateway))
         await gateway.memory.extractor.resume()
-        sweeping = partial(sweep, config, stores, clock)
         for name, task in (
             ("souls", found.souls.keep_fresh),
             ("trees", found.plans.keep_fresh),
-            ("rules", found.rules.keep_fresh),
+            ("rules", partial(keep_rules_fresh, config, found.rules, clock)),
             ("store", gateway.watch.run),
-            ("sweep", sweeping),
+            ("sweep", partial(sweep, config, stores, clock)),
             ("index", gateway.memory.indexer.run),
             ("channels", partial(room.open_late, found.plugins)),
         ):
@@ -387,7 +393,7 @@ async def _open(
     """Raises McpNotInstalled, SoulUnreadable, TreeInvalid."""
     config, stores, clock = made.config, shared.stores, shared.clock
     meter = shared.meter(config, made.prices)
-    model = await shared.models(config, meter)
+    model = shared.models(config, meter)
     texts = FileTexts(clock)
     souls = Souls(texts, made.souls, clock=clock, templates=made.templates)
     await souls.load()
@@ -407,7 +413,7 @@ async def _open(
         originals=stores.tools,
     )
     await _open_mcp_servers(config, shared, gate, stack)
-    return Resources(group, meter, model, souls, plans, plugins, gate, Rulebook(made, clock))
+    return Resources(group, meter, model, souls, plans, plugins, gate, CurrentRules(made.rules))
 
 
 async def _open_plugins(
@@ -416,8 +422,8 @@ async def _open_plugins(
     enabled = [one for one in config.plugins if one.is_enabled]
     fetches = any(plugin.origins for plugin in enabled)
     own = {"folder": Folder()}
-    means = SandboxMeans(
-        fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
+    means = HostDeps(
+        fetch=await stack.enter_async_context(open_fetch()) if fetches else NoFetch(),
         store=shared.stores.tools,
         clock=shared.clock,
         read_adapter=read_description,
@@ -437,18 +443,16 @@ async def _open_mcp_servers(
     if not config.mcp.servers:
         return
     # An extra, and slow to import.
-    from gateway.mcp.connecting import Dialling  # noqa: PLC0415
-    from gateway.mcp.servers import open_servers  # noqa: PLC0415
-    from gateway.mcp.supervising import Means as ServerMeans  # noqa: PLC0415
+    from gateway.mcp.connections import Connector  # noqa: PLC0415
+    from gateway.mcp.servers import ServerDeps, open_servers  # noqa: PLC0415
 
     async def on_changed(facts: Mapping[str, object]) -> None:
         shared.tell("mcp.tool.changed", facts)
         deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
         await shared.stores.audit.append(deed)
 
-    http = await shared.sockets.http("mcp")
-    means = ServerMeans(
-        dial=Dialling(http, config.gateway.data_dir / "mcp", shared.clock).line,
+    means = ServerDeps(
+        connector=Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock),
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
@@ -462,7 +466,7 @@ async def _open_mcp_servers(
 
 def _mcp_door(gateway: Gateway) -> AbstractAsyncContextManager[Door]:
     """The application at /mcp."""
-    from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
+    from gateway.mcp.endpoint import serving  # noqa: PLC0415  # takes a third of a second
 
     config, ids = gateway.made.config, gateway.shared.ids
     agent = replace(usual_agent(config), tools=config.mcp.serve.tools)

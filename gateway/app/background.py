@@ -8,13 +8,13 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from gateway.app.generation import Generation, rule_set
+from gateway.app.generation import rule_set
 from gateway.config.rules import RuleReader
 from gateway.config.values import GatewayConfig
 from gateway.control.rules import CurrentRules, problems_of
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Clock, Stores
-from gateway.host.texts import watch_folder
+from gateway.host.files import watch_folder
 
 log = logging.getLogger(__name__)
 
@@ -24,29 +24,22 @@ PAUSE_S = 0.1
 SENT_AGAIN = timedelta(days=8)  # no platform brings a message again after a week
 
 
-class Rulebook:
-    """Keeps the rules of now as the files in the folder of rules say."""
+async def keep_rules_fresh(config: GatewayConfig, current: CurrentRules, clock: Clock) -> None:
+    """Reads the folder of rules now, and whenever a file there changes; without a folder it ends."""
+    taken = {rule.id: rule for rule in config.rules}
 
-    def __init__(self, made: Generation, clock: Clock) -> None:
-        self._config, self._clock = made.config, clock
-        self._taken = {rule.id: rule for rule in made.config.rules}
-        self.current = CurrentRules(made.rules)
-
-    async def keep_fresh(self) -> None:
-        """Reads the folder now, and whenever a file there changes; without a folder it ends."""
-        if self._config.rule_folder is not None:
-            folder = self._config.rule_folder.path
-            await watch_folder(folder, "*.toml", self._clock, partial(self._read, folder))
-
-    async def _read(self, path: Path) -> None:
-        reader = RuleReader(problems_of)
-        folder = await to_thread.run_sync(reader.folder, path, self._taken)
-        fresh = rule_set(self._config, folder)
-        fresh.keep_faults(self.current.now)
-        self.current.now = fresh
+    async def read(path: Path) -> None:
+        folder = await to_thread.run_sync(RuleReader(problems_of).folder, path, taken)
+        fresh = rule_set(config, folder)
+        fresh.keep_faults(current.now)
+        current.now = fresh
         for one in folder.refused:
             log.warning("a file of rules is refused", extra={"file": one.file, "why": one.why})
         log.info("rules are read", extra={"folder": str(folder.path), "rules": len(folder.rules)})
+
+    if config.rule_folder is not None:
+        path = config.rule_folder.path
+        await watch_folder(path, "*.toml", clock, partial(read, path))
 
 
 async def sweep(config: GatewayConfig, stores: Stores, clock: Clock) -> None:

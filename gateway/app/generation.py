@@ -16,6 +16,7 @@ from gateway.control.policy import (
     DecisionTree,
     DecisionTrees,
     MakeDecisionTree,
+    with_others,
 )
 from gateway.control.rules import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
@@ -23,7 +24,7 @@ from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.sessions import Choosable
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 from gateway.providers.prices import PriceTable, why_no_thinking
 from gateway.routing import Router
 from gateway.sessions.intake import QueueBounds
@@ -122,7 +123,7 @@ def decision_trees(wanted: Set[str]) -> DecisionTrees:
     for point in found:
         if point.name in wanted:
             _load(point)
-    return DecisionTrees({point.name: partial(make, point) for point in found})
+    return with_others({point.name: partial(make, point) for point in found})
 
 
 def _load(point: EntryPoint) -> MakeDecisionTree:

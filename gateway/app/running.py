@@ -17,8 +17,7 @@ from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.supervision import supervise
-from gateway.host.keyfile import NAME as KEY
-from gateway.host.keyfile import make_key
+from gateway.host.files import KEY, make_key
 from gateway.host.process import has_terminal, settle
 from gateway.store.faults import file_faults
 from gateway.store.opening import note_owner

@@ -2,10 +2,9 @@
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -34,38 +33,19 @@ from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import open_store
 from gateway.web.status import ProviderTrial
 
-Opened = TypeVar("Opened")
+
+def open_fetch() -> AbstractAsyncContextManager[Fetch]:
+    """The client behind the guard. Its library takes as long to import as all the rest."""
+    from gateway.outbound.client import open_guarded  # noqa: PLC0415  # see above
+
+    return open_guarded()
 
 
-class HttpClients:
-    """The ways out, each opened when it is first needed and closed with the stack. Only here the client
-    behind the guard and the sockets is imported: it takes as long as all the rest."""
+def open_sockets() -> AbstractAsyncContextManager[SocketClient]:
+    """The same for WebSockets."""
+    from gateway.outbound.client import open_socket_client  # noqa: PLC0415  # see above
 
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack, self._lock = stack, anyio.Lock()
-        self._opened: dict[str, Any] = {}
-
-    async def http(self, use: str) -> Http:
-        return await self._once(f"http:{use}", open_outbound)
-
-    async def guarded(self, use: str) -> Fetch:
-        from gateway.outbound.client import open_guarded  # noqa: PLC0415  # see above
-
-        return await self._once(f"guarded:{use}", open_guarded)
-
-    async def socket_client(self) -> SocketClient:
-        from gateway.outbound.client import open_socket_client  # noqa: PLC0415  # see above
-
-        return await self._once("sockets", open_socket_client)
-
-    async def _once(
-        self, use: str, open_one: Callable[[], AbstractAsyncContextManager[Opened]]
-    ) -> Opened:
-        async with self._lock:
-            if use not in self._opened:
-                self._opened[use] = await self._stack.enter_async_context(open_one())
-        found: Opened = self._opened[use]
-        return found
+    return open_socket_client()
 
 
 def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
@@ -80,7 +60,7 @@ class Shared:
     clock: Clock
     ids: Ids
     stores: Stores
-    sockets: HttpClients
+    http: Http
     group: TaskGroup
     lanes: Lanes
     bus: Bus
@@ -109,13 +89,12 @@ class Shared:
         ports = (self.clock, self.ids, self.stores.audit)
         return Meter(self.stores.ledger, config.budgets, prices, *ports, *counters)
 
-    async def models(self, config: GatewayConfig, meter: Meter) -> Model:
+    def models(self, config: GatewayConfig, meter: Meter) -> Model:
         """The providers that the configuration defines, and the demo model: each attempt is metered."""
         found: dict[str, Model] = {}
-        if config.providers:
-            http, chance = await self.sockets.http("models"), random.random
-            for name, definition in config.providers.items():
-                found[name] = ProviderClient(definition, http, self.clock, chance, meter.around)
+        for name, one in config.providers.items():
+            how = (self.http, self.clock, random.random, meter.around)
+            found[name] = ProviderClient(one, *how)
         found.setdefault("demo", meter.around(DemoModel()))
         return Models(found)
 
@@ -129,13 +108,13 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
         store = open_store(url, data_dir, clock=clock, accept_loss=accept_loss)
         stores = await stack.enter_async_context(store)
         await stores.care.probe()
-        sockets = HttpClients(await stack.enter_async_context(AsyncExitStack()))
+        http = await stack.enter_async_context(open_outbound())
         group = await stack.enter_async_context(anyio.create_task_group())
         shared = Shared(
             clock=clock,
             ids=TimeIds(clock),
             stores=stores,
-            sockets=sockets,
+            http=http,
             group=group,
             lanes=Lanes(group, width=config.queue.max_running),
             bus=Bus(),
@@ -163,7 +142,7 @@ async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTrial]:
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
     async with opened(config) as shared:
         meter = shared.meter(config, PriceTable(config.providers))
-        model = await shared.models(replace(config, providers=once), meter)
+        model = shared.models(replace(config, providers=once), meter)
         yield provider_trial(config, model, shared.ids)
 
 

@@ -17,7 +17,7 @@ from gateway.domain.facts import Fact, FactQuery, Recalled, whose
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import QueueMode
 from gateway.domain.ports import FactStore, Ledger
-from gateway.memory.context import told_in_full
+from gateway.memory.context import context_report
 from gateway.memory.recall import Recall
 from gateway.sessions.intake import Front
 from gateway.sessions.lanes import NOTHING, SessionQueues
@@ -185,7 +185,7 @@ class ChatCommands:
             return None
         summary = {} if isinstance(run, LiveRun) else decode(run.summary or "{}")
         kept = summary.get("context") if isinstance(summary, dict) else None
-        return told_in_full(node.run_id, kept) if isinstance(kept, dict) else None
+        return context_report(node.run_id, kept) if isinstance(kept, dict) else None
 
     async def _memory(self, asked: _Asked) -> str:
         await self.settled(asked.key)

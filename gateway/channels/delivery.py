@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.channels.adapter_json import read_context, read_formatted
-from gateway.channels.adapters import Adapter, Formatted, Rate, ReplyContext, Request
+from gateway.channels.adapters import Adapter, Formatted, Rate, Reply, ReplyContext, Request
 from gateway.channels.health import Health
 from gateway.channels.recipes import Answer, Arrived, Declined, Moved, TryAgain, read_answer
 from gateway.channels.splitting import Piece, Splitting
@@ -163,21 +163,11 @@ class PlatformClient:
         self, do: Do, key: str, to: ReplyContext, text: str = "", *, edits: str | None = None
     ) -> Formatted:
         """`edits` names the message to put it in the place of. Raises AdapterFailed, TooLong."""
-        config = self.channel.config
-        reply = {
-            "do": do,
-            "key": key,
-            "peer": to.peer,
-            "thread": to.thread,
-            "is_group": to.is_group,
-            "reply_to": to.reply_to,
-            "answer": to.answer,
-            "text": text,
-            "edits": edits,
-            "account": self.channel.account,
-            "config": config,
-            "api_base": config.get("api_base") or self.adapter.description.api_base,
-        }
+        base, channel = self.adapter.description.api_base, self.channel
+        if isinstance(own := channel.config.get("api_base"), str) and own:
+            base = own
+        what = (to.peer, to.thread, to.is_group, to.reply_to, to.answer, text, edits)
+        reply = Reply(do, key, *what, channel.account, channel.config, base)
         formatted = read_formatted(await self.adapter.format(to_json(reply).decode()))
         if formatted.too_long:
             raise TooLong

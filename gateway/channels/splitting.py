@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -181,16 +181,8 @@ def _fences(text: str) -> Iterator[Fence]:
             return
 
 
-def _one(_char: str) -> int:
-    return 1
-
-
-def _utf16(char: str) -> int:
-    return 2 if char > "\uffff" else 1
-
-
-def _utf8(char: str) -> int:
-    return len(char.encode(errors="surrogatepass"))
-
-
-_WIDTHS = {"characters": _one, "utf16": _utf16, "bytes": _utf8}
+_WIDTHS: dict[Unit, Callable[[str], int]] = {
+    "characters": lambda _char: 1,
+    "utf16": lambda char: 2 if char > "\uffff" else 1,
+    "bytes": lambda char: len(char.encode(errors="surrogatepass")),
+}

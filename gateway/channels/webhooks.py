@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -43,7 +43,6 @@ _OF_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 _SMALL = frozenset({0, 1, _P - 1, _P, _P + 1, _OF_ORDER_8, _P - _OF_ORDER_8})
 
 Headers = tuple[tuple[str, str], ...]
-Proves = Callable[[bytes, str], bool]  # what was signed, and one signature as it was written
 Why = Literal["missing", "stale", "wrong"]
 
 
@@ -70,11 +69,11 @@ class NotGenuine(GatewayError):
 # ---------------------------------------------------------------------------------- verification
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """One recipe with its key."""
+    """One recipe with its key: the secret, or the public key of ed25519."""
 
     recipe: Verify
     clock: Clock
-    proves: Proves
+    key: bytes
 
     def check(self, call: WebhookCall) -> None:
         """Raises NotGenuine, whatever else goes wrong on the way."""
@@ -92,7 +91,7 @@ class Verifier:
         """Those that prove nothing: an adapter gets to see no other. What was signed may be seen."""
         return tuple(one for one in headers if one[0] != self.recipe.header.lower())
 
-    def key(self, body: bytes) -> str:
+    def dedupe_key(self, body: bytes) -> str:
         """What tells a genuine call from others; empty where its messages have ids to be trusted."""
         return f"sha256:{hashlib.sha256(body).hexdigest()}" if self.recipe.dedupe == "body" else ""
 
@@ -126,10 +125,16 @@ class Verifier:
         return text
 
     def _holds(self, text: bytes, proof: str) -> bool:
+        recipe = self.recipe
+        if recipe.type == "token":
+            return hmac.compare_digest(proof.encode(), self.key)
         try:
-            return self.proves(text, proof)
+            if recipe.type == "ed25519":
+                return _is_signed_by(self.key, text, _decoded(proof, recipe.encoding, 64))
+            given = _decoded(proof, recipe.encoding, hashlib.sha256().digest_size)
         except ValueError:  # not even written as a signature
             return False
+        return hmac.compare_digest(given, hmac.digest(self.key, text, "sha256"))
 
 
 def _single(call: WebhookCall, name: str) -> str:
@@ -154,33 +159,18 @@ def verifier(description: Description, channel: ChannelDef, clock: Clock) -> Ver
             for one in description.recipes
         )
         raise ChannelRefused(channel.name, f"how calls are verified is not said; set {wanted}")
-    recipe = fitting[0]
-    if recipe.type == "ed25519":
-        proves = _by_public_key(_public_key(recipe, channel), recipe.encoding)
-        return Verifier(recipe, clock, proves)
-    value = secret_of(channel, recipe.secret or "")
-    if recipe.type == "token":
-        return Verifier(recipe, clock, lambda _, proof: _same(proof, value))
-    key = _key(recipe, channel, value)
-
-    def proves_mac(text: bytes, proof: str) -> bool:
-        given = _decoded(proof, recipe.encoding, hashlib.sha256().digest_size)
-        return hmac.compare_digest(given, hmac.digest(key, text, "sha256"))
-
-    return Verifier(recipe, clock, proves_mac)
+    key = _key(fitting[0], channel)
+    if fitting[0].type == "ed25519":
+        _is_signed_by(key, b"", bytes(64))  # the library is loaded now, not at the first call
+    return Verifier(fitting[0], clock, key)
 
 
 def proofs(description: Description, channel: ChannelDef) -> frozenset[bytes]:
     """By what its callers prove who they are: with one in common, each of two channels may take the
     other's calls, whatever header they stand in. Raises ChannelRefused."""
-    found: set[bytes] = set()
-    for recipe in description.recipes:
-        if _is_meant(recipe, channel) and recipe.type == "ed25519":
-            found.add(_public_key(recipe, channel))
-        elif _is_meant(recipe, channel):
-            value = secret_of(channel, recipe.secret or "")
-            found |= {value.encode(), _key(recipe, channel, value)}
-    return frozenset(found)
+    meant = [one for one in description.recipes if _is_meant(one, channel)]
+    secrets = {secret_of(channel, one.secret).encode() for one in meant if one.secret}
+    return frozenset(secrets | {_key(one, channel) for one in meant})
 
 
 def _is_meant(recipe: Verify, channel: ChannelDef) -> bool:
@@ -198,8 +188,12 @@ def secret_of(channel: ChannelDef, name: str) -> str:
     return value
 
 
-def _key(recipe: Verify, channel: ChannelDef, value: str) -> bytes:
-    if recipe.secret_form == "text":
+def _key(recipe: Verify, channel: ChannelDef) -> bytes:
+    """Raises ChannelRefused."""
+    if recipe.type == "ed25519":
+        return _public_key(recipe, channel)
+    value = secret_of(channel, recipe.secret or "")
+    if recipe.type == "token" or recipe.secret_form == "text":
         return value.encode()
     try:
         key = _from_base64(value.removeprefix(WHSEC))
@@ -221,27 +215,18 @@ def _public_key(recipe: Verify, channel: ChannelDef) -> bytes:
     return raw
 
 
-def _same(proof: str, value: str) -> bool:
-    return hmac.compare_digest(proof.encode(), value.encode())
-
-
-def _by_public_key(raw: bytes, encoding: str) -> Proves:
+def _is_signed_by(key: bytes, text: bytes, signature: bytes) -> bool:
     # most gateways have no channel that needs it
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
         Ed25519PublicKey,
     )
 
-    key = Ed25519PublicKey.from_public_bytes(raw)
-
-    def proves(text: bytes, proof: str) -> bool:
-        try:
-            key.verify(_decoded(proof, encoding, 64), text)
-        except InvalidSignature:
-            return False
-        return True
-
-    return proves
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, text)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _decoded(text: str, encoding: str, size: int) -> bytes:
@@ -306,7 +291,8 @@ class Challenger:
         asked = self.challenge
         is_whole = len(given) == len(query) and asked.answer in given
         is_meant = all(given.get(name) == value for name, value in asked.expects.items())
-        if not _same(given.get(asked.given, ""), self.secret) or not is_whole or not is_meant:
+        is_right = hmac.compare_digest(given.get(asked.given, "").encode(), self.secret.encode())
+        if not (is_right and is_whole and is_meant):
             raise NotGenuine(403, "wrong")
         return given[asked.answer]
 
@@ -336,7 +322,7 @@ class WebhookAddress:
             kind = (("content-type", "text/plain; charset=utf-8"),)
             return WebhookAnswer(200, kind, text.encode())
         self.verifier.check(call)
-        headers, key = self.verifier.unproving(call.headers), self.verifier.key(call.body)
+        headers, key = self.verifier.unproving(call.headers), self.verifier.dedupe_key(call.body)
         what = (call.body, headers, call.method, call.path, call.query)
         reply = await self.channel.receive(Received("webhook", *what, key=key))
         self.channel.health.worked("in")

@@ -1,47 +1,49 @@
-"""`exogate channel`: adds channels to the configuration, tries them, and says how they fare."""
+"""`exogate channel`: adds channels to the configuration, changes them, and tries adapters. What a channel needs is
+asked for on a terminal, refused where it is missing, and never written if the gateway would refuse it at its start."""
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 
-from gateway.channels.adapters import Description
-from gateway.cli.channel_needs import Wanted, complete, require_working
-from gateway.cli.context import CliContext, data_dir, refuse
-from gateway.cli.ending import FAILED
-from gateway.cli.link import linked
-from gateway.cli.platform_script import PLATFORM, read_script
-from gateway.cli.plugin_checking import examine
-from gateway.cli.plugin_files import BadPlugin, Given, given, given_as
-from gateway.cli.plugin_granting import (
-    CAPABILITY,
-    agree,
-    agreed,
-    effect,
-    installed,
-    place_of,
-    planned,
-    save,
-    tell,
+from gateway.channels.adapters import Description, Webhook
+from gateway.channels.room import require_openable, secrets_of
+from gateway.cli.channel_testing import PLATFORM, play, read_script
+from gateway.cli.command import FAILED, CliContext
+from gateway.cli.configuration import Edit, agree
+from gateway.cli.link import ask, data_dir
+from gateway.cli.plugin import CAPABILITY, planned
+from gateway.cli.plugin_files import (
+    BadPlugin,
+    Given,
+    asked_lines,
+    block,
+    examine,
+    given,
+    given_as,
+    shown,
 )
-from gateway.cli.plugin_place import Place
-from gateway.cli.plugin_words import asked_lines, block, shown
+from gateway.cli.verbs import cell, rendered
 from gateway.config import editing
 from gateway.config.plugins import BUNDLED
-from gateway.config.problems import ConfigInvalid
+from gateway.config.secrets import REFERENCE
 from gateway.domain.channels import TransportKind
+from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, HttpGrant, PluginDef
+from gateway.host.clock import SystemClock
 from gateway.host.logs import logging_to
 
+LONGEST_TEXT = 80  # characters of a letter that are shown
 
-@click.group()
-def channel() -> None:
-    """Connect chat platforms, and test and list the connections."""
+
+class ChannelIncomplete(GatewayError):
+    """Nothing was written; the text names what is missing."""
+
+    code = "channel_incomplete"
 
 
 class _PairType(click.ParamType[tuple[str, str]]):
@@ -56,10 +58,21 @@ class _PairType(click.ParamType[tuple[str, str]]):
         return name, text
 
 
-PAIR = _PairType()
+secrets_given = click.option(
+    "--secret", "secrets", type=_PairType(), multiple=True, help="A reference: ${env:TOKEN}."
+)
+settings_given = click.option(
+    "--set", "settings", type=_PairType(), multiple=True, help="Of `config`, for the adapter."
+)
+transport_given = click.option(
+    "--transport",
+    type=click.Choice(["webhook", "poll", "socket"]),
+    help="How the platform is reached; if not said, the first way that the adapter offers.",
+)
 
 
-TRANSPORT = click.Choice(["webhook", "poll", "socket"])
+@click.group()
+def channel() -> None: ...
 
 
 def _source(kind: str) -> Given:
@@ -67,29 +80,85 @@ def _source(kind: str) -> Given:
     return given(kind if Path(kind).exists() else f"{BUNDLED}{kind}")
 
 
-def _entry(value: str, hosts: Sequence[str]) -> object:
-    """A secret as the file has it: with one host it is clear where it may go."""
-    return {"value": value, "hosts": list(hosts)} if len(hosts) > 1 else value
+def _entries(secrets: Mapping[str, str], granted: Iterable[Capability]) -> dict[str, object]:
+    """Secrets as the file has them: with one host it is clear where one may go."""
+    hosts = [str(one).removeprefix("http:") for one in granted if isinstance(one, HttpGrant)]
+    if len(hosts) < 2:
+        return dict(secrets)
+    return {name: {"value": value, "hosts": hosts} for name, value in secrets.items()}
 
 
-def _wanted(
-    secrets: Sequence[tuple[str, str]],
-    settings: Sequence[tuple[str, str]],
-    transport: TransportKind | None,
-) -> Wanted:
-    return Wanted(dict(secrets), dict(settings), transport)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A channel as it is to be written: references of secrets, and texts of `config`."""
+
+    secrets: Mapping[str, str]
+    config: Mapping[str, object]
+    transport: TransportKind | None = None
+
+    def lacks(self, description: Description) -> tuple[Sequence[str], Sequence[str]]:
+        """The names of secrets and of keys of `config` that are missing, in the order in which they are asked for."""
+        offered = (one for one in description.transports if self.transport in {None, one.type})
+        transport = next(offered, description.transports[0])
+        # The recipes of the calls that `config` chooses; none while it chooses none.
+        recipes = [
+            one
+            for one in description.recipes
+            if isinstance(transport, Webhook)
+            and all(self.config.get(name) == value for name, value in one.when.items())
+        ]
+        secrets = [*description.secrets, *secrets_of(transport)]
+        secrets += [one.secret for one in recipes if one.secret]
+        config = [*description.needs, *(one.key for one in recipes if one.key)]
+        return (
+            [name for name in dict.fromkeys(secrets) if not self.secrets.get(name, "").strip()],
+            [name for name in dict.fromkeys(config) if self.config.get(name) in (None, "")],
+        )
+
+    def completed(self, name: str, description: Description, *, yes: bool) -> "Wanted":
+        """With what is missing asked for. Raises ChannelIncomplete where nobody can be asked."""
+        wanted = self
+        while any(lacks := wanted.lacks(description)):
+            secrets, config = lacks
+            if yes or not sys.stdin.isatty():
+                named = ", ".join([*secrets, *(f"config.{key}" for key in config)])
+                add = [f"--secret {key}='${{env:NAME}}'" for key in secrets]
+                add += [f"--set {key}=VALUE" for key in config]
+                raise ChannelIncomplete(
+                    f"channel {name} needs {named}; nothing was written. Add {' '.join(add)}"
+                )
+            wanted = wanted.asked(secrets, config, description)
+        return wanted
+
+    def asked(
+        self, secrets: Sequence[str], config: Sequence[str], description: Description
+    ) -> "Wanted":
+        """With one value more: what a key of config says may decide what else is needed."""
+        if config:
+            key = config[0]
+            values = {one.when[key] for one in description.recipes if key in one.when}
+            hint = f" ({', '.join(sorted(values))})" if values else ""
+            value = click.prompt(f"config.{key}{hint}", err=True).strip()
+            return replace(self, config={**self.config, key: value})
+        value = click.prompt(f"secret {secrets[0]} (${{env:NAME}} or ${{file:NAME}})", err=True)
+        if REFERENCE.fullmatch(value.strip()):
+            return replace(self, secrets={**self.secrets, secrets[0]: value.strip()})
+        click.echo("write a reference, not the secret itself", err=True)
+        return self
 
 
-def _hosts(granted: Iterable[Capability]) -> Sequence[str]:
-    return [str(one).removeprefix("http:") for one in granted if isinstance(one, HttpGrant)]
+def _require_working(edit: Edit, after: str, name: str, description: Description) -> None:
+    """Refuses what a start would. Raises ConfigInvalid, ChannelRefused."""
+    channel = next(one for one in edit.checked(after).channels if one.name == name)
+    require_openable(channel, description, SystemClock())
 
 
 @channel.command()
 @click.argument("kind", metavar="KIND|DIR")
 @click.option("--name", help="What to call the channel; if not said, as its adapter.")
-@click.option("--secret", "secrets", type=PAIR, multiple=True, help="A reference: ${env:TOKEN}.")
-@click.option("--set", "settings", type=PAIR, multiple=True, help="Of `config`, for the adapter.")
-@click.option("--transport", type=TRANSPORT, help="If not said, the first that it offers.")
+@secrets_given
+@settings_given
+@transport_given
 @click.option("--grant", "extra", type=CAPABILITY, multiple=True, help="Grant the adapter this.")
 @agree
 @click.pass_obj
@@ -101,49 +170,40 @@ def add(
     name: str | None,
     extra: tuple[Capability, ...],
     yes: bool,
-    **given: Any,
+    **asked: Any,
 ) -> None:
-    """Add a channel and its adapter. On a terminal it asks for missing values and your consent."""
     source = _source(kind)
     plan = planned(context, source, extra, None)
-    description = plan.found.adapter
+    edit, description = plan.edit, plan.found.adapter
     if description is None:
         raise BadPlugin(f"{source.name} is no channel adapter; see `exogate plugin install`")
     name = name or source.name
-    wanted = complete(name, _wanted(**given), description, yes=yes)
-    hosts = _hosts(plan.asked)
-    table: dict[str, object] = {"plugin": plan.found.given.name, "transport": wanted.transport}
-    table |= {"secrets": {key: _entry(one, hosts) for key, one in wanted.secrets.items()}}
-    table |= {"config": wanted.config}
+    wanted = Wanted(dict(asked["secrets"]), dict(asked["settings"]), asked["transport"])
+    wanted = wanted.completed(name, description, yes=yes)
+    table = {
+        "plugin": plan.found.given.name,
+        "transport": wanted.transport,
+        "secrets": _entries(wanted.secrets, plan.asked),
+        "config": wanted.config,
+    }
     table = {key: value for key, value in table.items() if value}
-    plan = replace(plan, after=editing.with_channel(plan.after, name, table))
-    _require_working(context, plan.place, plan.after, name, description)
-    tell(context, [*block("requests", list(asked_lines(plan.asked, plan.new))), plan.difference])
-    agreed("Add it, with these capabilities?", yes=yes)
-    installed(context, plan)
+    plan = replace(plan, after=editing.with_named(plan.after, "channels", name, table))
+    _require_working(edit, plan.after, name, description)
+    requests = block("requests", list(asked_lines(plan.asked, plan.new)))
+    edit.tell(*requests, edit.difference(plan.after))
+    edit.agreed("Add it, with these capabilities?", yes=yes)
+    plan.save()
     if context.json:
-        told = {"name": name, "plugin": source.name, "config": str(plan.place.path)}
-        click.echo(json.dumps(told, ensure_ascii=False))
+        context.tell({"name": name, "plugin": source.name, "config": str(edit.path)})
     else:
-        click.echo(f"channel {name} was added to {plan.place.name}. {effect(context)}")
-
-
-def _require_working(
-    context: CliContext, place: Place, after: str, name: str, description: Description
-) -> None:
-    """Refuses what a start would; ends with 78 for a configuration that is not valid."""
-    try:
-        config = editing.checked(after, place.path, place.around)
-    except ConfigInvalid as error:
-        refuse(context, error)
-    require_working(name, config, description)
+        click.echo(f"channel {name} was added to {edit.name}. {edit.effect}")
 
 
 @channel.command("set")
 @click.argument("name")
-@click.option("--secret", "secrets", type=PAIR, multiple=True, help="A reference: ${env:TOKEN}.")
-@click.option("--set", "settings", type=PAIR, multiple=True, help="Of `config`, for the adapter.")
-@click.option("--transport", type=TRANSPORT, help="How the platform is reached.")
+@secrets_given
+@settings_given
+@transport_given
 @agree
 @click.pass_obj
 def set_(
@@ -155,33 +215,29 @@ def set_(
     transport: TransportKind | None,
     yes: bool,
 ) -> None:
-    """Change the settings of a channel."""
     if not (secrets or settings or transport):
         raise click.UsageError(
             "say what to change: --set KEY=VALUE, --secret NAME=REF, --transport"
         )
-    place = place_of(context)
+    edit = Edit.begin(context)
     keys = {"transport": transport} if transport else {}
-    tables: dict[str, dict[str, object]] = {"config": dict(settings)}
-    adapter = _adapter_of(context, place, name)
-    hosts = _hosts(adapter.capabilities)
-    tables["secrets"] = {key: _entry(value, hosts) for key, value in secrets}
-    after = editing.with_channel_keys(place.text, name, keys, tables)
+    adapter = _adapter_of(edit, name)
+    tables: dict[str, dict[str, object]] = {
+        "config": dict(settings),
+        "secrets": _entries(dict(secrets), adapter.capabilities),
+    }
+    after = editing.with_channel_keys(edit.before, name, keys, tables)
     found = anyio.run(examine, data_dir(context), given_as(adapter), adapter)
     if found.adapter is None:
         raise BadPlugin(f"{adapter.name} cannot be loaded: {shown('; '.join(found.problems))}")
-    _require_working(context, place, after, name, found.adapter)
-    _written(context, place, after, name, yes=yes)
+    _require_working(edit, after, name, found.adapter)
+    edit.written(after, nothing=f"channel {name} has these settings already", yes=yes, name=name)
 
 
-def _adapter_of(context: CliContext, place: Place, name: str) -> PluginDef:
+def _adapter_of(edit: Edit, name: str) -> PluginDef:
     """The plugin of a channel, also where the channel's own secrets do not resolve. Raises CannotEdit."""
-    bare = editing.without_channel(place.text, name)
-    try:
-        config = editing.checked(bare, place.path, place.around)
-    except ConfigInvalid as error:
-        refuse(context, error)
-    plugin = editing.plugin_of_channel(place.text, name)
+    config = edit.checked(editing.without_channel(edit.before, name))
+    plugin = editing.plugin_of_channel(edit.before, name)
     found = next((one for one in config.plugins if one.name == plugin), None)
     if found is None:
         raise BadPlugin(f"channel {name} names the plugin {plugin}, which the file does not have")
@@ -193,39 +249,18 @@ def _adapter_of(context: CliContext, place: Place, name: str) -> PluginDef:
 @agree
 @click.pass_obj
 def remove(context: CliContext, name: str, *, yes: bool) -> None:
-    """Remove a channel and its bindings. Its adapter and its conversations stay."""
-    place = place_of(context)
-    after = editing.without_channel(place.text, name)
-    count = editing.bindings_of(place.text, name)
-    if count:
-        tell(context, [f"{count} binding{'s' if count > 1 else ''} of its messages go with it."])
-    tell(context, ["Its adapter stays in [[plugins]], and its conversations stay in the store."])
-    _written(context, place, after, name, yes=yes)
-
-
-def _written(context: CliContext, place: Place, after: str, name: str, *, yes: bool) -> None:
-    is_changed = after != place.text
-    if is_changed:
-        tell(context, [editing.difference(place.text, after, place.name)])
-        agreed("Write it?", yes=yes)
-        save(context, place, after)
-    if context.json:
-        told = {"name": name, "config": str(place.path), "changed": is_changed}
-        click.echo(json.dumps(told, ensure_ascii=False))
-    else:
-        is_done = f"{place.name} was written. {effect(context)}"
-        click.echo(
-            is_done if is_changed else f"channel {name} has these settings already; nothing changed"
-        )
+    edit = Edit.begin(context)
+    after = editing.without_channel(edit.before, name)
+    notes = ["Its adapter stays in [[plugins]], and its conversations stay in the store."]
+    if count := editing.bindings_of(edit.before, name):
+        notes.insert(0, f"{count} binding{'s' if count > 1 else ''} of its messages go with it.")
+    edit.written(after, *notes, nothing=f"channel {name} is gone", yes=yes, name=name)
 
 
 @channel.command()
 @click.argument("kind", metavar="KIND|DIR")
 @click.pass_obj
 def test(context: CliContext, kind: str) -> None:
-    """Test an adapter with a simulated platform. Exit 1 if its conversation goes otherwise."""
-    from gateway.cli.channel_testing import play  # noqa: PLC0415  # a whole gateway
-
     source = _source(kind)
     script = read_script(source.file.parent / PLATFORM)
 
@@ -235,33 +270,14 @@ def test(context: CliContext, kind: str) -> None:
 
     with logging_to(sys.stderr, "error", "console"):
         played = play(source, script, tell_step)
-    is_fine = all(not one.problems for one in played)
+    fine = sum(not one.problems for one in played)
+    is_fine = fine == len(played)
     if context.json:
-        steps = [one.as_json() for one in played]
-        click.echo(json.dumps({"ok": is_fine, "steps": steps}, ensure_ascii=False))
+        context.tell({"ok": is_fine, "steps": [one.as_json() for one in played]})
     else:
-        fine = sum(not one.problems for one in played)
         click.echo(f"{fine} of {len(script.steps)} steps passed")
     if not is_fine:
         sys.exit(FAILED)
-
-
-@channel.command("list")
-@click.pass_obj
-def list_channels(context: CliContext) -> None:
-    """List the channels of the running gateway with their state."""
-    with linked(context) as link:
-        told = link.call("channel.list")
-    if context.json:
-        click.echo(json.dumps(told, ensure_ascii=False))
-        return
-    for one in told["channels"]:
-        counts = f"{one['receiving']['count']} in, {one['sending']['count']} out"
-        waits = f"   {one['pending']} queued, {one['dead'] + one['unread']} dead letters"
-        why = f"   {one['why']}" if one["why"] else ""
-        click.echo(shown(f"{one['name']:16} {one['state']:10} {counts}{waits}{why}"))
-    if not told["channels"]:
-        click.echo("no channel is configured; `exogate channel add KIND` adds one", err=True)
 
 
 @channel.command("dead-letters")
@@ -280,34 +296,32 @@ def dead_letters(
     resubmit: str | None,
     drop: str | None,
 ) -> None:
-    """List, resubmit or drop failed messages and answers."""
     if resubmit and drop:
         raise click.UsageError("give either --resubmit or --drop")
-    method, params = "channel.dead_letters", {"channel": name, "limit": limit, "before": before}
     if resubmit or drop:
         method = "channel.resubmit" if resubmit else "channel.drop"
-        params = {"id": resubmit or drop, "channel": name}
-    with linked(context) as link:
-        told = link.call(method, **params)
-    if context.json:
-        click.echo(json.dumps(told, ensure_ascii=False))
+        told = ask(context, method, {"id": resubmit or drop, "channel": name})
     else:
-        click.echo("\n".join(_letters(told)) or "no dead letters")
+        asked = {"channel": name, "limit": limit, "before": before}
+        told = ask(context, "channel.dead_letters", asked)
+    if context.json:
+        context.tell(told)
+    elif "letters" not in told:
+        click.echo(f"{cell(told['id'])} is {told['state']}")
+    else:
+        _show_letters(told)
 
 
-def _letters(told: Mapping[str, Any]) -> Iterable[str]:
-    if "letters" not in told:
-        yield shown(f"{told['id']} is {told['state']}")
+def _show_letters(told: Mapping[str, Any]) -> None:
+    for one in (*told["letters"], *told["unread"]):
+        one["text"] = one["text"][:LONGEST_TEXT]
+    if not (told["letters"] or told["unread"]):
+        click.echo("no dead letters")
         return
-    for one in told["letters"]:
-        whither = f"{one['channel']}:{one['account']}:{one['peer']}"
-        yield shown(f"{one['place']:>6}  {one['id']}  {one['at']}  {whither}  {one['state']}")
-        yield shown(f"        {one['why'] or '-'}   {one['text'][:80]}")
+    columns = ("place id at channel account peer state why text", "id at channel account why text")
+    lists = {name: told[name] for name in ("letters", "unread")}
+    click.echo("\n".join(rendered(lists, columns)))
     if told["more"]:
-        yield f"more: --before {told['letters'][-1]['place']}"
-    for one in told["unread"]:
-        yield shown(f"    in  {one['id']}  {one['at']}  {one['channel']}:{one['account']}")
-        yield shown(f"        {one['why'] or '-'}   {one['text'][:80]}")
-    if told["letters"] or told["unread"]:
-        counts = told["counts"]
-        yield f"{counts['outgoing']} outgoing, {counts['incoming']} incoming"
+        click.echo(f"more: --before {told['letters'][-1]['place']}")
+    counts = told["counts"]
+    click.echo(f"{counts['outgoing']} outgoing, {counts['incoming']} incoming")

@@ -1,32 +1,212 @@
-"""Plays an adapter's script: a whole gateway and a simulated platform, in this process and on loopback."""
+"""Plays an adapter's platform.json: a conversation between a whole gateway and a simulated platform, in this process
+and on loopback."""
 
 import http.client
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import anyio
 from anyio import to_thread
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.running import Running, open_doors
 from gateway.channels.adapters import Description, Verify
 from gateway.channels.webhooks import signed
-from gateway.cli.known import known
-from gateway.cli.platform_script import Call, Out, Script, Step, contains, decoded, fits
-from gateway.cli.plugin_files import BadPlugin, Given
-from gateway.cli.simulated_platform import Heard, Platform, platform
+from gateway.cli.configuration import known
+from gateway.cli.plugin_files import BadPlugin, Given, problems_of
 from gateway.config import editing
 from gateway.config.load import load
 from gateway.config.plugins import BUNDLED
 from gateway.config.values import GatewayConfig
 from gateway.domain.version import VERSION
+
+PLATFORM = "platform.json"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Answer(_Table):
+    """What a request is answered that fits; of several for one address each is given once, and the
+    last one from then on."""
+
+    method: str
+    url: str  # after api_base, as `fits` has it
+    status: int = 200
+    headers: dict[str, str] = {}
+    body: Any = None
+
+
+class Call(_Table):
+    """Signed by the simulator, as the adapter describes it."""
+
+    method: str = "POST"
+    path: str = ""
+    query: str = ""
+    headers: dict[str, str] = {}
+    body: Any = ""
+
+    @property
+    def content(self) -> bytes:
+        is_text = isinstance(self.body, str)
+        return (self.body if is_text else json.dumps(self.body, ensure_ascii=False)).encode()
+
+
+class Answered(_Table):
+    status: int = 200
+    body: Any = None  # a part of it if it is JSON
+
+
+class Out(_Table):
+    method: str
+    url: str
+    body: Any = None  # a part of it if it is JSON
+
+
+class Step(_Table):
+    name: str
+    call: Call = Field(alias="in")
+    answered: Answered = Answered()
+    out: list[Out] = []
+
+
+class Script(_Table):
+    transport: Literal["webhook"]
+    config: dict[str, Any] = {}  # a text that begins with `/` is an address of the platform
+    secrets: dict[str, str] = {}
+    ed25519_seed: str | None = None
+    groups: dict[str, dict[str, Any]] = {}
+    answers: list[Answer]
+    steps: list[Step]
+
+
+def read_script(path: Path) -> Script:
+    """Raises BadPlugin."""
+    try:
+        return Script.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise BadPlugin(
+            f"there is no {path}: its adapter ships no platform to play with"
+        ) from error
+    except (OSError, ValidationError) as error:
+        raise BadPlugin(f"{path} cannot be used: {problems_of(error)}") from error
+
+
+def fits(pattern: str, url: str) -> bool:
+    """`*` is any text without a slash. The query counts only if the pattern has one."""
+    url = url if "?" in pattern else url.partition("?")[0]
+    return re.fullmatch("[^/]*".join(map(re.escape, pattern.split("*"))), url) is not None
+
+
+def contains(whole: object, part: object) -> bool:
+    """Whether all that is in the part is in the whole; a list has to be as long."""
+    if isinstance(part, Mapping):
+        return isinstance(whole, Mapping) and all(
+            name in whole and contains(whole[name], value) for name, value in part.items()
+        )
+    if isinstance(part, list):
+        if not isinstance(whole, list) or len(whole) != len(part):
+            return False
+        return all(contains(one, wanted) for one, wanted in zip(whole, part, strict=True))
+    return whole == part
+
+
+def decoded(body: bytes) -> object:
+    """A JSON object or list, else the text."""
+    text = body.decode(errors="replace")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict | list) else text
+
+
+# -- the platform
+
+UNKNOWN = Answer(method="", url="", status=404)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    method: str
+    url: str
+    body: object
+    status: int  # that it was answered
+
+
+@dataclass(slots=True)
+class Platform:
+    answers: Sequence[Answer]
+    url: str = ""
+    heard: list[Heard] = field(default_factory=list)
+    _given: set[int] = field(default_factory=set)  # answers that others follow
+    _lock: Lock = field(default_factory=Lock)
+
+    def answer(self, method: str, url: str, body: bytes) -> Answer:
+        with self._lock:
+            fitting = [
+                place
+                for place, one in enumerate(self.answers)
+                if one.method == method and fits(one.url, url)
+            ]
+            left = [place for place in fitting if place not in self._given]
+            self._given.update(left[:1])
+            place = next(iter(left[:1] or fitting[-1:]), None)
+            answer = UNKNOWN if place is None else self.answers[place]
+            self.heard.append(Heard(method, url, decoded(body), answer.status))
+            return answer
+
+
+@contextmanager
+def platform(answers: Sequence[Answer]) -> Iterator[Platform]:
+    """Its threads end with it."""
+    it = Platform(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            answer = it.answer(self.command, self.path, body)
+            content = json.dumps(answer.body).encode() if answer.body is not None else b""
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815  # as the library calls them
+
+        def log_message(self, format: str, *args: object) -> None:  # its name there
+            """What was said is shown by whoever plays."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    it.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield it
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+# -- the play
 
 WITHIN_S = 30.0  # all that a step causes
 LOOKS_EVERY_S = 0.02
@@ -124,7 +304,8 @@ def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayCo
         "groups": script.groups,
     }
     text = _CONFIG.format(data_dir=json.dumps(str(folder / "data")))
-    text = editing.with_channel(editing.with_plugin(text, plugin), source.name, channel)
+    text = editing.with_plugin(text, plugin)
+    text = editing.with_named(text, "channels", source.name, channel)
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     path.chmod(editing.OWNERS_ALONE)

@@ -1,6 +1,5 @@
 """`exogate chat`: talk to an agent in the terminal."""
 
-import json
 import select
 import sys
 from collections.abc import Mapping
@@ -8,15 +7,14 @@ from typing import Any
 
 import click
 
-from gateway.cli.context import CliContext
-from gateway.cli.ending import FAILED, failure
+from gateway.cli.command import FAILED, CliContext, Terminal, failure
 from gateway.cli.link import Link, linked
-from gateway.cli.terminal import tell_styled
-from gateway.domain.ids import encode_part
-from gateway.host.terminal import one_line
+from gateway.config.environment import NO_COLOR, read_environment, value_of
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.host.terminal import one_line, visible
 
 LISTEN_EVERY_S = 0.2  # to what is typed while an answer streams
-HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"
+HELP = "/new a new conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"
 
 
 @click.command()
@@ -25,39 +23,37 @@ HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · 
 @click.option("--peer", default="main", show_default=True, help="Which conversation.")
 @click.pass_obj
 def chat(context: CliContext, message: str | None, agent: str | None, peer: str) -> None:
-    """Talk to an agent in the terminal."""
     with linked(context) as link:
         if message is None:
             Conversation(link, agent, peer).hold()
             return
-        end = _ask(link, message, agent, peer)
-        if context.json:
-            failed = failure(end["error_type"], end["message"]) if end["type"] == "error" else {}
-            click.echo(json.dumps({**end, **failed}, ensure_ascii=False))
-        elif end["type"] == "done":
-            click.echo(end["response"])
-        if end["type"] == "error":
-            click.echo(f"exogate: {end['message']}", err=True)
-            sys.exit(FAILED)
-
-
-def _ask(link: Link, message: str, agent: str | None, peer: str) -> Mapping[str, Any]:
-    sent = link.call("chat.send", content=message, agent=agent, peer=peer)
-    for event in link.events(sent["run_id"]):
-        if event["type"] == "system":  # why an answer is cut short, what is nearly spent
-            click.echo(f"exogate: {event['system_message']}", err=True)
-    return event
+        sent = link.call("chat.send", content=message, agent=agent, peer=peer)
+        end: Mapping[str, Any] = {}
+        for event in link.watch(sent["run_id"]):
+            end = event or end
+            if end["type"] == "system":  # why an answer is cut short, what is nearly spent
+                click.echo(f"exogate: {end['system_message']}", err=True)
+    has_failed = end["type"] == "error"
+    if context.json:
+        context.tell({**end, **failure(end["error_type"], end["message"])} if has_failed else end)
+    elif not has_failed:
+        click.echo(end["response"])
+    if has_failed:
+        click.echo(f"exogate: {end['message']}", err=True)
+        sys.exit(FAILED)
 
 
 class Conversation:
     """Reads a line, streams the answer, until the input ends."""
 
     def __init__(self, link: Link, agent: str | None, peer: str) -> None:
-        self._link, self._agent, self._peer = link, agent, peer
+        self._link, self._asked_agent, self._peer = link, agent, peer
         self._typed: list[str] = []
+        route = link.call("route.explain", channel="websocket", account="local", peer=peer)
+        self._agent = agent or route["agent_id"]
 
     def hold(self) -> None:
-        self._greet()
+        click.echo(f"Talking to {self._agent} as websocket:local:{self._peer}. {HELP}")
         while True:
             try:
                 line = self._typed.pop(0) if self._typed else input("you> ").strip()
@@ -67,21 +63,16 @@ class Conversation:
             if line == "/quit":
                 return
             if line.startswith("/"):
-                self._command(line)
+                self._command(line.split()[0])
             elif line:
                 self._say(line)
 
-    def _greet(self) -> None:
-        route = self._link.call(
-            "route.explain", channel="websocket", account="local", peer=self._peer
-        )
-        agent = self._agent or route["agent_id"]
-        click.echo(f"Talking to {agent} as websocket:local:{self._peer}. {HELP}")
-
-    def _command(self, line: str) -> None:
-        match line.split()[0]:
+    def _command(self, word: str) -> None:
+        match word:
             case "/new":
-                self._start_anew()
+                key = SessionKey(AgentId(self._agent), "websocket", "local", self._peer)
+                self._link.call("session.create", session_key=str(key))
+                click.echo("a new conversation begins; what is known about you stays")
             case "/stop":
                 click.echo("no answer is running")
             case "/status":
@@ -94,21 +85,8 @@ class Conversation:
             case _:
                 click.echo(HELP)
 
-    def _start_anew(self) -> None:
-        """Another peer is another session; the old one stays as it is."""
-        base = self._peer.partition("#")[0]
-        page = self._link.call(
-            "session.list", channel="websocket", query=encode_part(base), limit=500
-        )
-        taken = {record["peer"] for record in page["sessions"]}
-        number = 2
-        while f"{base}#{number}" in taken or f"{base}#{number}" == self._peer:
-            number += 1
-        self._peer = f"{base}#{number}"
-        click.echo(f"a fresh conversation: {self._peer}")
-
     def _say(self, line: str) -> None:
-        sent = self._link.call("chat.send", content=line, agent=self._agent, peer=self._peer)
+        sent = self._link.call("chat.send", content=line, agent=self._asked_agent, peer=self._peer)
         while True:
             try:
                 self._stream(sent["run_id"])
@@ -140,18 +118,29 @@ def _show(event: Mapping[str, Any]) -> None:
             click.echo(event["content"], nl=False)
         case "tool_call":
             call = event["tool_call"]
-            tell_styled(one_line(f"[{call['name']} {call['arguments']}]"), dim=True)
+            _styled(one_line(f"[{call['name']} {call['arguments']}]"), dim=True)
         case "tool_result":
             call = event["tool_call"]
             text = f"[{call['name']}: {call['status']}, {call['duration_ms']:.1f} ms]"
-            tell_styled(one_line(text), dim=True)
+            _styled(one_line(text), dim=True)
         case "source":
             source = event["source"]
             text = f"[source: {source['title'] or source['id']} {source['url'] or ''}]"
-            tell_styled(one_line(text), dim=True)
+            _styled(one_line(text), dim=True)
         case "system":
-            tell_styled(f"\n{event['system_message']}", fg="yellow")
+            _styled(f"\n{event['system_message']}", fg="yellow")
         case "error":
-            tell_styled(f"\n{event['message']}", fg="red")
+            _styled(f"\n{event['message']}", fg="red")
         case "done":
             click.echo()
+
+
+def _styled(text: str, **style: Any) -> None:  # the keywords of click.style
+    """Others' text in a colour of ours, where somebody sees it."""
+    stream, harmless = sys.stdout, visible(text)
+    is_plain = not stream.isatty() or value_of(read_environment(), NO_COLOR) is not None
+    if is_plain or not isinstance(stream, Terminal):
+        click.echo(harmless)
+    else:
+        stream.write_styled(f"{click.style(harmless, **style)}\n")
+        stream.flush()

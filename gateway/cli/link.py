@@ -3,25 +3,32 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import click
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from gateway.cli.context import CliContext, data_dir
-from gateway.cli.ending import NotAllowed, Refused, Unreachable
+from gateway.api.declarations import Method
+from gateway.api.memory import OfSomebody
+from gateway.cli.command import CliContext, NotAllowed, Refused, Unreachable
+from gateway.config.environment import read_environment
+from gateway.config.load import find_data_dir
 from gateway.domain.errors import Busy, GatewayError
-from gateway.host.keyfile import read_key
+from gateway.domain.ids import SessionKey
+from gateway.host.files import read_key
 from gateway.store.opening import read_owner
 
 ANSWER_S = 30.0
 BIGGEST_FRAME = 64 * 1024 * 1024
+MOST_OTHERS = 5  # conversations that are offered
 
 _KINDS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed, -32005: Busy}
 
 
 class Link:
-    """Calls methods one after another; events that arrive meanwhile wait for `events`."""
+    """Calls methods one after another; events that arrive meanwhile wait for `watch`."""
 
     def __init__(self, socket: ClientConnection, answer_s: float) -> None:
         self._socket, self._answer_s = socket, answer_s
@@ -34,21 +41,20 @@ class Link:
         given = {name: value for name, value in params.items() if value is not None}
         request = {"jsonrpc": "2.0", "id": self._count, "method": method, "params": given}
         self._socket.send(json.dumps(request))
-        while True:
-            answer = self._next(self._answer_s)
-            if answer.get("id") == self._count:
-                break
+        while (answer := self._arrived(self._answer_s)) is None or answer.get("id") != self._count:
+            if answer is None:
+                raise Unreachable(f"the gateway did not answer within {self._answer_s:g} s")
             self._events.append(answer)
-        if "error" in answer:
-            raise _error(answer["error"])
-        return answer["result"]
+        if "error" not in answer:
+            return answer["result"]
+        error = answer["error"]
+        kind, message = _KINDS.get(error["code"]), str(error["message"])
+        raise kind(message) if kind else Refused(message, error.get("data") or {})
 
-    def events(self, run_id: str) -> Iterator[Mapping[str, Any]]:
-        """The events of a run until its last."""
-        return (event for event in self.watch(run_id, None) if event is not None)
-
-    def watch(self, run_id: str, every_s: float | None) -> Iterator[Mapping[str, Any] | None]:
-        """The events of a run until its last; None whenever nothing came for a while."""
+    def watch(
+        self, run_id: str, every_s: float | None = None
+    ) -> Iterator[Mapping[str, Any] | None]:
+        """The events of a run until its last; with `every_s` None whenever nothing came for so long."""
         while True:
             message = self._events.pop(0) if self._events else self._arrived(every_s)
             if message is None:
@@ -61,12 +67,6 @@ class Link:
             if event["type"] in {"done", "error"}:
                 return
 
-    def _next(self, timeout_s: float) -> dict[str, Any]:
-        message = self._arrived(timeout_s)
-        if message is None:
-            raise Unreachable(f"the gateway did not answer within {timeout_s:g} s")
-        return message
-
     def _arrived(self, timeout_s: float | None) -> dict[str, Any] | None:
         try:
             message = json.loads(self._socket.recv(timeout=timeout_s))
@@ -76,11 +76,6 @@ class Link:
             raise Unreachable(f"the gateway closed the connection ({error})") from error
         assert isinstance(message, dict)
         return message
-
-
-def _error(error: Mapping[str, Any]) -> GatewayError:
-    kind, message = _KINDS.get(error["code"]), str(error["message"])
-    return kind(message) if kind else Refused(message, error.get("data") or {})
 
 
 @contextmanager
@@ -108,3 +103,58 @@ def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
         raise Unreachable(f"{url} (process {owner.pid}) does not answer: {error}") from error
     with socket:
         yield Link(socket, answer_s)
+
+
+def ask(
+    context: CliContext,
+    method: Method | str,
+    given: Mapping[str, object] | None = None,
+    answer_s: float = ANSWER_S,
+) -> Any:
+    """The result of one call."""
+    given = given or {}
+    with linked(context, answer_s) as link:
+        if isinstance(method, str):
+            return link.call(method, **given)
+        if issubclass(method.params, OfSomebody):
+            given = somebody(link, **given)
+        return link.call(method.name, **given)
+
+
+def somebody(
+    link: Link, *, session_key: object = None, person: object = None, **more: object
+) -> dict[str, object]:
+    """Whose memory is meant: that of whoever chats from the command line, unless somebody is named."""
+    if session_key is not None and person is not None:
+        raise click.UsageError("name --session or --person, not both")
+    if person is not None:
+        return {"person": SessionKey.parse(str(person))._asdict(), **more}
+    if session_key is None:
+        route = link.call("route.explain", channel="websocket", account="local")
+        session_key = str(route["session_key"])
+        found = link.call("session.list", limit=MOST_OTHERS + 1)
+        others = [one["session_key"] for one in found["sessions"]]
+        others = [one for one in others if one != session_key]
+        click.echo(f"Shown is the memory of {session_key}: you, at the command line.", err=True)
+        has_more = found["more"] or len(others) > MOST_OTHERS
+        more_of_them = " and more (exogate session list)" if has_more else ""
+        if others:
+            shown = ", ".join(others[:MOST_OTHERS])
+            click.echo(f"Others, by --session or --person: {shown}{more_of_them}", err=True)
+        else:
+            click.echo("There are no other conversations yet.", err=True)
+    return {"session_key": session_key, **more}
+
+
+def data_dir(context: CliContext) -> Path:
+    """All that a verb needs to find the running gateway, whose configuration may be broken by now.
+
+    Raises ConfigInvalid if the file cannot be read.
+    """
+    return find_data_dir(
+        context.config_path,
+        environment=read_environment(),
+        home=Path.home(),
+        cwd=Path.cwd(),
+        given=context.data_dir,
+    )

@@ -1,44 +1,34 @@
-"""`exogate pair list|approve|deny|block|unblock|revoke`."""
+"""`exogate pair`: who may talk to agents in direct chats."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from gateway.cli.context import CliContext
-from gateway.cli.link import linked
+from gateway.cli.command import CliContext
+from gateway.cli.link import ask
+from gateway.cli.verbs import table
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import decode_part, encode_part
-from gateway.host.terminal import one_line
 
-STATES = {
-    "asked": "waiting",
-    "paired": "approved",
-    "denied": "denied",
-    "revoked": "approval revoked",
-    "unblocked": "unblocked",
-}
+STATES = {"asked": "waiting", "paired": "approved", "revoked": "approval revoked"}
+PARTS = ("channel", "account", "person")
 
 
 @click.group()
-def pair() -> None:
-    """Approve or block people in direct chats."""
+def pair() -> None: ...
 
 
 @pair.command("list")
 @click.option("--channel")
 @click.pass_obj
 def list_people(context: CliContext, channel: str | None) -> None:
-    """List people who wait, then people approved or denied."""
-    with linked(context) as link:
-        told = link.call("pair.list", channel=channel)
+    told = ask(context, "pair.list", {"channel": channel})
     if context.json:
-        click.echo(json.dumps(told, ensure_ascii=False))
-        return
-    for one in told["pairings"]:
-        click.echo(_line(one))
-    if not told["pairings"]:
+        context.tell(told)
+    elif told["pairings"]:
+        click.echo("\n".join(_table(told["pairings"])))
+    else:
         click.echo("no pairing requests, no approved people", err=True)
 
 
@@ -47,9 +37,7 @@ def list_people(context: CliContext, channel: str | None) -> None:
 @click.option("--owner", is_flag=True, help="May decide about others, by /pair in the chat.")
 @click.pass_obj
 def approve(context: CliContext, code: str, *, owner: bool) -> None:
-    """Approve the person with that code. The first person of an account owns it."""
-    with linked(context) as link:
-        _tell(context, link.call("pair.approve", code=code, owner=owner))
+    _do(context, "pair.approve", {"code": code, "owner": owner})
 
 
 @pair.command()
@@ -61,12 +49,10 @@ def approve(context: CliContext, code: str, *, owner: bool) -> None:
 def deny(
     context: CliContext, code: str | None, channel: str | None, account: str, person: str | None
 ) -> None:
-    """Deny a person, by CODE or by --channel and --person. An approved person is a stranger again."""
     if (code is None) == (person is None) or (person is None) != (channel is None):
         raise click.UsageError("give either CODE, or --channel and --person")
     who = {"code": code} if code else {"channel": channel, "account": account, "person": person}
-    with linked(context) as link:
-        _tell(context, link.call("pair.deny", **who))
+    _do(context, "pair.deny", who)
 
 
 class _WhoType(click.ParamType[Mapping[str, str]]):
@@ -79,7 +65,7 @@ class _WhoType(click.ParamType[Mapping[str, str]]):
         parts = str(value).split(":", 2)
         if len(parts) != 3 or not all(parts):
             self.fail(f"write CHANNEL:ACCOUNT:PERSON, as `pair list` shows it, not {value!r}")
-        return dict(zip(("channel", "account", "person"), map(_decoded, parts), strict=True))
+        return dict(zip(PARTS, map(_decoded, parts), strict=True))
 
 
 def _decoded(part: str) -> str:
@@ -89,42 +75,38 @@ def _decoded(part: str) -> str:
         return part
 
 
-WHO = _WhoType()
+def _verb(name: str) -> click.Command:
+    """One that takes nothing but a person."""
+
+    @click.argument("who", metavar="ID", type=_WhoType())
+    @click.pass_obj
+    def verb(context: CliContext, who: Mapping[str, str]) -> None:
+        _do(context, f"pair.{name}", who)
+
+    return pair.command(name)(verb)
 
 
-@pair.command()
-@click.argument("who", metavar="ID", type=WHO)
-@click.pass_obj
-def block(context: CliContext, who: Mapping[str, str]) -> None:
-    """Block a person, known or not. ID is CHANNEL:ACCOUNT:PERSON."""
-    with linked(context) as link:
-        _tell(context, link.call("pair.block", **who))
+for _name in ("block", "unblock", "revoke"):
+    _verb(_name)
 
 
-@pair.command()
-@click.argument("who", metavar="ID", type=WHO)
-@click.pass_obj
-def unblock(context: CliContext, who: Mapping[str, str]) -> None:
-    """Let a blocked or denied person ask again. ID is CHANNEL:ACCOUNT:PERSON."""
-    with linked(context) as link:
-        _tell(context, link.call("pair.unblock", **who))
+def _do(context: CliContext, method: str, params: Mapping[str, object]) -> None:
+    one = ask(context, method, params)
+    if context.json:
+        context.tell(one)
+    else:
+        click.echo("\n".join(_table([one])))
 
 
-@pair.command()
-@click.argument("who", metavar="ID", type=WHO)
-@click.pass_obj
-def revoke(context: CliContext, who: Mapping[str, str]) -> None:
-    """Revoke the approval of a person. ID is CHANNEL:ACCOUNT:PERSON."""
-    with linked(context) as link:
-        _tell(context, link.call("pair.revoke", **who))
-
-
-def _tell(context: CliContext, one: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(one, ensure_ascii=False) if context.json else _line(one))
-
-
-def _line(one: Mapping[str, Any]) -> str:
-    name = f" ({one['name']})" if one.get("name") else ""
-    state = STATES[one["state"]] + (", owner" if one.get("owner") else "")
-    who = ":".join(encode_part(one[part]) for part in ("channel", "account", "person"))
-    return one_line(f"{who}{name}  {state}")
+def _table(people: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The id is what the verbs take."""
+    rows = [
+        {
+            "id": ":".join(encode_part(one[part]) for part in PARTS),
+            "name": one.get("name"),
+            "state": STATES.get(one["state"], one["state"])
+            + (", owner" if one.get("owner") else ""),
+        }
+        for one in people
+    ]
+    return table(rows, ("id", "name", "state"))

@@ -1,35 +1,70 @@
-"""`exogate plugin`: makes, looks at, tries, installs plugins, and says what they may do."""
+"""`exogate plugin`: makes plugins, looks at them, and installs them. What one may do is shown to the operator and
+agreed to, then written down, or not at all."""
 
-import json
+import hashlib
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 
-from gateway.cli.context import CliContext, config_or_exit, data_dir
-from gateway.cli.ending import FAILED, Unreachable
-from gateway.cli.link import linked
-from gateway.cli.plugin_checking import Examined, examine
-from gateway.cli.plugin_files import BadPlugin, Given, checked_name, given, given_as
-from gateway.cli.plugin_granting import grant, install, revoke
-from gateway.cli.plugin_place import config_in_force
-from gateway.cli.plugin_scaffold import NoScaffold, made
-from gateway.cli.plugin_words import asked_lines, block, import_lines, shown, tool_line
-from gateway.domain.plugins import PluginDef
+from gateway.cli.command import FAILED, CliContext, Unreachable
+from gateway.cli.configuration import Edit, agree, configured, known
+from gateway.cli.link import ask, data_dir
+from gateway.cli.plugin_files import (
+    ABOUT,
+    CASES,
+    WASM,
+    BadPlugin,
+    Build,
+    Examined,
+    Given,
+    asked_lines,
+    block,
+    checked_name,
+    examine,
+    given,
+    given_as,
+    import_lines,
+    noted,
+    read_about,
+    replace_file,
+    shown,
+    tool_line,
+)
+from gateway.cli.plugin_testing import read_cases, try_all
+from gateway.config import editing
+from gateway.config.environment import read_environment
+from gateway.config.plugins import BUNDLED
+from gateway.config.problems import ConfigInvalid
+from gateway.config.sections import BadCapability, parse_capability
+from gateway.domain.plugins import Capability, PluginDef
 from gateway.domain.text import choose, quoted
+from gateway.host.files import shipped_folder
 from gateway.host.logs import logging_to
+from gateway.sandbox.componentize import component_from_core
+
+# What an import needs that only the operator can name.
+_OPEN = frozenset({"http:HOST", "store:NAME", "host_function:NAME"})
+_LEFT_OUT = shutil.ignore_patterns(
+    "tool.wasm", "core.wasm", "node_modules", "__pycache__", "target"
+)
+WIT = shipped_folder("sandbox/wit") / "exogate-plugin.wit"
+STDERR = 2  # results alone go to stdout
 
 
 @click.group()
-def plugin() -> None:
-    """Create, test and install plugins, and grant them permissions."""
+def plugin() -> None: ...
 
 
-for _verb in (install, grant, revoke):
-    plugin.add_command(_verb)
+# -- new, build
 
 
 @plugin.command()
@@ -43,64 +78,134 @@ for _verb in (install, grant, revoke):
 )
 @click.pass_obj
 def new(context: CliContext, name: str, kind: str, lang: str, folder: Path | None) -> None:
-    """Write the source of a new plugin."""
     folder = folder or Path(name)
-    try:
-        made(checked_name(name), kind, lang, folder)
-    except NoScaffold as error:
-        raise click.UsageError(str(error)) from error
+    make(checked_name(name), kind, lang, folder)
     files = sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
     follow = [f"exogate plugin build {folder}", f"exogate plugin install {folder}", "exogate run"]
     if kind == "tool":
         follow.append(f'exogate chat -m \'call {name} {{"text": "hello world"}}\'')
     if context.json:
-        click.echo(json.dumps({"name": name, "dir": str(folder), "files": files, "next": follow}))
+        context.tell({"name": name, "dir": str(folder), "files": files, "next": follow})
         return
     follow.append(f"also: exogate plugin test {folder} runs its recorded cases")
     click.echo("\n".join([f"{folder}: {', '.join(files)}", *block("Next", follow)]))
+
+
+def scaffolds() -> dict[tuple[str, str], Path]:
+    """(kind, language) -> the directory of an example."""
+    folders = [one.parent for one in sorted(shipped_folder("wasm-examples").glob(f"*/{ABOUT}"))]
+    return {(read_about(one).kind, one.name.removeprefix("channel-")): one for one in folders}
+
+
+def make(name: str, kind: str, language: str, folder: Path) -> None:
+    """Copies the example of that language under the plugin's own name. Raises UsageError, BadPlugin."""
+    known_ones = scaffolds()
+    source = known_ones.get((kind, language))
+    if source is None:
+        pairs = ", ".join(f"--kind {k} --lang {one}" for k, one in known_ones)
+        raise click.UsageError(f"there is no example of a {kind} in {language}; there are: {pairs}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadPlugin(f"{folder} is there already and not empty; choose another --dir")
+    try:
+        _copy_example(source, name, folder)
+    except OSError as error:
+        raise BadPlugin(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+def _copy_example(source: Path, name: str, folder: Path) -> None:
+    example = read_about(source)
+    shutil.copytree(source, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
+    for path in filter(Path.is_file, folder.rglob("*")):
+        text = path.read_text(encoding="utf-8").replace(example.name, name)
+        path.write_text(noted(text, "") if path.name == ABOUT else text, encoding="utf-8")
+    if example.build and example.build.core and not any(folder.rglob(WIT.name)):
+        shutil.copy(WIT, folder)  # only to be read: such languages know nothing of it
 
 
 @plugin.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 @click.pass_obj
 def build(context: CliContext, folder: Path) -> None:
-    """Build the plugin in DIR. Its plugin.toml names the command and keeps the sha256."""
-    from gateway.cli.plugin_building import built, keep  # noqa: PLC0415  # few verbs need it
-    from gateway.config.environment import read_environment  # noqa: PLC0415  # as above
-
     wasm = built(folder, read_environment())
     sha256 = keep(folder, wasm)
-    file = folder / "tool.wasm"
+    file = folder / WASM
     if context.json:
-        click.echo(json.dumps({"file": str(file), "size": len(wasm), "sha256": sha256}))
+        context.tell({"file": str(file), "size": len(wasm), "sha256": sha256})
     else:
         click.echo(f"{file}: {len(wasm):,} bytes, sha256 {sha256}")
+
+
+def built(folder: Path, environment: Mapping[str, str]) -> bytes:
+    """Runs the command of [build] there and gives what has come out; nothing is kept. Raises BadPlugin.
+
+    The command is found as in a terminal, Python's packages also beside this program. What it says goes to stderr.
+    """
+    about = read_about(folder)
+    if about.build is None:
+        raise BadPlugin(
+            f"{folder / ABOUT} says nothing of how it is built: it has no [build] command"
+        )
+    made = folder / (about.build.core or WASM)
+    here = str(Path(sys.executable).parent)
+    path = os.pathsep.join(filter(None, (environment.get("PATH"), here)))
+    code = subprocess.run(
+        about.build.command,
+        shell=True,  # it is the author's own command, written for a shell
+        cwd=folder,
+        env={**environment, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=STDERR,
+        check=False,
+    ).returncode
+    if code != 0:
+        raise BadPlugin(f"the build failed (exit {code}){_needs(about.build)}")
+    if not made.is_file():
+        raise BadPlugin(f"the build ended without making {made}")
+    wasm = made.read_bytes()
+    return component_from_core(wasm, about.kind) if about.build.core else wasm
+
+
+def _needs(build: Build) -> str:
+    """What has to be there, and how to get what Python's package index has."""
+    if not build.needs:
+        return ""
+    said = f"; it needs {', '.join(build.needs)}"
+    packages = [need for need in build.needs if "==" in need]
+    return f"{said}: python -m pip install {' '.join(packages)}" if packages else said
+
+
+def keep(folder: Path, wasm: bytes) -> str:
+    """Writes tool.wasm, then its sha256 into plugin.toml, each whole or not at all; gives that."""
+    sha256 = hashlib.sha256(wasm).hexdigest()
+    replace_file(folder / WASM, wasm)
+    about = folder / ABOUT
+    replace_file(about, noted(about.read_text(encoding="utf-8"), sha256).encode())
+    return sha256
+
+
+# -- check, test, inspect
 
 
 @plugin.command()
 @click.argument("file")
 @click.pass_obj
 def check(context: CliContext, file: str) -> None:
-    """Check a plugin and list every problem. FILE may be a directory. Exit 1 if there is a problem."""
     found = anyio.run(examine, data_dir(context), given(file))
-    problems = (*found.problems, *_unasked(found))
+    asks = found.given.about.asks if found.given.about else list(found.lacking.values())
+    unasked = [
+        f"it imports {name}, which needs {need}: plugin.toml has to ask for that"
+        for name, need in found.lacking.items()
+        if need not in asks
+    ]
+    problems = (*found.problems, *unasked)
     if context.json:
-        told = {**found.as_json(), "ok": not problems, "problems": problems}
-        click.echo(json.dumps(told, ensure_ascii=False))
+        context.tell({**found.as_json(), "ok": not problems, "problems": problems})
     else:
         click.echo("\n".join([*_about(found), *(f"✗ {shown(one)}" for one in problems)]))
         if not problems:
             click.echo("✓ it loads; `exogate plugin test` runs it")
     if problems:
         sys.exit(FAILED)
-
-
-def _unasked(found: Examined) -> Iterator[str]:
-    """What a file imports although its plugin.toml asks for nothing of the kind."""
-    about = found.given.about
-    for name, need in found.lacking.items() if about else ():
-        if about and need not in about.asks:
-            yield f"it imports {name}, which needs {need}: plugin.toml has to ask for that"
 
 
 @plugin.command()
@@ -113,18 +218,14 @@ def _unasked(found: Examined) -> Iterator[str]:
 )
 @click.pass_obj
 def test(context: CliContext, file: str, cases: Path | None) -> None:
-    """Run the recorded cases of a plugin in the sandbox. FILE may be a directory. Exit 1 if one fails."""
-    from gateway.cli.plugin_testing import read_cases, try_all  # noqa: PLC0415  # as in `build`
-
     source = given(file)
-    recorded = read_cases(cases or source.cases)
+    recorded = read_cases(cases or source.file.parent / CASES)
     with logging_to(sys.stderr, "warning", "console"):
         granted, verdicts = anyio.run(try_all, data_dir(context), source, recorded)
     failed = sum(bool(one.problem) for one in verdicts)
     if context.json:
         told = [one.as_json() for one in verdicts]
-        grants = [str(one) for one in granted]
-        click.echo(json.dumps({"ok": not failed, "granted": grants, "cases": told}))
+        context.tell({"ok": not failed, "granted": list(map(str, granted)), "cases": told})
     else:
         click.echo("\n".join(block("Granted", list(asked_lines(granted)))))
         for one in verdicts:
@@ -141,61 +242,58 @@ def test(context: CliContext, file: str, cases: Path | None) -> None:
 @click.argument("target", metavar="FILE|NAME")
 @click.pass_obj
 def inspect(context: CliContext, target: str) -> None:
-    """Show the tools, imports and permissions of a plugin. By NAME, also what it used and was denied."""
     source, granted = _sought(context, target)
     found = anyio.run(examine, data_dir(context), source, granted)
-    live = _live(context, source.name) if granted and target == source.name else None
+    about = source.about
+    requested = [*about.capabilities, *about.asks] if about else None
+    live: Mapping[str, Any] | None = None
+    if granted and target == source.name:
+        try:
+            live = ask(context, "plugin.inspect", {"name": source.name})
+        except Unreachable:
+            live = None  # no gateway runs
     if context.json:
-        about = source.about
-        requested = [*about.capabilities, *about.asks] if about else None
         capabilities = [str(one) for one in granted.capabilities] if granted else None
         told = {**found.as_json(), "requested": requested, "granted": capabilities, "live": live}
-        click.echo(json.dumps(told, ensure_ascii=False))
+        context.tell(told)
         return
-    lines = [*_about(found), *_asked(source), *_granted(granted), *_lived(live)]
-    click.echo("\n".join([*lines, *(f"✗ {shown(one)}" for one in found.problems)]))
+    click.echo("\n".join(_inspected(found, requested, granted, live)))
+
+
+def _inspected(
+    found: Examined,
+    requested: Sequence[str] | None,
+    granted: PluginDef | None,
+    live: Mapping[str, Any] | None,
+) -> Sequence[str]:
+    lines = list(_about(found))
+    if requested is not None:
+        lines += block("requests", list(map(shown, requested)))
+    grants = list(asked_lines(granted.capabilities)) if granted else ["it is not configured"]
+    lines += block("granted", grants)
+    if live is not None:
+        lines += block("state", [shown(f"{live['state']} {live.get('reason', '')}".strip())])
+        lines += block("used", _counts(live["used"]))
+        lines += block("denied", _counts(live["denied"]))
+    return [*lines, *(f"✗ {shown(one)}" for one in found.problems)]
 
 
 def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:
-    """The file, and how it is configured if it is."""
+    """The file, and how it is configured if it is. A file is looked at although the configuration is not valid."""
     is_file = Path(target).exists() or target.endswith(".wasm") or ":" in target
-    config = config_in_force(context) if is_file else config_or_exit(context)
-    configured = {one.name: one for one in config.plugins} if config else {}
+    try:
+        plugins = {one.name: one for one in configured(context).plugins}
+    except ConfigInvalid:
+        if not is_file:
+            raise
+        plugins = {}
     if is_file:
         source = given(target)
-        return source, configured.get(source.name)
-    if target not in configured:
-        names = choose(target, configured)
+        return source, plugins.get(source.name)
+    if target not in plugins:
+        names = choose(target, plugins)
         raise BadPlugin(f"there is no file and no plugin {quoted(target)}; {names}")
-    return given_as(configured[target]), configured[target]
-
-
-def _asked(source: Given) -> Iterator[str]:
-    if source.about:
-        asked = [*source.about.capabilities, *source.about.asks]
-        yield from block("requests", [shown(one) for one in asked])
-
-
-def _granted(granted: PluginDef | None) -> Iterator[str]:
-    lines = list(asked_lines(granted.capabilities)) if granted else ["it is not configured"]
-    yield from block("granted", lines)
-
-
-def _lived(live: Mapping[str, Any] | None) -> Iterator[str]:
-    if live is not None:
-        yield from block("state", [shown(f"{live['state']} {live.get('reason', '')}".strip())])
-        yield from block("used", _counts(live["used"]))
-        yield from block("denied", _counts(live["denied"]))
-
-
-def _live(context: CliContext, name: str) -> Mapping[str, Any] | None:
-    """What the running gateway knows of it; None if none runs."""
-    try:
-        with linked(context) as link:
-            told: Mapping[str, Any] = link.call("plugin.inspect", name=name)
-    except Unreachable:
-        return None
-    return told
+    return given_as(plugins[target]), plugins[target]
 
 
 def _counts(counts: Mapping[str, int]) -> list[str]:
@@ -217,17 +315,249 @@ def _about(found: Examined) -> Iterator[str]:
     yield from block("imports", list(import_lines(found.told.needs)))
 
 
-@plugin.command("list")
+# -- install
+
+
+class _CapabilityType(click.ParamType[Capability]):
+    name = "CAP"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Capability:
+        try:
+            return parse_capability(str(value))
+        except BadCapability as error:
+            self.fail(str(error), param, ctx)
+
+
+CAPABILITY = _CapabilityType()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What installing comes to."""
+
+    found: Examined
+    edit: Edit
+    after: str
+    asked: tuple[Capability, ...]
+    new: tuple[Capability, ...]
+    copy: Path | None  # where the file is to be; None: it is bundled
+    table: Mapping[str, Any] | None  # as the file has it; None: it is new
+
+    def save(self) -> None:
+        """The file first, then the configuration; if that fails, the file goes again."""
+        copy = self.copy
+        if copy is None:
+            self.edit.save(self.after)
+            return
+        is_fresh = not copy.exists()
+        try:
+            _copy(self.found.given.file, copy, self.found.sha256)
+            self.edit.save(self.after)
+        except BaseException:
+            if is_fresh:
+                copy.unlink(missing_ok=True)
+            raise
+        old = Path(str(self.table["path"])) if self.table else copy
+        if old != copy and old.parent == copy.parent:
+            old.unlink(missing_ok=True)
+
+
+def _copy(source: Path, copy: Path, sha256: str) -> None:
+    try:
+        wasm = source.read_bytes()
+        if hashlib.sha256(wasm).hexdigest() != sha256:
+            raise BadPlugin(f"{source} changed in the meantime; try again")
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(copy, wasm)
+    except OSError as error:
+        raise BadPlugin(f"{copy} cannot be written: {error.strerror}") from error
+
+
+@plugin.command()
+@click.argument("source", metavar="FILE|DIR|bundled:NAME")
+@click.option("--name", help="What to call it; if not said, as its author does.")
+@click.option("--grant", "extra", type=CAPABILITY, multiple=True, help="Grant this too.")
+@click.option("--agent", help="Whose tools it becomes; if not said, the default agent's.")
+@agree
 @click.pass_obj
-def list_plugins(context: CliContext) -> None:
-    """List the plugins of the running gateway."""
-    with linked(context) as link:
-        found = link.call("plugin.list")
+def install(
+    context: CliContext,
+    source: str,
+    *,
+    name: str | None,
+    extra: tuple[Capability, ...],
+    agent: str | None,
+    yes: bool,
+) -> None:
+    found = given(source)
+    plan = planned(context, replace(found, name=checked_name(name or found.name)), extra, agent)
+    edit, copy, name = plan.edit, plan.copy, plan.found.given.name
+    edit.tell(*_shown(plan))
+    if plan.after != edit.before or not (copy is None or copy.is_file()):
+        edit.agreed("Install it, with these capabilities?", yes=yes)
+        plan.save()
+        edit.tell(f"{name} was added to {edit.name}. {edit.effect}")
     if context.json:
-        click.echo(json.dumps(found, ensure_ascii=False))
-        return
-    for one in found:
-        tools = ", ".join(tool["name"] for tool in one["tools"]) or "no tools"
-        grants = ", ".join(one["capabilities"]) or "nothing granted"
-        why = f"   {one['reason']}" if one.get("reason") else f"   {tools}   {grants}"
-        click.echo(shown(f"{one['name']:16} {one['state']:9} {one['version'] or '-':8}{why}"))
+        context.tell(
+            {
+                "name": name,
+                "file": str(copy) if copy else source,
+                "sha256": plan.found.sha256,
+                "capabilities": [str(one) for one in plan.asked],
+                "new": [str(one) for one in plan.new],
+                "config": str(edit.path),
+                "changed": plan.after != edit.before,
+            }
+        )
+
+
+def planned(
+    context: CliContext, source: Given, extra: Iterable[Capability], agent: str | None
+) -> Plan:
+    """Raises BadPlugin for what would be refused at load, CannotEdit, ConfigInvalid."""
+    edit = Edit.begin(context)
+    table = _table(edit.before, source)
+    granted = tuple(_parsed(table.get("capabilities", ()))) if table else ()
+    wanted = tuple(dict.fromkeys((*source.asked, *extra)))
+    plugin = replace(source.plugin, capabilities=(*granted, *wanted))
+    found = anyio.run(examine, data_dir(context), source, plugin)
+    # What it imports and cannot do without, although its author does not ask for it.
+    needs = [parse_capability(one) for one in found.lacking.values() if one not in _OPEN]
+    wanted = tuple(dict.fromkeys((*wanted, *needs)))
+    _require_loadable(found)
+    new = tuple(one for one in wanted if one not in granted)
+    copy = None
+    if source.bundled is None:
+        folder = data_dir(context) / "plugins" / "installed"
+        copy = folder / f"{source.name}-{found.sha256[:12]}.wasm"
+    after = _edited(edit.before, found, copy, new, is_known=table is not None)
+    if found.told.info.kind == "tool" and (table is None or agent is not None):
+        after = editing.with_tool(after, agent, source.name)
+    return Plan(found, edit, after, wanted, new, copy, table)
+
+
+def _table(text: str, source: Given) -> Mapping[str, Any] | None:
+    """The plugin of this name in the file, if there is one. Raises BadPlugin for a name that is not free."""
+    tables = tomllib.loads(text.removeprefix("\ufeff")).get("plugins", [])
+    found = (one for one in tables if isinstance(one, dict) and one.get("name") == source.name)
+    table = next(found, None)
+    if source.bundled is None and source.name in known().bundled:
+        raise BadPlugin(f"a bundled plugin is named {source.name}; choose another with --name")
+    path = str(table.get("path", "")) if table else ""
+    bundled = path.removeprefix(BUNDLED) if path.startswith(BUNDLED) else None
+    if table is not None and bundled != source.bundled:
+        raise BadPlugin(f"another plugin is named {source.name}; choose another with --name")
+    return table
+
+
+def _parsed(texts: Iterable[object]) -> Iterator[Capability]:
+    for text in texts:
+        try:
+            yield parse_capability(str(text))
+        except BadCapability:
+            continue  # the configuration is not valid: saving it will say so
+
+
+def _require_loadable(found: Examined) -> None:
+    problems = list(found.problems)
+    problems += [
+        f"it imports {name}, which needs {need}: say which with --grant {need}"
+        for name, need in found.lacking.items()
+        if need in _OPEN
+    ]
+    if problems:
+        raise BadPlugin(f"{found.given.file} is not installed: {shown('; '.join(problems))}")
+
+
+def _edited(
+    text: str, found: Examined, copy: Path | None, new: Sequence[Capability], *, is_known: bool
+) -> str:
+    name, bundled = found.given.name, found.given.bundled
+    if not is_known:
+        table: dict[str, object] = {"name": name, "path": str(copy or f"{BUNDLED}{bundled}")}
+        table["capabilities"] = [str(one) for one in new]
+        if copy is not None:
+            table["sha256"] = found.sha256
+        return editing.with_plugin(text, table)
+    if copy is not None:
+        keys = {"path": str(copy), "sha256": found.sha256}
+        text = editing.with_plugin_keys(text, name, keys)
+    for capability in new:
+        text = editing.with_capability(text, name, capability)
+    return text
+
+
+def _shown(plan: Plan) -> Iterator[str]:
+    """All that an operator has to know to agree."""
+    found, table = plan.found, plan.table
+    told = found.told.info
+    yield f"{told.name} {shown(told.version or '')}   {told.kind} plugin"
+    yield from block("describes", [f"(the author's words) {shown(told.description) or '-'}"])
+    yield from block("tools", [tool_line(tool) for tool in told.tools])
+    old = str(table.get("sha256", found.sha256)) if table else found.sha256
+    is_same = old.lower() == found.sha256
+    hashes = [found.sha256] if is_same else [f"new {found.sha256}", f"old {shown(old)}"]
+    yield from block("sha256", hashes)
+    yield from block("requests", list(asked_lines(plan.asked, plan.new if table else ())))
+    if table is not None and plan.new:
+        yield f"It requests more than it is granted: {', '.join(map(str, plan.new))}"
+    difference = plan.edit.difference(plan.after)
+    yield difference or f"{found.given.name} is installed already; nothing changed"
+
+
+# -- grant, revoke
+
+
+@plugin.command()
+@click.argument("name")
+@click.argument("capability", metavar="CAP", type=CAPABILITY)
+@agree
+@click.pass_obj
+def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
+    _change(context, name, capability, editing.with_capability, yes=yes)
+
+
+@plugin.command()
+@click.argument("name")
+@click.argument("capability", metavar="CAP", type=CAPABILITY)
+@agree
+@click.pass_obj
+def revoke(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
+    _change(context, name, capability, editing.without_capability, yes=yes)
+
+
+def _change(
+    context: CliContext,
+    name: str,
+    capability: Capability,
+    change: Callable[[str, str, Capability], str],
+    *,
+    yes: bool,
+) -> None:
+    edit, is_less = Edit.begin(context), change is editing.without_capability
+    lost = editing.lost_hosts(edit.before, name, capability) if is_less else ()
+    edit.written(
+        change(edit.before, name, capability),
+        *asked_lines([capability]),
+        *map(_becomes, lost),
+        question="Revoke it?" if is_less else "Grant it?",
+        nothing=f"{name} already has {capability}",
+        yes=yes,
+        name=name,
+        capability=str(capability),
+        secrets=[{"name": one.name, "hosts": list(one.hosts)} for one in lost],
+    )
+
+
+def _becomes(lost: editing.LostHost) -> str:
+    """Of a secret, in one sentence."""
+    if lost.hosts:
+        return (
+            f"Secret {shown(lost.name)} is not sent there any more; "
+            f"it stays for {shown(', '.join(lost.hosts))}."
+        )
+    value = shown(lost.value) if lost.value.startswith("${") else ""
+    kept = f"; what {value} leads to stays where it is" if value else ", and its value with it"
+    return f"Secret {shown(lost.name)} is for this host alone: it is removed from the file{kept}."

@@ -1,20 +1,62 @@
-"""What `exogate plugin` is given: a .wasm file, a directory with plugin.toml and tool.wasm, or a name."""
+"""A plugin's file: what its author says of it, what a sandbox of this command's own finds, and both in words for a
+terminal. What others wrote is escaped. No gateway has to run."""
 
+import json
 import re
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import anyio
+from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gateway.cli.known import known
+from gateway.api.declarations import plain
+from gateway.channels.adapter_json import read_description
+from gateway.channels.adapters import Description
+from gateway.channels.room import require_openable
+from gateway.channels.webhooks import ChannelRefused
+from gateway.cli.configuration import known
 from gateway.config.plugins import BUNDLED
 from gateway.config.sections import PLUGIN_NAME, BadCapability, parse_capability
+from gateway.config.values import GatewayConfig
+from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import GatewayError
-from gateway.domain.plugins import Capability, PluginDef, PluginKind
+from gateway.domain.model import ToolSpec
+from gateway.domain.plugins import (
+    Capability,
+    FunctionGrant,
+    HttpGrant,
+    PluginAccount,
+    PluginDef,
+    PluginKind,
+    StoreGrant,
+)
 from gateway.domain.text import choose, quoted
+from gateway.host.clock import SystemClock
+from gateway.host.logs import logging_to
+from gateway.sandbox.cache import Uncompiled
+from gateway.sandbox.host_functions import HostDeps
+from gateway.sandbox.plugins import (
+    NoFetch,
+    PluginRefused,
+    Plugins,
+    Sandbox,
+    info,
+    missing,
+    needed,
+    open_sandbox,
+)
+from gateway.schemas import SchemaChecks
+from gateway.store.opening import open_memory
+from gateway.tools.gate import ToolGate
+from gateway.web.status import inspected
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"
 PluginName = Annotated[str, Field(pattern=PLUGIN_NAME, max_length=32)]
@@ -83,18 +125,10 @@ class Given:
         return self.about.asked if self.about else ()
 
     @property
-    def cases(self) -> Path:
-        return self.file.parent / CASES
-
-    @property
     def plugin(self) -> PluginDef:
         """As it would be configured if it got what it asks for."""
         is_bundled = self.bundled is not None
         return PluginDef(self.name, self.file, self.asked, is_bundled=is_bundled)
-
-    def called(self, name: str | None) -> "Given":
-        """Raises BadPlugin if no plugin can be called so."""
-        return replace(self, name=checked_name(name or self.name))
 
 
 def given(text: str) -> Given:
@@ -180,3 +214,186 @@ def checked_name(name: str) -> str:
 def _slug(stem: str) -> str:
     """The name of a file as the name of a plugin, as far as that goes."""
     return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:32] or "plugin"
+
+
+# -- what a sandbox finds
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """All that is known of a file; what is wrong with it is in `problems`."""
+
+    given: Given
+    told: PluginAccount
+    size: int = 0
+    problems: tuple[str, ...] = ()
+    adapter: Description | None = None  # what a channel adapter says of itself
+
+    @property
+    def sha256(self) -> str:
+        return self.told.info.sha256 or ""
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """Imports with the capability that each needs, of those that it was not examined with."""
+        needs = self.told.needs.items()
+        return {name: need for name, need in needs if need and name in self.told.lacking}
+
+    def as_json(self) -> dict[str, object]:
+        """As a running gateway tells it, without what only that can know."""
+        shown: dict[str, object] = plain(inspected(self.told, {}))
+        for key in ("state", "reason", "capabilities", "used", "denied"):
+            shown.pop(key, None)
+        file = {"file": str(self.given.file), "size": self.size}
+        return {"ok": not self.problems, **file, **shown, "problems": list(self.problems)}
+
+
+@asynccontextmanager
+async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
+    """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
+    clock = SystemClock()
+    async with open_memory(clock) as stores:
+        deps = HostDeps(NoFetch(), stores.tools, clock, read_description)
+        make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
+        try:
+            await to_thread.run_sync(make)
+            async with open_sandbox(data_dir / "plugins", deps) as sandbox:
+                yield sandbox
+        except OSError as error:
+            fix = "choose another --data-dir"
+            raise BadPlugin(f"{data_dir} cannot be used: {error.strerror}; {fix}") from error
+
+
+async def examine(data_dir: Path, given: Given, configured: PluginDef | None = None) -> Examined:
+    """`configured` says what it is granted, if that is not what its author asks for."""
+    definition = replace(configured or given.plugin, path=given.file, sha256=None)
+    async with opened(data_dir) as sandbox:
+        try:
+            return await _examined(sandbox, given, definition)
+        except Uncompiled as error:
+            return Examined(given, PluginAccount(info(definition, None)), problems=(str(error),))
+
+
+def refusals(config: GatewayConfig) -> list[tuple[str, str, str]]:
+    """The plugins and channels that a gateway would refuse at its start, and why. Nothing is kept."""
+
+    async def load(folder: str) -> list[tuple[str, str, str]]:
+        found = Plugins()
+        async with opened(Path(folder)) as sandbox:
+            await found.load(sandbox, config.plugins)
+        why = [
+            ("plugins", one.name, one.why or "") for one in found.infos if one.state == "refused"
+        ]
+        return why + [*_closed(config.channels, found)]
+
+    with (
+        TemporaryDirectory(prefix="exogate-") as folder,
+        logging_to(sys.stderr, "critical", "auto"),
+    ):
+        return anyio.run(load, folder)
+
+
+def _closed(channels: Sequence[ChannelDef], found: Plugins) -> Iterator[tuple[str, str, str]]:
+    adapters = {one.plugin.name: one for one in found.adapters}
+    refused = {one.name for one in found.infos if one.state == "refused"}
+    for channel in channels:
+        adapter = adapters.get(channel.plugin)
+        try:
+            if adapter is not None:
+                require_openable(channel, adapter.description, SystemClock())
+            elif channel.plugin not in refused:
+                yield "channels", channel.name, f"plugin {channel.plugin} is no channel adapter"
+        except ChannelRefused as error:
+            yield "channels", channel.name, error.problem
+
+
+async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Examined:
+    compiled = await sandbox.compiling.compiled(given.file)
+    inspection, needs = compiled.inspection, needed(compiled.inspection)
+    told = replace(info(definition, None), kind=inspection.kind, sha256=compiled.sha256)
+    problems: list[str] = []
+    adapter = None
+    try:  # whatever it imports: what it is not granted is another question
+        loaded = await sandbox.load(replace(definition, deny_unused=True))
+        told, adapter = info(definition, loaded), loaded.described.adapter
+        gate = ToolGate(sandbox.tools(loaded), schemas=SchemaChecks(), clock=SystemClock())
+        problems += [f"tool {one.name}: {one.why}" for one in gate.refused]
+    except PluginRefused as error:
+        problems.append(error.problem)
+    lacking = frozenset(missing(definition, inspection))
+    imports = {name: needs.get(name) for name in inspection.imports}
+    touches = PluginAccount(told, inspection.guest, imports, lacking)
+    size = (await to_thread.run_sync(given.file.stat)).st_size
+    return Examined(given, touches, size, (*_unlike(given, touches), *problems), adapter)
+
+
+def _unlike(given: Given, found: PluginAccount) -> Iterator[str]:
+    """What plugin.toml says otherwise than the file."""
+    about, told = given.about, found.info
+    if about is None:
+        return
+    yield from about.problems
+    if about.sha256 and about.sha256.lower() != told.sha256:
+        yield f"its sha256 is {told.sha256}, plugin.toml says {about.sha256[:64]}; build it again"
+    if about.kind != told.kind:
+        yield f"it is a {told.kind} plugin; plugin.toml says {about.kind}"
+    if told.version is not None and about.version != told.version:
+        yield f"it describes version {told.version!r}; plugin.toml says {about.version[:64]!r}"
+
+
+# -- in words
+
+_FUNCTIONS = {"clock": "may look at the clock", "random": "may draw random bytes"}
+ALWAYS = "log"  # the interface that needs no grant
+
+
+def shown(text: str) -> str:
+    """On one line, and nothing in it moves a cursor or changes a colour."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def in_words(capability: Capability) -> str:
+    match capability:
+        case HttpGrant(origin):
+            return f"may send requests to {origin}"
+        case StoreGrant(namespace, is_shared=is_shared, is_read_only=is_read_only):
+            what = "read" if is_read_only else "keep texts in"
+            whose = "one for all persons" if is_shared else "each person has another"
+            return f"may {what} a store of its own, {namespace} ({whose})"
+        case FunctionGrant(name):
+            return _FUNCTIONS.get(name, f"may call the operator's host function {name}")
+
+
+def asked_lines(asked: Iterable[Capability], new: Iterable[Capability] = ()) -> Iterator[str]:
+    fresh = set(new)
+    for capability in asked:
+        mark = "   NEW" if capability in fresh else ""
+        yield f"{capability} — {in_words(capability)}{mark}"
+
+
+def import_lines(imports: Mapping[str, str | None]) -> Iterator[str]:
+    wide = max((len(shown(name)) for name in imports), default=0)
+    for name, need in imports.items():
+        yield f"{shown(name):{wide}}   {need or _unneeded(name)}"
+
+
+def _unneeded(name: str) -> str:
+    if name.startswith("wasi"):
+        return "served here: no files, no network; clock and random if granted"
+    return "always allowed"
+
+
+def tool_line(tool: ToolSpec) -> str:
+    """As a signature; `?` marks what may be left out."""
+    schema = json.loads(tool.parameters)
+    fields, needed = schema.get("properties"), schema.get("required")
+    needed = needed if isinstance(needed, list) else []
+    names = fields if isinstance(fields, dict) else {}
+    given = ", ".join(f"{name}{'' if name in needed else '?'}" for name in names)
+    return f"{shown(tool.name)}({shown(given)})   {shown(tool.description)}"
+
+
+def block(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """A title in the first column, what belongs to it in the second."""
+    for number, line in enumerate(lines or ["none"]):
+        yield f"  {title if number == 0 else '':12} {line}"

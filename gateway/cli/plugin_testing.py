@@ -11,15 +11,13 @@ from typing import Any
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
-from gateway.cli.plugin_checking import opened
-from gateway.cli.plugin_files import BadPlugin, Given, problems_of
+from gateway.cli.plugin_files import BadPlugin, Given, opened, problems_of
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, PluginDef, StoreGrant
 from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction, PluginSpace
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import check_granted, read_headers, read_method, read_url
-from gateway.sandbox.grants import missing
-from gateway.sandbox.plugins import Loaded, Sandbox
+from gateway.sandbox.plugins import Loaded, Sandbox, missing
 
 PERSON = "tester"
 LAST_MS = 253_402_300_799_999  # the last one of the year 9999: no clock shows a later one
@@ -170,14 +168,14 @@ def _lacks_function(name: str, lacking: set[str]) -> bool:
 async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> Verdict:
     plugin = replace(plugin, config=case.call.config)
     world = _World(case)
-    means = replace(
-        sandbox.means, fetch=world, clock=_CaseClock(case.clock_ms), functions=world.functions
+    deps = replace(
+        sandbox.deps, fetch=world, clock=_CaseClock(case.clock_ms), functions=world.functions
     )
-    own = replace(sandbox, means=means)
+    own = replace(sandbox, deps=deps)
     loaded = await own.load(plugin)
     for namespace, values in case.store.items():
         for key, value in values.items():
-            await means.store.set(_space(loaded, namespace), key, value)
+            await deps.store.set(_space(loaded, namespace), key, value)
     outcome = await own.run(loaded, case.call.export, case.call.text, person=PERSON)
     problem = tuple(_problem(case, outcome.status, outcome.text))
     return Verdict(case.name, outcome.wall_ms, outcome.fuel, problem)

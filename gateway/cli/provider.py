@@ -1,44 +1,40 @@
-"""`exogate provider list|test`."""
+"""`exogate provider`: the services that models are asked of."""
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import anyio
 import click
 
-from gateway.api.declarations import plain
+from gateway.api.declarations import Verb, plain
 from gateway.app.shared import provider_test
-from gateway.cli.context import CliContext, config_or_exit
-from gateway.cli.ending import FAILED, Unreachable, failure
-from gateway.cli.link import ANSWER_S, linked
+from gateway.cli.command import CliContext, Refused, Unreachable, failure
+from gateway.cli.configuration import Edit, agree, configured
+from gateway.cli.link import ANSWER_S, ask
+from gateway.cli.verbs import show, table
 from gateway.config import editing
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
 from gateway.providers.prices import DEFAULT_MODELS
 from gateway.web.status import WITHIN_S
 
-if TYPE_CHECKING:
-    from gateway.cli.plugin_place import Place
-
 UNUSED = (
     "No agent asks {name} by this: `provider add {name} --use` lets the default agent do, and keeps its "
     "tools and budgets. An [agent] written by hand has only the tools and budgets that the file says."
 )
+TEST = Verb("provider test", holds="ok")
+DEMO = {"name": "demo", "wire": "in this process", "base_url": "scripted answers, no AI"}
 
 
 @click.group()
-def provider() -> None:
-    """List, add and test model providers."""
+def provider() -> None: ...
 
 
 @provider.command("list")
 @click.pass_obj
 def list_providers(context: CliContext) -> None:
-    """List providers and the sources of their keys."""
-    config = config_or_exit(context)
-    rows = [
+    config = configured(context)
+    rows: list[dict[str, object]] = [
         {
             "name": name,
             "wire": one.wire,
@@ -49,12 +45,9 @@ def list_providers(context: CliContext) -> None:
         for name, one in config.providers.items()
     ]
     if context.json:
-        click.echo(json.dumps(rows))
-        return
-    for row in rows:
-        key = f"key from {row['key']}" if row["key"] else "no key"
-        click.echo(f"{row['name']}   {row['wire']} wire   {row['base_url']}   {key}")
-    click.echo("demo   in this process   scripted answers, no AI, no key")
+        context.tell(rows)
+    else:
+        click.echo("\n".join(table([*rows, DEMO], ("name", "wire", "base_url", "key", "agents"))))
 
 
 @provider.command()
@@ -64,7 +57,7 @@ def list_providers(context: CliContext) -> None:
 @click.option("--key", "api_key", help="A reference: ${env:NAME} or ${file:NAME}.")
 @click.option("--use", is_flag=True, help="Let the default agent ask it from now on.")
 @click.option("--model", help="With --use: which model; if not said, the preset's usual one.")
-@click.option("--yes", "-y", is_flag=True, help="Write without asking.")
+@agree
 @click.pass_obj
 def add(
     context: CliContext,
@@ -76,35 +69,23 @@ def add(
     yes: bool,
     **told: str | None,
 ) -> None:
-    """Add a provider to the configuration. A preset whose key is in the environment needs no entry."""
-    from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
-
-    place = writing.place_of(context)
+    edit = Edit.begin(context)
     table = {key: value for key, value in told.items() if value is not None}
-    after = editing.with_provider(place.text, name, table)
-    sentences = [UNUSED.format(name=name)]
+    after = editing.with_named(edit.before, "providers", name, table)
+    notes = [UNUSED.format(name=name)]
     if use:
-        after, sentences = _used(context, place, after, name, model)
+        after, notes = _used(edit, after, name, model)
     elif model is not None:
         raise click.UsageError("--model belongs to --use")
-    writing.tell(context, [editing.difference(place.text, after, place.name), *sentences])
-    writing.agreed("Write it?", yes=yes)
-    writing.save(context, place, after)
-    if context.json:
-        click.echo(json.dumps({"name": name, "config": str(place.path)}))
-    else:
-        click.echo(f"provider {name} was added to {place.name}. {writing.effect(context)}")
+    edit.written(after, *notes, nothing=f"{name} is there already", yes=yes, name=name)
 
 
-def _used(
-    context: CliContext, place: "Place", text: str, name: str, model: str | None
-) -> tuple[str, list[str]]:
+def _used(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, list[str]]:
     """The text with the default agent asking this provider, and what becomes of its tools and budgets.
 
     An agent of the file has no tools and no budgets but its own: those in force are written down.
     """
-
-    before = config_or_exit(context)
+    before = configured(edit.context)
     model = model or DEFAULT_MODELS.get(name)
     if model is None:
         raise click.UsageError(f"provider {name} has no usual model; say which with --model")
@@ -121,7 +102,7 @@ def _used(
         if daily is not None:
             text = editing.with_budget(text, "daily", daily)
     after = editing.with_agent(text, agent)
-    return after, list(_kept(before, editing.checked(after, place.path, place.around)))
+    return after, list(_kept(before, edit.checked(after)))
 
 
 def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
@@ -145,25 +126,17 @@ def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
 @click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
 @click.pass_obj
 def test(context: CliContext, name: str | None, model: str | None) -> None:
-    """Ask a provider a tiny question and show the answer. About 30 tokens, metered."""
     try:
-        with linked(context, WITHIN_S + ANSWER_S) as link:
-            told = link.call("provider.test", provider=name, model=model)
+        asked = {"provider": name, "model": model}
+        told = ask(context, "provider.test", asked, WITHIN_S + ANSWER_S)
     except Unreachable:  # or somebody else has the data directory, which is told then
-        told = anyio.run(_ask, config_or_exit(context), name, model)
+        told = anyio.run(_ask, configured(context), name, model)
     if not told["ok"]:
         code = "provider_error" if told["kind"] in get_args(FailureKind) else told["kind"]
+        if not context.json:
+            raise Refused(told["message"], {"type": code})
         told = {**failure(code, told["message"]), **told}
-    if context.json:
-        click.echo(json.dumps(told, ensure_ascii=False))
-    elif told["ok"]:
-        about = " (estimated)" if told["estimated"] else ""
-        who = f"{told['provider']}/{told['model']}"
-        click.echo(f"{who} answered {told['text']!r}, {told['tokens']} tokens{about}")
-    else:
-        click.echo(f"exogate: {told['message']}", err=True)
-    if not told["ok"]:
-        sys.exit(FAILED)
+    show(context, told, TEST)
 
 
 async def _ask(config: GatewayConfig, name: str | None, model: str | None) -> Mapping[str, Any]:

@@ -7,7 +7,8 @@ import anyio
 import click
 
 from gateway.app import running as app
-from gateway.cli.context import CliContext, config_or_exit
+from gateway.cli.command import CliContext
+from gateway.cli.configuration import configured
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
@@ -28,10 +29,9 @@ from gateway.host.terminal import one_line
 )
 @click.pass_obj
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
-    """Run the gateway until Ctrl+C or SIGTERM."""
     hold_hangup()
     detach_streams()
-    config = config_or_exit(context, port=port)
+    config = configured(context, port=port)
     allow_open_files()
     observability = config.observability
 

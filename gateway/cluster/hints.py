@@ -7,6 +7,7 @@ was published meanwhile is dropped at once, and never sent late.
 import json
 import logging
 import re
+import ssl
 from base64 import b32hexencode
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
-from anyio import CancelScope
+from anyio import CancelScope, to_thread
 from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -32,18 +33,19 @@ log = logging.getLogger(__name__)
 VERSION: Final = 1  # of a hint
 LARGEST_HINT: Final = 256 * 1024  # bytes
 MOST_WAITING: Final = 4 * 1024 * 1024  # bytes that are not given to the library yet
-_MOST_UNREAD = 4_096  # hints of a subject; beyond it the library drops the newest
+_MOST_UNREAD = 4_096  # hints of a subject; beyond it, or MOST_WAITING, the library drops the newest
 _NKEY = re.compile("SU[A-Z2-7]{56}")
 
 
 @dataclass(frozen=True, slots=True)
 class HintSettings:
-    """Seconds."""
+    """Times are in seconds."""
 
     connect_s: float = 5.0
     ping_every_s: float = 5.0  # a silent server is found out in two to three times that
     retry_s: float = 0.2
     longest_retry_s: float = 5.0
+    tls: ssl.SSLContext | None = None  # None: the certificates of the system decide
 
 
 @dataclass(eq=False, slots=True)
@@ -139,6 +141,8 @@ class NatsHints:
 
     async def _connect(self, client: Client, said: "_Errors") -> None:
         more: dict[str, Any] = _login(self.credentials.reveal())
+        if self.url.startswith(("tls:", "wss:")):
+            more["tls"] = self.settings.tls or await to_thread.run_sync(ssl.create_default_context)
         more["ping_interval"] = self.settings.ping_every_s  # which the library takes for an integer
         with anyio.move_on_after(self.settings.connect_s) as said.scope:
             await client.connect(
@@ -163,6 +167,7 @@ class NatsHints:
                         self._prefix + subject,
                         cb=self._reader(subject),
                         pending_msgs_limit=_MOST_UNREAD,
+                        pending_bytes_limit=MOST_WAITING,
                     )
                 for subject in subscribed.keys() - self._listeners.keys():
                     await subscribed.pop(subject).unsubscribe()

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -19,14 +20,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    partitions: int = 64
+    partitions: int | None = 64  # None: as many as the store has, or as are usual
     lease_s: float = 15.0
+
+
+USUAL_PARTITIONS = 64
 
 
 @dataclass(eq=False, slots=True)
 class ClusterNode:
-    """`run` is the node; `stop` ends it in order. Calls of the store are made one after the other, on a
-    connection on which nothing else waits."""
+    """`join` comes first; `run` is the node; `stop` ends it in order. Calls of the store are made one
+    after the other, on a connection on which nothing else waits."""
 
     presence: Callable[[], Presence]  # its node never changes
     settings: ClusterSettings
@@ -42,21 +46,21 @@ class ClusterNode:
     _is_stopping: bool = field(init=False, default=False)
     _is_answered: bool = field(init=False, default=True)
 
-    def __post_init__(self) -> None:
-        self._node, settings = self.presence().node, self.settings
-        self._ownership = Ownership(self._node, settings.partitions, settings.lease_s)
-
-    async def prepare(self) -> None:
-        """Raises StoreRefused if the store was made for another number of partitions, StoreUnavailable."""
-        wanted, found = (
-            self.settings.partitions,
-            await self.leases.prepare(self.settings.partitions),
-        )
-        if found != wanted:
+    async def join(self) -> None:
+        """Raises StoreRefused if the store was made for another number of partitions, StoreInUse,
+        StoreUnavailable."""
+        presence, wanted = self.presence(), self.settings.partitions
+        lease_s, node = self.settings.lease_s, presence.node
+        # It gets no share of the work until it runs.
+        silent = replace(presence, is_leaving=True)
+        found = await self.leases.join(silent, wanted or USUAL_PARTITIONS, lease_s)
+        if wanted not in {None, found}:
+            await self.leases.leave(node)
             raise StoreRefused(
                 f"[cluster] partitions is {wanted}, and the store was made for {found}: all nodes need "
                 f"the same number, so write partitions = {found}"
             )
+        self._node, self._ownership = node, Ownership(node, found, lease_s)
 
     def epoch(self, partition: int, *, starting: bool = False) -> int | None:
         """Under which a turn may commit and publish, or be started; None if it may not."""
@@ -70,7 +74,8 @@ class ClusterNode:
                 while not self._ownership.is_done:
                     await self._step(group)
                 group.cancel_scope.cancel()
-        await self.leases.leave(self._node)
+        with suppress(StoreUnavailable):  # then it is forgotten when its time is over
+            await self.leases.leave(self._node)
 
     def stop(self) -> None:
         """Starts nothing more, drains what runs and gives every partition back; then `run` ends."""

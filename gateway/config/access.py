@@ -53,9 +53,9 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
 def _operator_token(reading: Reading, written: GatewaySettings) -> Secret | None:
     token = None
     if TOKEN in reading.around.environment:
-        token = reading.source.variable(OPERATOR, TOKEN)
+        token = reading.variable(OPERATOR, TOKEN)
     elif written.token is not None:
-        token = reading.source.follow(OPERATOR, written.token.reveal())
+        token = reading.follow(OPERATOR, written.token.reveal())
     return None if token is None or _is_blank(reading, OPERATOR, token) else Secret(token)
 
 
@@ -72,7 +72,7 @@ def resolve_tokens(
             reading.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
         for at, scope in enumerate(written.scopes):
             _check_scope(reading, (*path, "scopes", at), scope)
-        token = reading.source.follow(where, written.token.reveal())
+        token = reading.follow(where, written.token.reveal())
         if token is None or _is_blank(reading, where, token):
             continue
         if token in values:

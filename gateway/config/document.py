@@ -6,25 +6,27 @@ import pwd
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from gateway.config.problems import (
     SHOWN,
     Code,
+    ConfigFinding,
     ConfigInvalid,
-    Finding,
+    ConfigProblem,
     KeyPath,
-    Problem,
     dotted,
 )
 from gateway.config.schema import patterns
 from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
+from gateway.config.sections import element_of
 from gateway.config.toml import BOM, Positions, Span
-from gateway.domain.text import printable
+from gateway.domain.text import nearest, printable
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
 LONGEST_PATH = 8_192
@@ -53,11 +55,8 @@ class Document:
             whole = source.decode()
             return Document(path, name, whole, tomllib.loads(whole.removeprefix(BOM)), status)
         except UnicodeDecodeError as error:
-            before = source[: error.start].decode().removeprefix(BOM)
-            message, (line, column) = (
-                "this byte is not UTF-8: save the file as UTF-8",
-                end_of(before),
-            )
+            message = "this byte is not UTF-8: save the file as UTF-8"
+            line, column = end_of(source[: error.start].decode().removeprefix(BOM))
         except tomllib.TOMLDecodeError as error:
             message, found = _AT.sub("", str(error))[:120], _AT.search(str(error))
             line, column = end_of(text.rstrip())
@@ -69,7 +68,7 @@ class Document:
         shown = _shown(lines[line - 1], "\n".join(lines[: line - 1]))
         excerpt, caret = fitted(shown[: column - 1], shown[column - 1 :])
         message, fix = _in_words(message[:1].lower() + message[1:], lines[:line])
-        problem = Problem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
+        problem = ConfigProblem(Code.SYNTAX, name, line, column, "", message, fix, excerpt, caret)
         raise ConfigInvalid((problem,)) from None
 
     @cached_property
@@ -131,26 +130,22 @@ def written_data_dir(path: Path, name: str) -> str | None:
     """
     source, _ = _read(path, name)
     text = source.decode(errors="replace").removeprefix(BOM)
-    try:
-        return _data_dir(tomllib.loads(text))
-    except (RecursionError, ValueError):
-        return _sought_data_dir(text)
+    for candidate in (text, *_lines_about_data_dir(text)):
+        with suppress(RecursionError, ValueError):
+            found = _data_dir(tomllib.loads(candidate))
+            if found is not None or candidate is text:
+                return found
+    return None
 
 
-def _sought_data_dir(text: str) -> str | None:
-    """In what is not TOML: the line that says it, if that line is."""
+def _lines_about_data_dir(text: str) -> Iterator[str]:
+    """Of what is not TOML: each line that may say it, below its header."""
     section = ""
     for line in text.splitlines():
         if header := _HEADER.match(line):
             section = f"[{header[1].strip()}]\n"
         elif "data_dir" in line and len(line) < LONGEST_PATH:
-            try:
-                found = _data_dir(tomllib.loads(section + line))
-            except tomllib.TOMLDecodeError:
-                continue
-            if found is not None:
-                return found
-    return None
+            yield section + line
 
 
 def _data_dir(content: dict[str, Any]) -> str | None:
@@ -161,7 +156,7 @@ def _data_dir(content: dict[str, Any]) -> str | None:
 
 def _read(path: Path, name: str) -> tuple[bytes, os.stat_result]:
     def unreadable(message: str, fix: str) -> ConfigInvalid:
-        problem = Problem(Code.MISSING_FILE, name, 1, 1, "", f"the file {message}", fix)
+        problem = ConfigProblem(Code.MISSING_FILE, name, 1, 1, "", f"the file {message}", fix)
         return ConfigInvalid((problem,))
 
     try:
@@ -199,11 +194,11 @@ def _shown(line: str, above: str) -> str:
 
 
 def placed(
-    findings: Sequence[Finding],
+    findings: Sequence[ConfigFinding],
     document: Document,
     *,
     left_out: int = 0,
-    notices: Sequence[Finding] = (),
+    notices: Sequence[ConfigFinding] = (),
 ) -> ConfigInvalid:
     """In the order of the file, behind what did not come from it."""
     unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
@@ -212,28 +207,28 @@ def placed(
     return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
 
 
-def warned(notices: Sequence[Finding], document: Document) -> tuple[Problem, ...]:
+def warned(notices: Sequence[ConfigFinding], document: Document) -> tuple[ConfigProblem, ...]:
     """Notices with their places, in the order of the file."""
     return _problems(notices, document, "warning")
 
 
 def _problems(
-    findings: Sequence[Finding],
+    findings: Sequence[ConfigFinding],
     document: Document,
     severity: Literal["error", "warning"],
     unknown: frozenset[KeyPath] | set[KeyPath] = frozenset(),
-) -> tuple[Problem, ...]:
+) -> tuple[ConfigProblem, ...]:
     """With their places; `unknown` keys may hold a secret, whatever they are called."""
     positions = document.positions
     hidden, secrets = _hiding(positions, unknown)
 
-    def start(finding: Finding) -> int:
+    def start(finding: ConfigFinding) -> int:
         if finding.variable:
             return -1
         span = positions.span(finding.path, finding.at)
         return span.start + _into(document.text[span.start : span.end], finding.column)
 
-    found: list[Problem] = []
+    found: list[ConfigProblem] = []
     for one in sorted(findings, key=start)[:SHOWN]:
         line, column, text, caret = 0, 0, "", 0
         if not one.variable and document.path:
@@ -244,7 +239,7 @@ def _problems(
             struck(said, secrets) for said in (dotted(one.path), one.message, one.fix)
         )
         found.append(
-            Problem(one.code, source, line, column, key, message, fix, text, caret, severity)
+            ConfigProblem(one.code, source, line, column, key, message, fix, text, caret, severity)
         )
     return tuple(found)
 
@@ -266,14 +261,26 @@ def _hiding(
     secrets: set[str] = set()
     for path, span in positions.leaves():
         value = positions.text[span.start : span.end]
+        above = next((path[:n] for n in range(1, len(path) + 1) if path[:n] in unknown), None)
         if is_sensitive(path):
             hidden.append(span)
             secrets.add(_bare(value))
-        elif value[0] in "'\"[{" and any(
-            path[:depth] in unknown for depth in range(1, len(path) + 1)
-        ):
+        elif above is not None and value[0] in "'\"[{" and not _is_known_list(path, above):
             hidden.append(span)
     return sorted(hidden), sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
+
+
+def _is_known_list(path: KeyPath, unknown: KeyPath) -> bool:
+    """Whether a value stands in the list of an unknown key that only misspells a known list."""
+    is_listed = len(path) == len(unknown) + 1 and isinstance(path[-1], int)
+    return is_listed and _misspells_a_list(str(unknown[-1]))
+
+
+@lru_cache(maxsize=1_024)
+def _misspells_a_list(name: str) -> bool:
+    lists = {path[-1]: element_of(key.kind) is not None for path, key in patterns().items()}
+    near = nearest(name, lists)
+    return near is not None and lists[near] and not is_sensitive((near,))
 
 
 def _in_words(message: str, lines: Sequence[str]) -> tuple[str, str]:

@@ -82,17 +82,10 @@ def _plugin(document: Table, name: str) -> Table:
     return found
 
 
-def with_sha256(text: str, plugin: str, sha256: str) -> str:
-    """Pins the plugin's file."""
+def with_plugin_keys(text: str, plugin: str, keys: Mapping[str, str]) -> str:
+    """Gives the plugin another file, or pins it."""
     document = _opened(text)
-    _plugin(document, plugin)["sha256"] = sha256
-    return rewritten(text, document)
-
-
-def with_path(text: str, plugin: str, path: str) -> str:
-    """Gives the plugin another file."""
-    document = _opened(text)
-    _plugin(document, plugin)["path"] = path
+    _plugin(document, plugin).update(keys)
     return rewritten(text, document)
 
 
@@ -177,20 +170,11 @@ def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostH
             yield LostHost(name, str(whole.get("value", "")), tuple(kept))
 
 
-# ------------------------------------------------------------------------------------ channels
+# ---------------------------------------------------------------------- channels and providers
 
 
-def with_channel(text: str, name: str, channel: Mapping[str, object]) -> str:
-    """Adds it at the end; the keys of `channel` are those of `[channels.NAME]`."""
-    return _with_named(text, "channels", name, channel)
-
-
-def with_provider(text: str, name: str, provider: Mapping[str, object]) -> str:
-    """Adds it at the end; the keys of `provider` are those of `[providers.NAME]`."""
-    return _with_named(text, "providers", name, provider)
-
-
-def _with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
+def with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
+    """Adds `[SECTION.NAME]` at the end."""
     document = _opened(text)
     named = _named(document, section)
     if name in named:

@@ -25,7 +25,7 @@ from gateway.config.rules import resolve_rules
 from gateway.config.secrets import MASK, is_sensitive, struck_arguments, struck_value
 from gateway.config.sections import (
     ROOT,
-    Key,
+    SectionKey,
     SectionReader,
     blank,
     element_of,
@@ -56,7 +56,7 @@ _WITHOUT_NONE = {"bindings", "rules"}  # what is not set there has no row
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A configuration with what it was made of, for those who explain it."""
 
     config: GatewayConfig
@@ -109,12 +109,12 @@ def find_data_dir(
     return placed_at(written or str(GatewaySettings().data_dir), folder, home=home).absolute()
 
 
-def read(path: Path | None, around: Surroundings) -> Loaded:
+def read(path: Path | None, around: Surroundings) -> LoadedConfig:
     """`path` None: no file. Raises ConfigInvalid with every problem at once."""
     return interpreted(read_document(path, around.name(path)) if path else Document(), around)
 
 
-def interpreted(document: Document, around: Surroundings) -> Loaded:
+def interpreted(document: Document, around: Surroundings) -> LoadedConfig:
     """Raises ConfigInvalid with every problem at once."""
     reading = Reading(around, document)
     reader = SectionReader(reading)
@@ -127,7 +127,7 @@ def interpreted(document: Document, around: Surroundings) -> Loaded:
             replace(one, variable=one.variable or sources.get(one.path)) for one in findings
         ]
         raise placed(findings, document, left_out=reader.left_out, notices=reading.notices)
-    return Loaded(config, document, _known_origins(reading, config))
+    return LoadedConfig(config, document, _known_origins(reading, config))
 
 
 def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
@@ -215,7 +215,7 @@ class Row:
     origin: str
 
 
-def effective(loaded: Loaded) -> tuple[Row, ...]:
+def effective(loaded: LoadedConfig) -> tuple[Row, ...]:
     """In the order of the documentation."""
     return tuple(
         Row(dotted(path), value, _origin(path, loaded))
@@ -224,7 +224,7 @@ def effective(loaded: Loaded) -> tuple[Row, ...]:
     )
 
 
-def _of_file(key: Key, loaded: Loaded) -> object:
+def _of_file(key: SectionKey, loaded: LoadedConfig) -> object:
     """Lists without what is told elsewhere."""
     config = loaded.config
     if key.name == "agents":
@@ -276,7 +276,7 @@ def _written(value: Action | PluginSecret) -> Mapping[str, object]:
     return {"value": MASK, "hosts": sorted(map(as_host, value.origins))}
 
 
-def _shown(section: object, key: Key) -> object:
+def _shown(section: object, key: SectionKey) -> object:
     """A value as the file would have it."""
     value, words = getattr(section, key.field), key.setting.words
     if isinstance(section, McpServerDef) and key.name == "args":
@@ -314,7 +314,7 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
-def _origin(path: KeyPath, loaded: Loaded) -> str:
+def _origin(path: KeyPath, loaded: LoadedConfig) -> str:
     if path in loaded.origins:
         return loaded.origins[path]
     positions = loaded.document.positions

@@ -13,7 +13,7 @@ from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import BUNDLED as BUNDLED
 from gateway.config.reading import Reading
 from gateway.config.secrets import REFERENCE, looks_secret
-from gateway.config.sections import BadCapability, parse_capability, what_to_write
+from gateway.config.sections import BadCapability, parse_capability
 from gateway.config.values import BundledPlugin, SecretKeys
 from gateway.domain.agents import OWN_CHANNELS, OWN_TOOLS
 from gateway.domain.channels import ChannelDef
@@ -78,7 +78,7 @@ def _secrets(
         if is_sure:
             origins = _origins(reading, path, secret, plugin, must_reach=must_reach)
         text = secret.value.reveal()
-        value = reading.source.follow(where, text, is_needed=plugin.is_enabled)
+        value = reading.follow(where, text, is_needed=plugin.is_enabled)
         if value is not None:
             secrets.append(PluginSecret(secret.name, Secret(value), origins))
     return tuple(secrets)
@@ -121,7 +121,7 @@ def _named(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Ori
     try:
         wanted = str(parse_capability(f"http:{host}"))
     except BadCapability as error:
-        message = f"{quoted(host)} {what_to_write(error)[0]}"
+        message = f"{quoted(host)} {error.problem}"
         fix = "write HOST or SCHEME://HOST:PORT"
         reading.wrong(Code.MALFORMED, path, message, fix)
         return None

@@ -38,7 +38,7 @@ class Code(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ConfigFinding:
     """A problem, or a notice that is none, that does not know yet where in the file it is."""
 
     code: str
@@ -54,7 +54,9 @@ class Finding:
         return dotted(self.path)
 
 
-def without_consequences(later: Iterable[Finding], first: Iterable[Finding]) -> list[Finding]:
+def without_consequences(
+    later: Iterable[ConfigFinding], first: Iterable[ConfigFinding]
+) -> list[ConfigFinding]:
     """Errors that an already reported error causes are suppressed: those on its path."""
     paths = [finding.path for finding in first]
     whole = set(paths)
@@ -71,8 +73,8 @@ def without_consequences(later: Iterable[Finding], first: Iterable[Finding]) -> 
 class Report:
     """What reading a configuration brings to light."""
 
-    findings: list[Finding] = field(default_factory=list)
-    notices: list[Finding] = field(default_factory=list)
+    findings: list[ConfigFinding] = field(default_factory=list)
+    notices: list[ConfigFinding] = field(default_factory=list)
     names: Mapping[str, Collection[str]] = field(default_factory=dict)  # by what they are names of
 
     def wrong(
@@ -85,10 +87,10 @@ class Report:
         at: At = "value",
         variable: str | None = None,
     ) -> None:
-        self.findings.append(Finding(code, path, message, fix, at, variable))
+        self.findings.append(ConfigFinding(code, path, message, fix, at, variable))
 
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
-        self.notices.append(Finding(code, path, message, fix))
+        self.notices.append(ConfigFinding(code, path, message, fix))
 
     def refers(
         self, path: KeyPath, what: str, name: str, *, or_else: str = "", at: At = "value"
@@ -111,7 +113,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """A problem with its place. `line` is 0 where there is no file (then `source` is a variable)."""
 
     code: str
@@ -141,10 +143,10 @@ class ConfigInvalid(GatewayError):
 
     def __init__(
         self,
-        problems: tuple[Problem, ...],
+        problems: tuple[ConfigProblem, ...],
         *,
         left_out: int = 0,
-        warnings: tuple[Problem, ...] = (),
+        warnings: tuple[ConfigProblem, ...] = (),
     ) -> None:
         super().__init__(f"{len(problems) + left_out} errors in the configuration")
         self.problems, self.left_out, self.warnings = problems, left_out, warnings

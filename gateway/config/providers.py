@@ -12,7 +12,7 @@ from gateway.config.agents import note_disabled
 from gateway.config.environment import key_variables, value_of
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import DEMO, Reading
-from gateway.config.secrets import looks_secret
+from gateway.config.secrets import FOLDER, looks_secret
 from gateway.config.sections import blank
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
@@ -83,7 +83,7 @@ def _followed(
     values = {}
     for key, text in written.items():
         is_needed, is_open = name is None or name in reading.used, not looks_secret(key)
-        value = reading.source.follow((*path, key), text, is_needed=is_needed, is_open=is_open)
+        value = reading.follow((*path, key), text, is_needed=is_needed, is_open=is_open)
         if value is not None:
             values[key] = value
     return values
@@ -91,20 +91,20 @@ def _followed(
 
 def _key(reading: Reading, written: ProviderDef, base_url: str) -> tuple[str | None, str | None]:
     """The key, and in words where it comes from. No key also if its problem is reported."""
-    source, name, path = reading.source, written.name, ("providers", written.name, "api_key")
+    name, path = written.name, ("providers", written.name, "api_key")
     preset, is_used = reading.known.presets.get(name), name in reading.used
     # what is at hand for a preset goes to no other address
     is_own = preset is not None and base_url.rstrip("/") == preset.base_url.rstrip("/")
     if preset is not None and is_own:
         for variable in key_variables(name, preset.key_variable):
-            if value_of(source.environment, variable):
-                return source.variable(path, variable), variable
+            if value_of(reading.around.environment, variable):
+                return reading.variable(path, variable), variable
         file = f"{name}_api_key"
-        if os.path.lexists(source.folder / file):
-            found = source.follow(path, f"${{file:{file}}}", is_needed=is_used)
+        if os.path.lexists(reading.around.home / FOLDER / file):
+            found = reading.follow(path, f"${{file:{file}}}", is_needed=is_used)
             return found, f"secret file {file}"
     if written.api_key:
-        return source.follow(path, written.api_key.reveal(), is_needed=is_used), "config"
+        return reading.follow(path, written.api_key.reveal(), is_needed=is_used), "config"
     if preset is not None and preset.key_variable:
         _report_no_key(reading, name, preset.key_variable, is_own=is_own)
     return None, None
@@ -112,14 +112,13 @@ def _key(reading: Reading, written: ProviderDef, base_url: str) -> tuple[str | N
 
 def _report_no_key(reading: Reading, name: str, variable: str, *, is_own: bool) -> None:
     """A preset at its own address needs a key; elsewhere a key at hand is only not sent."""
-    source = reading.source
-    if not is_own and value_of(source.environment, variable):
+    if not is_own and value_of(reading.around.environment, variable):
         message = f"{variable} is not sent to an address of your own"
         fix = f'write api_key = "${{env:{variable}}}" if it should be'
         reading.note("key-kept-back", ("providers", name, "api_key"), message, fix)
     elif is_own and name in reading.used:
         message = f'no key for provider "{name}": {variable} is not set'
-        fix = f"set {variable}, or write the key into {source.folder}/{name}_api_key (chmod 600)"
+        fix = f"set {variable}, or write the key into {reading.around.home / FOLDER}/{name}_api_key (chmod 600)"
         reading.wrong(Code.NO_KEY, reading.used[name], message, fix)
 
 

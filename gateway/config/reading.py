@@ -18,7 +18,7 @@ from gateway.config.environment import (
     value_of,
 )
 from gateway.config.problems import Code, KeyPath, Report
-from gateway.config.secrets import SecretSource
+from gateway.config.secrets import SecretProblem, is_sendable, resolve
 from gateway.config.values import Known, Surroundings
 from gateway.domain.agents import OPEN_PROJECT, OWN_TOOLS, RESULT
 from gateway.domain.mcp import FAMILY
@@ -37,7 +37,7 @@ _NEEDED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class UsualProvider:
     """The provider of an agent that names none: the one whose key is at hand, else the demo.
 
     `variable` is where the key comes from; `others` are keys that are left unused.
@@ -53,7 +53,7 @@ class Choice:
         return DEMO if self.provider == DEMO else "main"
 
 
-def usual_choice(environment: Mapping[str, str], known: Known) -> Choice:
+def usual_choice(environment: Mapping[str, str], known: Known) -> UsualProvider:
     found = [
         (name, variable)
         for name, preset in known.presets.items()
@@ -61,9 +61,9 @@ def usual_choice(environment: Mapping[str, str], known: Known) -> Choice:
         if value_of(environment, variable)
     ]
     if not found:
-        return Choice()
+        return UsualProvider()
     (provider, variable), *rest = found
-    return Choice(provider, variable, tuple(v for name, v in rest if name != provider))
+    return UsualProvider(provider, variable, tuple(v for name, v in rest if name != provider))
 
 
 def default_model(provider: str, known: Known) -> str | None:
@@ -80,7 +80,7 @@ class Reading(Report):
     around: Surroundings
     document: Document
     tree: dict[str, Any] = field(init=False)
-    choice: Choice = field(init=False)
+    choice: UsualProvider = field(init=False)
     variables: dict[KeyPath, str] = field(default_factory=dict)  # what they gave, by path
     used: dict[str, KeyPath] = field(default_factory=dict)  # providers, with the first place
 
@@ -115,10 +115,6 @@ class Reading(Report):
         return path.absolute().parent if path else self.around.cwd
 
     @property
-    def source(self) -> SecretSource:
-        return SecretSource(self.around.environment, self.around.home, self)
-
-    @property
     def plugins(self) -> dict[str, bool]:
         """Whether each is enabled."""
         tables = _list(self.tree.get("plugins"))
@@ -137,6 +133,34 @@ class Reading(Report):
                 return None
             here = here[part]
         return here
+
+    def follow(
+        self, path: KeyPath, text: str, *, is_needed: bool = True, is_open: bool = False
+    ) -> str | None:
+        """What a text leads to by its references; None once its problem is reported.
+
+        What nothing needs may be missing; a text that is no secret (`is_open`) may be literal.
+        """
+        if "${" not in text and not is_open:
+            fix = 'write "${env:NAME}" or "${file:name}" instead'
+            self.note("literal-secret", path, "the configuration contains a secret", fix)
+        try:
+            return resolve(text, self.around.environment, self.around.home)
+        except SecretProblem as problem:
+            if is_needed or problem.code == Code.MALFORMED:
+                self.wrong(problem.code, path, problem.message, problem.fix)
+            else:
+                self.note("unused-secret", path, problem.message, problem.fix)
+            return None
+
+    def variable(self, path: KeyPath, name: str) -> str | None:
+        """What a variable holds that stands for a secret; None once its problem is reported."""
+        value = self.around.environment[name]
+        if is_sendable(value):
+            return value
+        message, fix = "a header cannot carry it", "use plain characters, on one line"
+        self.wrong(Code.MALFORMED, path, message, fix, variable=name)
+        return None
 
     def file(self, where: KeyPath, written: str, fix: str) -> str:
         """The path of a file; reported if it cannot be read."""

@@ -9,8 +9,8 @@ from typing import Any, cast, get_args
 from gateway.config.document import Document, placed, read_document
 from gateway.config.problems import (
     Code,
+    ConfigFinding,
     ConfigInvalid,
-    Finding,
     KeyPath,
     Report,
     without_consequences,
@@ -94,7 +94,7 @@ class RuleReader:
                 code = Code.UNKNOWN_NAME if problem.path[0] == "on" else Code.MALFORMED
                 where, column = (*path, *problem.path), problem.column
                 report.findings.append(
-                    Finding(code, where, problem.message, problem.fix, column=column)
+                    ConfigFinding(code, where, problem.message, problem.fix, column=column)
                 )
             found[rule.id] = rule
         return tuple(found.values())

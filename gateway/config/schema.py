@@ -6,7 +6,15 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
-from gateway.config.sections import PATTERNS, ROOT, SHORT, Key, element_of, is_section, keys_here
+from gateway.config.sections import (
+    PATTERNS,
+    ROOT,
+    SHORT,
+    SectionKey,
+    element_of,
+    is_section,
+    keys_here,
+)
 from gateway.config.values import GatewayConfig, Plain
 from gateway.domain.ids import Secret
 from gateway.domain.settings import NEEDED, Setting
@@ -18,12 +26,12 @@ Pattern = tuple[str, ...]
 
 
 @cache
-def patterns() -> Mapping[Pattern, Key]:
+def patterns() -> Mapping[Pattern, SectionKey]:
     """Every key and section once, in order; a fallback's fallback has the keys of a fallback."""
     return MappingProxyType(dict(_walk(GatewayConfig, (), ROOT)))
 
 
-def _walk(section: type, above: Pattern, about: Setting) -> Iterator[tuple[Pattern, Key]]:
+def _walk(section: type, above: Pattern, about: Setting) -> Iterator[tuple[Pattern, SectionKey]]:
     for name, key in keys_here(section, about).items():
         path = (*above, name)
         yield path, replace(key, default=NEEDED) if name in about.needs else key
@@ -100,7 +108,7 @@ def _reference(kind: type, about: Setting, defs: dict[str, Any]) -> dict[str, An
     return {"anyOf": [_schema(key.kind, key.setting, defs), reference]}
 
 
-def default_of(key: Key) -> Any:
+def default_of(key: SectionKey) -> Any:
     """The default as the file would have it; None: it has none."""
     if key.default is NEEDED or is_section(key.kind):
         return None

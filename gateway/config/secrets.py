@@ -4,11 +4,10 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.environment import value_of
-from gateway.config.problems import Code, KeyPath, Report
+from gateway.config.problems import Code, KeyPath
 from gateway.domain.text import printable
 
 FOLDER = Path(".config/exogate/secrets")  # below the home directory
@@ -27,75 +26,41 @@ class SecretProblem(Exception):
         self.code, self.message, self.fix = code, message, fix
 
 
-@dataclass(frozen=True, slots=True)
-class SecretSource:
-    """Where references lead to, and whom their problems are told."""
+def resolve(text: str, environment: Mapping[str, str], home: Path) -> str:
+    """The text with its references replaced. Raises SecretProblem."""
+    if "${" in REFERENCE.sub("", text):
+        message = "this is not a valid reference"
+        raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME} or ${file:name}")
 
-    environment: Mapping[str, str]
-    home: Path
-    report: Report
+    def referred(found: re.Match[str]) -> str:
+        if found[1] == "env":
+            return _variable(environment, found[2])
+        return read_secret(_file(home / FOLDER, found[2]))
 
-    @property
-    def folder(self) -> Path:
-        return self.home / FOLDER
+    value = REFERENCE.sub(referred, text)
+    if not is_sendable(value):
+        message = "a header cannot carry it: it holds a control character, or one beyond ASCII"
+        fix = "store it as one line of plain characters"
+        raise SecretProblem(Code.MALFORMED, message, fix)
+    return value
 
-    def follow(
-        self, path: KeyPath, text: str, *, is_needed: bool = True, is_open: bool = False
-    ) -> str | None:
-        """What the key's text leads to; None once its problem is reported.
 
-        What nothing needs may be missing; a text that is no secret (`is_open`) may be literal.
-        """
-        if "${" not in text and not is_open:
-            fix = 'write "${env:NAME}" or "${file:name}" instead'
-            self.report.note("literal-secret", path, "the configuration contains a secret", fix)
-        try:
-            return self.resolve(text)
-        except SecretProblem as problem:
-            if is_needed or problem.code == Code.MALFORMED:
-                self.report.wrong(problem.code, path, problem.message, problem.fix)
-            else:
-                self.report.note("unused-secret", path, problem.message, problem.fix)
-            return None
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        message = "this is not the name of a variable"
+        raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME}")
+    value = value_of(environment, name)
+    if value is None:
+        message, fix = f"the variable {name} is not set", f"export {name}=... before the start"
+        raise SecretProblem(Code.UNSET_VARIABLE, message, fix)
+    return value
 
-    def variable(self, path: KeyPath, name: str) -> str | None:
-        """What a variable holds that stands for a key; None once its problem is reported."""
-        value = self.environment[name]
-        if is_sendable(value):
-            return value
-        message, fix = "a header cannot carry it", "use plain characters, on one line"
-        self.report.wrong(Code.MALFORMED, path, message, fix, variable=name)
-        return None
 
-    def resolve(self, text: str) -> str:
-        """The text with its references replaced; raises SecretProblem."""
-        if "${" in REFERENCE.sub("", text):
-            message = "this is not a valid reference"
-            raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME} or ${file:name}")
-        value = REFERENCE.sub(lambda found: self._referred(found[1], found[2]), text)
-        if not is_sendable(value):
-            message = "a header cannot carry it: it holds a control character, or one beyond ASCII"
-            fix = "store it as one line of plain characters"
-            raise SecretProblem(Code.MALFORMED, message, fix)
-        return value
-
-    def _referred(self, kind: str, name: str) -> str:
-        if kind == "file":
-            return read_secret(self._file(name))
-        if not _VARIABLE.fullmatch(name):
-            message = "this is not the name of a variable"
-            raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME}")
-        value = value_of(self.environment, name)
-        if value is None:
-            message, fix = f"the variable {name} is not set", f"export {name}=... before the start"
-            raise SecretProblem(Code.UNSET_VARIABLE, message, fix)
-        return value
-
-    def _file(self, name: str) -> Path:
-        if not name.startswith("/") and not _FILE_NAME.fullmatch(name):
-            fix = f"write a plain name (a file in {self.folder}) or an absolute path"
-            raise SecretProblem(Code.MALFORMED, "this is not the name of a secret file", fix)
-        return self.folder / name
+def _file(folder: Path, name: str) -> Path:
+    if not name.startswith("/") and not _FILE_NAME.fullmatch(name):
+        fix = f"write a plain name (a file in {folder}) or an absolute path"
+        raise SecretProblem(Code.MALFORMED, "this is not the name of a secret file", fix)
+    return folder / name
 
 
 def is_sendable(text: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_type_hints
 
-from gateway.config.problems import At, Code, Finding, KeyPath, Report, dotted
+from gateway.config.problems import At, Code, ConfigFinding, KeyPath, Report, dotted
 from gateway.config.secrets import MASK, is_sensitive
 from gateway.config.values import ActionKeys, GatewayConfig, Plain, SecretKeys
 from gateway.domain.budgets import Limit
@@ -101,10 +101,9 @@ _NORMAL: Mapping[str, Callable[[str], str]] = {
 }
 
 
-_GRANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_GRANT_ADDRESS = re.compile(
-    r"(?:(?P<scheme>https?)://)?(?P<host>\[[^\]]*\]|[^:/]+)(?::(?P<port>[0-9]{1,5}))?"
-)
+_GRANT = r"[a-z0-9][a-z0-9._-]{0,63}"
+_STORE = re.compile(rf"({_GRANT})(:shared)?(:ro)?")
+_ADDRESS = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/]+)(?::([0-9]{1,5}))?")
 CAPABILITY_FORMS = (
     "http:HOST, http:SCHEME://HOST:PORT, store:NAME[:shared][:ro] or host_function:NAME"
 )
@@ -113,48 +112,40 @@ CAPABILITY_FORMS = (
 class BadCapability(GatewayError):
     code = "bad_capability"
 
-    def __init__(self, text: str, problem: str) -> None:
-        super().__init__(f"capability {text[:100]!r} {problem}")
-        self.problem = problem
+    def __init__(self, text: str, problem: str, form: str = CAPABILITY_FORMS) -> None:
+        super().__init__(f"capability {text[:100]!r} {problem}; write {form}")
+        self.problem, self.fix = problem, f"write {form[:200]}"
 
 
 def parse_capability(text: str) -> Capability:
-    """Raises BadCapability with what is wrong and how to write it."""
+    """A capability as it is written, `type:value`. Raises BadCapability."""
     kind, colon, value = text.partition(":")
-    if not colon:
-        raise BadCapability(text, f"is not of the form type:value; write {CAPABILITY_FORMS}")
-    match kind:
+    match kind if colon else None:
+        case None:
+            raise BadCapability(text, "is not of the form type:value")
         case "http":
             return HttpGrant(_granted_origin(text, value))
         case "store":
-            return _granted_store(text, value)
+            if (found := _STORE.fullmatch(value)) is None:
+                raise BadCapability(
+                    text, "is not store:NAME, store:NAME:ro, store:NAME:shared[:ro]"
+                )
+            return StoreGrant(found[1], is_shared=bool(found[2]), is_read_only=bool(found[3]))
         case "host_function":
-            if not _GRANT_NAME.fullmatch(value):
-                raise BadCapability(text, "names no host function; write host_function:NAME")
+            if not re.fullmatch(_GRANT, value):
+                raise BadCapability(text, "names no host function", "host_function:NAME")
             return FunctionGrant(value)
-    raise BadCapability(text, f"has no known type; write {CAPABILITY_FORMS}")
-
-
-def _granted_store(text: str, value: str) -> StoreGrant:
-    namespace, *marks = value.split(":")
-    if not _GRANT_NAME.fullmatch(namespace) or marks not in (
-        [],
-        ["ro"],
-        ["shared"],
-        ["shared", "ro"],
-    ):
-        raise BadCapability(text, "is not store:NAME, store:NAME:ro, store:NAME:shared[:ro]")
-    return StoreGrant(namespace, is_shared="shared" in marks, is_read_only="ro" in marks)
+    raise BadCapability(text, "has no known type")
 
 
 def _granted_origin(text: str, value: str) -> Origin:
-    parts = _GRANT_ADDRESS.fullmatch(value.lower()) if value.isascii() else None
+    parts = _ADDRESS.fullmatch(value.lower()) if value.isascii() else None
     if parts is None:
-        raise BadCapability(text, "names no host; write http:HOST or http:SCHEME://HOST:PORT")
-    if parts["scheme"] is None and parts["port"] is not None:
-        raise BadCapability(text, f"needs its scheme: write http:https://{value}")
-    scheme = parts["scheme"] or "https"
-    host, port = canonical_host(parts["host"]), int(parts["port"] or USUAL_PORT[scheme])
+        raise BadCapability(text, "names no host", "http:HOST or http:SCHEME://HOST:PORT")
+    if parts[1] is None and parts[3] is not None:
+        raise BadCapability(text, "needs its scheme", f"http:https://{value}")
+    scheme = parts[1] or "https"
+    host, port = canonical_host(parts[2]), int(parts[3] or USUAL_PORT[scheme])
     if host is None:
         raise BadCapability(text, "names no host exactly; wildcards and short addresses are none")
     if not 0 < port < 65_536:
@@ -168,7 +159,7 @@ def _has_form(text: str, form: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SectionKey:
     """A key of a section, and the field that it fills. `kind` is the field's type without None."""
 
     name: str
@@ -183,10 +174,10 @@ class Key:
 
 
 @cache
-def keys_of(section: type) -> Mapping[str, Key]:
+def keys_of(section: type) -> Mapping[str, SectionKey]:
     """The keys of a section by name, in order."""
     hints = get_type_hints(section, include_extras=True)
-    found: dict[str, Key] = {}
+    found: dict[str, SectionKey] = {}
     for one in fields(section):
         hint, setting = hints[one.name], one.metadata.get("setting")
         if get_origin(hint) is Annotated:
@@ -199,7 +190,7 @@ def keys_of(section: type) -> Mapping[str, Key]:
         elif default is NEEDED and one.default is not MISSING:
             default = one.default
         name = setting.key or one.name
-        found[name] = Key(name, one.name, _plain_kind(hint), setting, default)
+        found[name] = SectionKey(name, one.name, _plain_kind(hint), setting, default)
     return MappingProxyType(found)
 
 
@@ -244,7 +235,7 @@ def _is_named(section: type) -> bool:
     return "name" in section.__annotations__ and "name" not in keys_of(section)
 
 
-def keys_here(section: type, about: Setting) -> dict[str, Key]:
+def keys_here(section: type, about: Setting) -> dict[str, SectionKey]:
     """The keys that a section has as the value of a key with this setting."""
     only = about.only
     return {name: key for name, key in keys_of(section).items() if not only or name in only}
@@ -255,13 +246,13 @@ class SectionReader:
 
     def __init__(self, report: Report) -> None:
         self.report = report  # of values that are of the right form, and cannot be used
-        self.findings: list[Finding] = []
+        self.findings: list[ConfigFinding] = []
         self.left_out = 0
         # sections whose defaults depend on the rest of the file
         self.usual: dict[type, Any] = {}
 
     def wrong(self, code: Code, path: KeyPath, message: str, fix: str, at: At = "value") -> object:
-        self.findings.append(Finding(code, path, message[:200], fix, at))
+        self.findings.append(ConfigFinding(code, path, message[:200], fix, at))
         return _WRONG
 
     def section(
@@ -409,8 +400,8 @@ class SectionReader:
         try:
             return parse_capability(raw)
         except BadCapability as error:
-            problem, fix = what_to_write(error)
-            return self.wrong(Code.MALFORMED, path, f"capability {quoted(raw)} {problem}", fix)
+            message = f"capability {quoted(raw)} {error.problem}"
+            return self.wrong(Code.MALFORMED, path, message, error.fix)
 
     def _check_keys(
         self, table: Mapping[str, object], path: KeyPath, known: Collection[str]
@@ -463,12 +454,6 @@ def sections_with(key: str) -> tuple[str, ...]:
         if is_section(section) and key in keys_of(section) and not is_by_name:
             found.append(f"[{name}]" if element is None else f"[[{name}]]")
     return tuple(sorted(found, key=lambda text: text.startswith("[[")))
-
-
-def what_to_write(error: BadCapability) -> tuple[str, str]:
-    """What is wrong with a capability, and the fix."""
-    problem, _, fix = re.sub("[;:] write ", "\n", error.problem, count=1).partition("\n")
-    return problem, f"write {fix[:200] or CAPABILITY_FORMS}"
 
 
 def shown(path: KeyPath, value: object) -> str:

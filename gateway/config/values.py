@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from gateway.config.problems import Finding
+from gateway.config.problems import ConfigFinding
 from gateway.domain.agents import (
     AgentDef,
     Binding,
@@ -49,7 +49,7 @@ class GatewaySettings:
         (), "Web origins that may connect: scheme://host[:port].", form="origin"
     )
     trusted_proxies: tuple[str, ...] = setting(
-        (), "Addresses or networks of trusted proxies.", form="network"
+        (), "Addresses or networks of proxies whose forwarding headers count.", form="network"
     )
     drain_s: float = setting(20.0, "Seconds that running turns get to finish at a stop.", 0, 3_600)
     max_connections: int = setting(12_000, "Open connections, at most.", 1, MILLION)
@@ -95,7 +95,9 @@ class QueueSettings:
         "followup",
         "One turn each, one for all, into the running turn, or stopping it.",
     )
-    debounce_ms: int = setting(0, "Seconds that collect waits for more messages.", 0, 60_000)
+    debounce_ms: int = setting(
+        0, "Milliseconds that a first message waits for more; one turn answers all.", 0, 60_000
+    )
     max_pending: int = setting(1_000, "Queued messages of one session, at most.", 1, MILLION)
     max_pending_total: int = setting(
         100_000, "Queued messages of all sessions, at most.", 1, HUNDRED_MILLION
@@ -312,4 +314,4 @@ class GatewayConfig:
     )  # provider -> where its key is from
     origin: Path | None = None  # None: a start without a file
     rule_folder: RuleFolder | None = None
-    notices: tuple[Finding, ...] = ()  # what an operator should know that is no error
+    notices: tuple[ConfigFinding, ...] = ()  # what an operator should know that is no error

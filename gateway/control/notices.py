@@ -57,7 +57,9 @@ class Bus:
         if not self._listeners:
             return
         if self._depth >= MOST_DEPTH or self._caused > MOST_CAUSED:
-            self._refuse(event)
+            if not self._has_refused:  # once for all events that one event caused
+                log.error("events cause each other without end", extra=_facts(event))
+            self._has_refused = True
             return
         self._caused += 1
         self._waiting.append((event, self._depth + 1))
@@ -76,12 +78,6 @@ class Bus:
         finally:
             self._depth = self._caused = 0
             self._has_refused = False
-
-    def _refuse(self, event: Event) -> None:
-        """Logs once for all events that one event caused."""
-        if not self._has_refused:
-            log.error("events cause each other without end", extra=_facts(event))
-        self._has_refused = True
 
     def _tell(self, event: Event) -> None:
         for mine, (listener, types) in tuple(self._listeners.items()):
@@ -146,7 +142,7 @@ class Notices:
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
         self.turn = 0  # of the run, when something was told last
-        self._known_until: dict[tuple[str, str], datetime] = {}  # by source and key
+        self._known_until: dict[tuple[str, str | None], datetime] = {}  # by source and key
         self._batches: dict[str, _Batch] = {}  # the newest of each source
         self._numbers = 0
 
@@ -163,16 +159,13 @@ class Notices:
 
     def is_news(self, notice: Notice, now: datetime) -> bool:
         """False if it has expired or repeats another. From now on a repetition of this one is known."""
-        if _has_expired(notice, now) or self._is_known(notice, now):
+        same = (notice.source, notice.dedupe_key)
+        self._known_until = {key: at for key, at in self._known_until.items() if at > now}
+        if _has_expired(notice, now) or same in self._known_until:
             return False
         if notice.dedupe_key is not None:
-            until = now + timedelta(seconds=notice.batching.dedupe_s)
-            self._known_until[notice.source, notice.dedupe_key] = until
+            self._known_until[same] = now + timedelta(seconds=notice.batching.dedupe_s)
         return True
-
-    def _is_known(self, notice: Notice, now: datetime) -> bool:
-        self._known_until = {key: at for key, at in self._known_until.items() if at > now}
-        return (notice.source, notice.dedupe_key) in self._known_until
 
     def _batch_of(self, notice: Notice, now: datetime) -> int:
         if notice.priority == "critical":
@@ -221,7 +214,7 @@ def _has_come(one: _Waiting, turn: int, holds: Callable[[str], bool]) -> bool:
     return notice.when is None or holds(notice.when)
 
 
-def told_to_model(notices: Iterable[Notice]) -> str:
+def notice_block(notices: Iterable[Notice]) -> str:
     """One block of text, or none if no notice is for the model. A notice cannot break out of the
     block: its line breaks and tags are escaped."""
     groups: dict[object, list[Notice]] = {}
@@ -321,9 +314,7 @@ def _key(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f'"{_ESCAPED.sub(_escape, text)}"'
+    def escaped(match: re.Match[str]) -> str:
+        return _SHORT_ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"
 
-
-def _escape(match: re.Match[str]) -> str:
-    character = match.group()
-    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04x}"
+    return f'"{_ESCAPED.sub(escaped, text)}"'

@@ -233,30 +233,15 @@ def tightened(limits: Limits, wanted: Limits) -> Limits:
 
 DECISION_TREES = "exogate.decision_trees"  # the entry points under which others offer theirs
 MakeDecisionTree = Callable[[AgentConfig], DecisionTree]
+DecisionTrees = Mapping[str, MakeDecisionTree]  # by name
+OURS: DecisionTrees = MappingProxyType({"default": DefaultDecisionTree})
 
 
-class UnknownDecisionTree(LookupError):
-    """No policy has this name."""
+def with_others(others: DecisionTrees) -> DecisionTrees:
+    """Ours first, whose name no other can take; then the others by name."""
+    return {**OURS, **dict(sorted(others.items())), **OURS}
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionTrees:
-    """The policies that there are: ours, and those that others have installed."""
-
-    others: Mapping[str, MakeDecisionTree] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("default", *sorted(self.others.keys() - {"default"}))
-
-    def chosen(self, by_agent: str, by_tree: str | None) -> str:
-        """The name that the agent says; the tree's, if the agent says nothing."""
-        return by_tree or by_agent if by_agent == "default" else by_agent
-
-    def named(self, name: str) -> MakeDecisionTree:
-        """Raises UnknownDecisionTree."""
-        if name == "default":
-            return DefaultDecisionTree
-        if name not in self.others:
-            raise UnknownDecisionTree(name)
-        return self.others[name]
+def decision_of(by_agent: str, by_tree: str | None) -> str:
+    """The name that the agent says; the tree's, if the agent says nothing."""
+    return by_tree or by_agent if by_agent == "default" else by_agent

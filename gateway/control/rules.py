@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
@@ -86,7 +86,7 @@ def compile_template(text: str) -> Render:
     """A text with the paths of values in braces. Raises ExpressionInvalid."""
     if len(text) > MOST_TEMPLATE:
         raise ExpressionInvalid(f"is longer than {MOST_TEMPLATE} characters", 0)
-    parts: list[str | Render] = []
+    parts: list[TemplatePart] = []
     end = 0
     for found in _PART.finditer(text):
         parts.append(text[end : found.start()])
@@ -97,43 +97,41 @@ def compile_template(text: str) -> Render:
             if spec is not None and not _FORMAT.fullmatch(spec):
                 problem = "no such format; there are d, f, % and the like of .1f"
                 raise ExpressionInvalid(f"{problem}, with a comma in front", found.start(2))
-            parts.append(_shown(path, spec))
+            parts.append((path, spec))
         elif len(found[0]) == 2:
             parts.append(found[0][0])
         else:
             problem = "this brace stands alone; write {{ or }} for a brace"
             raise ExpressionInvalid(problem, found.start())
-    return _joined([*parts, text[end:]])
+    return partial(_rendered, [*parts, text[end:]])
 
 
 def compile_dedupe(text: str) -> Render:
     """Paths with colons between; the same text for events that are the same again. Raises
     ExpressionInvalid."""
-    parts: list[str | Render] = []
+    parts: list[TemplatePart] = []
     at = 0
     for part in text.split(":") if text else ():
-        parts += [_shown(compile_path("event.type" if part == "type" else part, at)), "\n"]
+        parts += [(compile_path("event.type" if part == "type" else part, at), None), "\n"]
         at += len(part) + 1
-    return _joined(parts)
+    return partial(_rendered, parts)
 
 
-def _joined(parts: Sequence[str | Render]) -> Render:
-    def render(scope: ExpressionScope) -> str:
-        texts = [part if isinstance(part, str) else part(scope) for part in parts]
-        return _cut("".join(texts), MOST_RENDERED)
-
-    return render
+TemplatePart = str | tuple[Expression, str | None]  # a text, or a path and its format
 
 
-def _shown(path: Expression, spec: str | None = None) -> Render:
-    def render(scope: ExpressionScope) -> str:
-        value = path.evaluate(scope)
-        try:
-            return _as_text(value) if spec is None else format(value, spec)
-        except CANNOT as error:
-            raise ExpressionFailed(f"{path.text}|{spec or ''}: {error}") from error
+def _rendered(parts: Sequence[TemplatePart], scope: ExpressionScope) -> str:
+    """Raises ExpressionFailed."""
+    texts = [part if isinstance(part, str) else _shown(*part, scope) for part in parts]
+    return _cut("".join(texts), MOST_RENDERED)
 
-    return render
+
+def _shown(path: Expression, spec: str | None, scope: ExpressionScope) -> str:
+    value = path.evaluate(scope)
+    try:
+        return _as_text(value) if spec is None else format(value, spec)
+    except CANNOT as error:
+        raise ExpressionFailed(f"{path.text}|{spec or ''}: {error}") from error
 
 
 def _as_text(value: object) -> str:
@@ -216,7 +214,7 @@ class _Compiler:
         try:
             return compile_text(text)
         except ExpressionInvalid as error:
-            fix = "correct it; docs/rules.md says what can be written"
+            fix = "correct it; docs/reference/rules.md says what can be written"
             self.wrong(path, f"{quoted(text)}: {error.problem}", fix, error.column)
             return str  # never called: a rule with a problem is not used
 
@@ -374,8 +372,12 @@ class RuleSet:
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
-        """Of each rule by its id: another one for every other rule."""
-        return {rule.definition.id: _digest(rule.definition) for rule in self.rules}
+        """Of each rule by its id: the same for the same rule in every process and every file."""
+        found = {}
+        for one in (rule.definition for rule in self.rules):
+            text = json.dumps(replace(one, source=""), default=_plain, sort_keys=True)
+            found[one.id] = blake2b(text.encode(), digest_size=8).hexdigest()
+        return found
 
     def failed(self, rule: Rule, error: ExpressionFailed) -> Act:
         """Counts the failure. Returns the act that tells of it."""
@@ -396,12 +398,6 @@ class RuleSet:
             one = rule.definition
             if one.id in old and replace(old[one.id], source=one.source) == one:
                 self.faults[one.id] = before.faults[one.id]
-
-
-def _digest(definition: RuleDef) -> str:
-    """The same for the same rule in every process and every file."""
-    text = json.dumps(replace(definition, source=""), default=_plain, sort_keys=True)
-    return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _plain(value: object) -> object:

@@ -118,7 +118,7 @@ class AgentDef:
         100_000_000,
         usual=None,
     )
-    thinking: bool = setting(False, "Ask the model to think first.")
+    thinking: bool = setting(False, "Ask the model to think first; an error where it cannot.")
     stream: bool = setting(True, "Stream the reply.")
     system_prompt: str = setting("", "Instructions after its soul.", form="any")
     soul_path: str | None = setting(

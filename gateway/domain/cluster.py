@@ -8,6 +8,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Protocol
 
+from gateway.domain.errors import GatewayError
 from gateway.domain.ids import RunId, SessionKey
 
 
@@ -32,6 +33,7 @@ class Presence:
     """What a node says of itself with each renewal. `node` is a label and a random part of each start."""
 
     node: str
+    is_alone: bool = False  # it shares the store with no other gateway
     is_ready: bool = True
     config: str = ""  # a digest of agents, budgets and channels: it is the same at all nodes
     is_leaving: bool = False  # it takes nothing any more
@@ -68,14 +70,29 @@ class ClusterState:
     leases: Sequence[LeaseState]
 
 
+class StoreInUse(GatewayError):
+    """A gateway without `[cluster]` has the store for itself, or wants to."""
+
+    code = "store_in_use"
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(
+            f"the store is in use by gateway {owner}: stop it, or write [cluster] in the configuration of "
+            "all gateways that share the store"
+        )
+        self.owner = owner
+
+
 class Leases(Protocol):
     """Leases in the store, which decides by its own clock. Raises StoreUnavailable: the outcome is unknown."""
 
-    async def prepare(self, partitions: int) -> int:
-        """Makes the leases if there are none; gives how many partitions there are, which the first node chose."""
+    async def join(self, presence: Presence, partitions: int, lease_s: float) -> int:
+        """Makes the leases if there are none; gives how many partitions there are, which the first node chose.
+        Raises StoreInUse."""
 
     async def renew(self, presence: Presence, lease_s: float) -> Renewal:
-        """Renews all leases of the node that have not expired."""
+        """Renews all leases of the node that have not expired. Raises StoreInUse if a node that is alone was
+        late, and another one came."""
 
     async def take(self, node: str, partitions: Sequence[int], lease_s: float) -> Sequence[Lease]:
         """Those of the partitions that were free or expired; each has a new epoch."""

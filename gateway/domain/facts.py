@@ -589,7 +589,7 @@ OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it
 _EDGES = re.compile(r"<(?=\s?/?\s?(?:memory|system-notice|summary)\b)", re.IGNORECASE)
 
 
-def told_line(recalled: Recalled) -> str:
+def memory_line(recalled: Recalled) -> str:
     """One line of the memory block: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
     `- you said 2026-11-18: …`. No text can end the block or begin a line of its own."""
     if fact := recalled.fact:

@@ -53,7 +53,7 @@ class McpServerDef:
     user_header: str = setting("X-User-ID", "Header that names the user.", form="header")
     hidden: tuple[Secret, ...] = ()
 
-    def hushed(self, text: str) -> str:
+    def scrubbed(self, text: str) -> str:
         """The text without the secrets of the server: some servers repeat them in errors."""
         values = [one.reveal() for one in self.hidden]
         words = {word for value in values for word in (value, *value.split()[-1:])}  # Bearer WORD

@@ -56,18 +56,6 @@ class Spent:
     model: str
 
 
-ChunkType = Literal[
-    "thinking",
-    "content",
-    "source",
-    "tool_call",
-    "tool_result",
-    "context_update",
-    "system",
-    "usage",
-    "done",
-    "error",
-]
 DoneReason = Literal[
     "answered",
     "max_iterations",
@@ -85,9 +73,9 @@ ErrorType = Literal["provider_error", "budget_exceeded", "config_error", "intern
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk without its `seq`: the run's log numbers it."""
+    """A chunk without its `seq`: the run's log numbers it. `gateway/api/chunks.py` declares what each type holds."""
 
-    type: ChunkType
+    type: str
     data: Mapping[str, object]
 
 

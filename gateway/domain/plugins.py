@@ -95,7 +95,7 @@ def _address(text: str, kind: type[IPv4Address | IPv6Address]) -> str | None:
     return str(address) if isinstance(address, kind) and "%" not in text else None
 
 
-class AdapterSaid(Protocol):
+class AdapterDescription(Protocol):
     """What the sandbox has to know of what a channel adapter describes."""
 
     @property

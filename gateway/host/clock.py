@@ -5,15 +5,17 @@ import time
 from base64 import b32hexencode
 from datetime import UTC, datetime
 from functools import partial
-from io import BytesIO
+from io import StringIO
 
 import anyio
 
 from gateway.domain.ports import Clock
 
-TIME_BYTES = 6  # milliseconds since 1970: enough until the year 10889
-RANDOM_BYTES = 10
 _IDS_A_FETCH = 64  # asking the kernel lets go of the interpreter, which costs more than an id
+_RANDOM_BYTES = 10
+_RANDOM_DIGITS = 16
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+_PAIRS = [first + second for first in _DIGITS for second in _DIGITS]  # ten bits each
 
 
 class SystemClock:
@@ -27,16 +29,19 @@ class SystemClock:
 
 
 class TimeIds:
+    """Ids of 26 digits of base32hex, which keeps the order: ten for the milliseconds since 1970
+    (enough until the year 10889), the rest by chance."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._random = BytesIO()
+        self._random = StringIO()
 
     def new(self) -> str:
-        """26 characters; base32hex keeps the order of the bytes."""
-        millis = int(self._clock.now().timestamp() * 1000)
-        fresh = self._random.read(RANDOM_BYTES)
-        if not fresh:
-            self._random = BytesIO(secrets.token_bytes(RANDOM_BYTES * _IDS_A_FETCH))
-            fresh = self._random.read(RANDOM_BYTES)
-        raw = millis.to_bytes(TIME_BYTES, "big") + fresh
-        return b32hexencode(raw).rstrip(b"=").decode().lower()
+        chance = self._random.read(_RANDOM_DIGITS)
+        if not chance:
+            fresh = secrets.token_bytes(_RANDOM_BYTES * _IDS_A_FETCH)
+            self._random = StringIO(b32hexencode(fresh).decode().lower())
+            chance = self._random.read(_RANDOM_DIGITS)
+        at, pair = int(self._clock.now().timestamp() * 1000) << 2, _PAIRS
+        late = pair[at >> 20 & 1023] + pair[at >> 10 & 1023] + pair[at & 1023]
+        return pair[at >> 40 & 1023] + pair[at >> 30 & 1023] + late + chance

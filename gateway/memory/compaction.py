@@ -141,7 +141,7 @@ def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept.values())
 
 
-def told_summary(summary: Summary, most: int) -> str:
+def summary_text(summary: Summary, most: int) -> str:
     """Renders the summary within `most` tokens. The least important sections are left out first, of
     a list the oldest entries."""
     left = most - estimate_tokens(f"{OPENING}\n{CLOSING}\n")
@@ -177,8 +177,8 @@ def _safe(line: str) -> str:
 def shrinks(summary: Summary, earlier: Summary | None, span: CoveredSpan) -> bool:
     """Whether the summary takes at most two thirds of the tokens that it replaces."""
     big = 1 << 40
-    before = estimate_tokens(told_summary(earlier, big)) if earlier else 0
-    return 3 * estimate_tokens(told_summary(summary, big)) <= 2 * (before + span.covered.tokens)
+    before = estimate_tokens(summary_text(earlier, big)) if earlier else 0
+    return 3 * estimate_tokens(summary_text(summary, big)) <= 2 * (before + span.covered.tokens)
 
 
 def summary_message(summary: Summary) -> Message:

@@ -8,12 +8,12 @@ from operator import attrgetter, itemgetter, sub
 from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
-from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
+from gateway.domain.facts import CLOSING, OPENING, Recalled, memory_line
 from gateway.domain.ids import AgentId, NodeId
 from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
-from gateway.memory.compaction import told_summary
+from gateway.memory.compaction import summary_text
 from gateway.memory.window import SHOWN_WHOLE, Window, message_tokens, paired
 
 # Of the room that soul, instructions, tools and question leave; the window has the rest.
@@ -85,7 +85,9 @@ def tool_tokens(tool: ToolSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """The parts that stay the same from question to question: system text and tools."""
+    """What stays the same from question to question: the allowance, system text and tools."""
+
+    allowed: int  # tokens of the whole context
 
     values: dict[str, str]  # that may stand in the system text
     system: str
@@ -119,27 +121,22 @@ class Packer:
         window = window if isinstance(window, Window) else Window(window)
         first = max(0, len(window.begins) - agent.context.recent_turns)
         asked = sum(map(message_tokens, (question, *extras.earlier)))
-        allowed = allowance(agent)
+        allowed = fixed.allowed
         room = allowed - fixed.tokens - fixed.tools[1] - asked
         summary, of_summary, follows = None, _NO_SUMMARY, None
         if extras.summary is not None:
-            summary, of_summary = _told_summary(extras.summary, room)
+            summary, of_summary = _summary_part(extras.summary, room)
             follows = extras.summary.covers
         memory = _NO_MEMORY
         if extras.recalled or extras.missing:
             memory = _memory(agent, extras, window.since(first), room)
         room -= of_summary[1] + memory.tokens
         crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-        shown, first, is_crowded = _shown(window, first, room, crowded_from, follows)
-        begins, seen = shown.begins[first:], shown.size(first)
-        ends = [*map(_BEFORE, begins[1:]), shown.tokens]
-        items = [*zip(map(_ID, begins), map(sub, ends, map(_BEFORE, begins)), repeat(RECENT))]
-        question_items = [(extras.question_id, asked, ASKED)]
-        parts: tuple[Part, ...] = (
-            *(*fixed.parts, of_summary, ("window", seen, _capped(items)), *memory.parts),
-            *(fixed.tools, ("question", asked, question_items)),
-        )
-        history = tuple(map(_MESSAGE, shown.since(first)))
+        (shown, first, is_crowded), of_window = _shown(window, first, room, crowded_from, follows)
+        of_question: Part = ("question", asked, [(extras.question_id, asked, ASKED)])
+        middle = (of_summary, of_window, *memory.parts)
+        parts = (*fixed.parts, *middle, fixed.tools, of_question)
+        seen, history = of_window[1], tuple(map(_MESSAGE, shown.since(first)))
         history = (*(paired(history) if shown.has_tools else history), *extras.earlier)
         system, of_system = fixed.system, fixed.tokens
         placed: Mapping[str, Message] = {}
@@ -159,7 +156,8 @@ class Packer:
         listed: dict[str, str] = {}
         if extras.recalled:
             listed = {one.kind: one.text for one in extras.recalled if one.kind in USUAL}
-        given = (agent.system_prompt, soul, tools, extras.template, listed)
+        limits = (agent.context.token_budget, agent.context_window, agent.max_tokens)
+        given = (agent.system_prompt, soul, tools, extras.template, listed, limits)
         known = self._kept.get(agent.id)
         if known is None or known[0] != given:
             made = _made(agent, soul, tools, extras.template, listed)
@@ -206,7 +204,7 @@ def _made(
     system = _system(values, template)
     parts = _system_parts(soul, values, template, estimate_tokens(system))
     offered = _part("tools", [(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
-    return _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered)
+    return _Fixed(allowance(agent), values, system, parts[0][1] + parts[1][1], parts, offered)
 
 
 def _system_parts(
@@ -242,9 +240,9 @@ def _placed(
     return {name: one for name, one in found.items() if one and name in template.places}
 
 
-def _told_summary(summary: Summary, room: int) -> tuple[Message | None, Part]:
+def _summary_part(summary: Summary, room: int) -> tuple[Message | None, Part]:
     """As a message, if there is room for any of it."""
-    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
+    text = summary_text(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
     if not text:
         return None, _NO_SUMMARY
     message = Message("user", text)
@@ -257,16 +255,22 @@ _NO_SUMMARY: Part = ("summary", 0, ())
 
 def _shown(
     window: Window, first: int, room: int, crowded_from: int, follows: NodeId | None
-) -> tuple[Window, int, bool]:
+) -> tuple[tuple[Window, int, bool], Part]:
     """Selects the newest exchanges that fit, none before `first`. Returns their window, the index
-    of the first one, and whether there are more than the rules allow."""
+    of the first one, and whether there are more than the rules allow; and the part that they make."""
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
         window = whole.shortened(first)
         if whole.size(newest) > room:  # else what was said last is lost to its results
             window = whole.shortened(first, whole=0)
         first = 0
-    return window, window.fitting(first, room, follows), window.size(first) > crowded_from
+    is_crowded = window.size(first) > crowded_from
+    first = window.fitting(first, room, follows)
+    begins = window.begins[first:]
+    ends = [*map(_BEFORE, begins[1:]), window.tokens]
+    items = [*zip(map(_ID, begins), map(sub, ends, map(_BEFORE, begins)), repeat(RECENT))]
+    shown_items = _capped(items) if len(items) > MOST_ITEMS else items
+    return (window, first, is_crowded), ("window", window.size(first), shown_items)
 
 
 _Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that
@@ -320,7 +324,7 @@ def _within(recalled: Sequence[Recalled], room: float) -> list[_Line]:
     taken: list[_Line] = []
     left = int(room) - _EDGES
     for one in recalled:
-        text = told_line(one)
+        text = memory_line(one)
         if (tokens := estimate_tokens(text + "\n")) <= left:
             taken.append((one, text, tokens))
             left -= tokens
@@ -331,12 +335,11 @@ _EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
 
 
 def _part(kind: PartKind, items: Sequence[Item]) -> Part:
-    return kind, sum(map(_TOKENS, items)), _capped(items)
+    items = _capped(items) if len(items) > MOST_ITEMS else items
+    return kind, sum(map(_TOKENS, items)), items
 
 
 def _capped(items: Sequence[Item]) -> Sequence[Item]:
-    if len(items) <= MOST_ITEMS:
-        return items
     rest = items[MOST_ITEMS:]
     others = ("others", sum(map(_TOKENS, rest)), f"{len(rest)} more")
     return (*items[:MOST_ITEMS], others)
@@ -359,7 +362,7 @@ def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict
     }
 
 
-def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
+def context_report(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
     """Adds field names to the stored form. A run that called no model has no parts."""
     kept = kept or {"model": None, "max_context_tokens": 0, "total_tokens": 0, "parts": []}
     parts = kept["parts"]

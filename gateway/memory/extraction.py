@@ -231,6 +231,7 @@ class FactExtractor:
     ids: Ids
     group: TaskGroup
     last: dict[SessionKey, Claim] = field(default_factory=dict)
+    _modes: Mapping[AgentId, Extraction] = field(init=False)
     _queue: dict[SessionKey, _Queued] = field(default_factory=dict)  # for a model, one task each
     _slots: anyio.Semaphore = field(default_factory=partial(anyio.Semaphore, AT_ONCE))
     _places: dict[SessionKey, NodeId] = field(default_factory=dict)  # read, and not noted yet
@@ -245,23 +246,22 @@ class FactExtractor:
         stored."""
         return len(self._behind.keys() | self._writing.keys() | self._queue.keys())
 
-    def _mode(self, key: SessionKey) -> Extraction:
-        agent = self.agents.get(key.agent)
-        return agent.context.extraction if agent else "off"
+    def __post_init__(self) -> None:
+        self._modes = {one.id: one.context.extraction for one in self.agents.values()}
 
     async def resume(self) -> None:
         """Continues where the previous process stopped. Raises StoreUnavailable."""
         unheard, owed = await self.facts.unscanned(), await self.facts.queued_for_model()
-        self._behind = {key: 0 for key in unheard if self._mode(key) != "off"}
+        self._behind = {key: 0 for key in unheard if self._modes.get(key.agent, "off") != "off"}
         now = self.clock.monotonic()
-        read = [key for key in owed if self._mode(key) in {"auto", "model"}]
+        read = [key for key in owed if self._modes.get(key.agent) in {"auto", "model"}]
         self._queue = {key: _Queued(now, None) for key in read}
         self.group.start_soon(self._read_queued, dict(self._queue))
         self._start(partial(self._catch_up_all, tuple(self._behind), anyio.Event()))
 
     def extract(self, key: SessionKey, said: Sequence[SaidMessage], upto: NodeId) -> None:
         """Takes what people said in a run that has ended, and its last node. Never waits."""
-        mode = self._mode(key)
+        mode = self._modes.get(key.agent, "off")
         if mode == "off" or not said:
             return
         if mode == "model":
@@ -293,7 +293,7 @@ class FactExtractor:
 
     def on_compacted(self, key: SessionKey, nodes: Sequence[Node]) -> None:
         """Queues the summarized nodes and everything since for the model."""
-        if nodes and self._mode(key) in {"auto", "model"}:
+        if nodes and self._modes.get(key.agent) in {"auto", "model"}:
             self._queue_session(key, nodes[0].id)
 
     async def store(self, key: SessionKey, person: str | None, claims: Sequence[Claim]) -> None:

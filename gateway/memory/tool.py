@@ -135,17 +135,17 @@ class MemoryTool:
         )
         if not kept:
             raise ToolFailed(FORGOTTEN)
-        return {"remembered": told(kept[0])}
+        return {"remembered": shown_fact(kept[0])}
 
     async def _recall(self, asked: _Asked) -> object:
         found = await self.recall.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
-        facts = [told(one.fact) for one in found if one.fact]
+        facts = [shown_fact(one.fact) for one in found if one.fact]
         turns = [(one, one.text[:LONGEST_SAID]) for one in found if not one.fact]
         said = [{"at": _day(one.at), "by": one.said_by, "text": text} for one, text in turns]
         return {"facts": facts, "said": said}
 
     async def _history(self, asked: _Asked) -> object:
-        return {"facts": [told(fact) for fact in await self._of_subject(asked)]}
+        return {"facts": [shown_fact(fact) for fact in await self._of_subject(asked)]}
 
     async def _of_subject(self, asked: _Asked) -> Sequence[Fact]:
         subject, named = asked.text("subject", SUBJECT), "predicate" in asked.arguments
@@ -157,7 +157,7 @@ class MemoryTool:
         then, now = asked.arguments.get("known_at"), self.clock.now()
         at, known_at = _moment(asked.text("at"), now), _moment(str(then), now) if then else None
         query = FactQuery(asked.whose, at=at, known_at=known_at, limit=MOST_FACTS)
-        return {"facts": [told(fact) for fact in await select(self.facts, query)]}
+        return {"facts": [shown_fact(fact) for fact in await select(self.facts, query)]}
 
     async def _why(self, asked: _Asked) -> object:
         origin = await self.facts.origin_of(asked.text("fact_id"))
@@ -168,7 +168,7 @@ class MemoryTool:
             {"at": _day(one.at), "said_by": one.said_by, "quote": one.quote[:LONGEST_SAID]}
             for one in readable[-MOST_FOUND:]
         ]
-        shown: dict[str, object] = {"fact": told(origin.fact), "sources": sources}
+        shown: dict[str, object] = {"fact": shown_fact(origin.fact), "sources": sources}
         if hidden := len(origin.sources) - len(readable):
             shown |= {"hidden": hidden, "note": HIDDEN.format(count=hidden)}
         return shown
@@ -178,26 +178,25 @@ class MemoryTool:
         assert isinstance(hops, int)  # the schema says so
         name = asked.text("subject")
         near = await neighbours(self.facts, asked.whose, name, hops=hops, limit=MOST_FACTS)
-        return {"facts": [told(fact) for fact in near]}
+        return {"facts": [shown_fact(fact) for fact in near]}
 
     async def _forget(self, asked: _Asked) -> object:
-        doomed = [fact for fact in await self._doomed(asked) if asked.owns(fact)]
+        if asked.arguments.get("fact_id") is not None:
+            origin = await self.facts.origin_of(asked.text("fact_id"))
+            found: Sequence[Fact] = [origin.fact] if origin else []
+        else:
+            asked.text("predicate")  # it is not to forget all at once
+            found = await self._of_subject(asked)
+        doomed = [fact for fact in found if asked.owns(fact)]
         if not doomed:
             raise ToolFailed(UNKNOWN)
-        shown = [told(fact) for fact in doomed]
+        shown = [shown_fact(fact) for fact in doomed]
         # One at a time: whatever a model was talked into, each costs it a call and leaves an entry.
         if asked.arguments.get("confirm") is not True or "fact_id" not in asked.arguments:
             return {"would_erase": shown, "note": NOT_YET}
         what = Erasure(fact_id=doomed[0].id, by=str(asked.key))
         erased = await self.facts.erase_facts(what, dry_run=False, now=self.clock.now())
         return {"erased": erased}
-
-    async def _doomed(self, asked: _Asked) -> Sequence[Fact]:
-        if asked.arguments.get("fact_id") is not None:
-            origin = await self.facts.origin_of(asked.text("fact_id"))
-            return [origin.fact] if origin else []
-        asked.text("predicate")  # it is not to forget all at once
-        return await self._of_subject(asked)
 
 
 async def select(facts: FactStore, query: FactQuery) -> Sequence[Fact]:
@@ -212,7 +211,7 @@ async def select(facts: FactStore, query: FactQuery) -> Sequence[Fact]:
     return sorted(found, key=by_time)[: query.limit]
 
 
-def told(fact: Fact) -> dict[str, object]:
+def shown_fact(fact: Fact) -> dict[str, object]:
     """A fact as the model sees it, with its dates."""
     what = {name: getattr(fact, name) for name in ("id", "subject", "predicate", "object")}
     begun = {"since": fact.valid_from, "told": fact.learned_at}

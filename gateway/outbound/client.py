@@ -273,50 +273,44 @@ async def _read_body(answer: aiohttp.ClientResponse, place: str) -> bytes:
     """Unpacked and counted as it comes. Raises HttpFailed if it is too large, packed or unpacked, or
     packed otherwise than asked."""
     encoding = ", ".join(answer.headers.getall("content-encoding", ())).strip().lower()
-    body, came, unpacker = bytearray(), 0, None
+    body, came, packed = bytearray(), 0, None
     while raw := await answer.content.readany():
+        if not came:
+            packed = _decompressor(encoding, raw, place)
         came += len(raw)
-        unpacker = unpacker or _Unpacker(encoding, raw, place)
-        for piece in unpacker.feed(raw):
+        for piece in (raw,) if packed is None else _unpacked(packed, raw, place):
             body += piece
             if max(came, len(body)) > MAX_BODY_BYTES:
                 raise HttpFailed("network", f"{place} answered more than {MAX_BODY_BYTES} bytes")
             await checkpoint()
-    if unpacker and unpacker.inflate and not unpacker.inflate.eof:
+    if packed is not None and not packed.eof:
         raise _unreadable(place)
     return bytes(body)
 
 
-class _Unpacker:
-    def __init__(self, encoding: str, begin: bytes, place: str) -> None:
-        window = zlib.MAX_WBITS
-        match encoding:
-            case "gzip" | "x-gzip":
-                window |= 16
-            case "deflate" if begin[0] & 0x0F != zlib.DEFLATED:
-                window = -window  # some send it bare, without the two bytes that should come first
-            case "deflate" | "" | "identity":
-                pass
-            case _:
-                what = "packed its answer otherwise than it was asked to"
-                raise HttpFailed("network", f"{place} {what}")
-        self._place = place
-        self.inflate = None if encoding in {"", "identity"} else zlib.decompressobj(window)
+def _decompressor(encoding: str, begin: bytes, place: str) -> "zlib._Decompress | None":
+    match encoding:
+        case "gzip" | "x-gzip":
+            return zlib.decompressobj(zlib.MAX_WBITS | 16)
+        case "deflate":  # some send it bare, without the two bytes that should come first
+            is_bare = begin[0] & 0x0F != zlib.DEFLATED
+            return zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS)
+        case "" | "identity":
+            return None
+    raise HttpFailed("network", f"{place} packed its answer otherwise than it was asked to")
 
-    def feed(self, raw: bytes) -> Iterator[bytes]:
-        if self.inflate is None:
-            yield raw
-            return
-        is_full = False
-        while raw or is_full:  # it may hold more back, with nothing left to feed
-            try:
-                piece = self.inflate.decompress(raw, _UNPACKED_AT_ONCE)
-            except zlib.error as error:
-                raise _unreadable(self._place) from error
-            if self.inflate.unused_data:
-                raise _unreadable(self._place)
-            yield piece
-            raw, is_full = self.inflate.unconsumed_tail, len(piece) == _UNPACKED_AT_ONCE
+
+def _unpacked(packed: "zlib._Decompress", raw: bytes, place: str) -> Iterator[bytes]:
+    is_full = False
+    while raw or is_full:  # it may hold more back, with nothing left to feed
+        try:
+            piece = packed.decompress(raw, _UNPACKED_AT_ONCE)
+        except zlib.error as error:
+            raise _unreadable(place) from error
+        if packed.unused_data:
+            raise _unreadable(place)
+        yield piece
+        raw, is_full = packed.unconsumed_tail, len(piece) == _UNPACKED_AT_ONCE
 
 
 def _unreadable(place: str) -> HttpFailed:

@@ -205,10 +205,10 @@ async def _read_stream(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
         while not await answer.read_into(reader.feed):
             if reader.recovers:
                 await _recover(reader)
-                reader.tell()
+                reader.emit()
             if reader.has_ended:
                 break
-            reader.breath = 0
+            reader.unyielded = 0
             await checkpoint()
         else:
             reader.end("complete")
@@ -234,7 +234,7 @@ async def _read_whole(answer: HttpAnswer, reader: ReplyReader) -> ModelReply:
             await checkpoint()
     except HttpFailed as error:
         raise reader.failed(_kind(error, "truncated"), str(error)) from error
-    reader.take_whole(bytes(body))
+    reader.read_whole(bytes(body))
     if reader.recovers:
         await _recover(reader)
     return reader.reply()

@@ -60,8 +60,8 @@ class Encoder(Protocol):
 
 
 class WireEncoder(Encoder, ABC):
-    """Encodes each message once in its life, and once for all calls of an agent what a request says
-    before its messages: a request joins what is kept."""
+    """Encodes a message once in its life, and the head of a request (all before its messages) once for
+    all calls of an agent. A request joins what is kept."""
 
     def __init__(self, definition: ProviderDef) -> None:
         self._provider = definition.name
@@ -192,7 +192,7 @@ CALL_COST = 1024
 PART_COST = 16
 # Servers take tools' names of 64. In an id some hide a signature; one that is longer we replace.
 LONGEST_NAME, LONGEST_ID = 256, 16_384
-# So many deltas a reply are heard as they come. After that it is a flood, heard in larger pieces.
+# So many deltas of a reply are emitted as they come; the rest of a flood in larger pieces.
 DELTAS_A_TOKEN = 4
 LEAST_DELTAS = 1000
 FLOOD_PIECE = 4096
@@ -202,7 +202,7 @@ HIDDEN_OUTPUT = 200_000
 # Tool markup is looked for in pieces of so many characters. A step takes as long as so many that
 # nothing begins with; after so many of these (about two milliseconds) others have their turn.
 RECOVERED_PIECE, STEP_COST, RECOVERED_AT_ONCE = 1024, 64, 32 * 1024
-MOST_USD = 10_000  # for one call; a cost beyond it is a mistake of who tells it
+MOST_USD = 10_000  # for one call; a provider that reports more is mistaken
 WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
 # A stream with all that is not text: names and braces around each token, comments, empty lines.
 LEAST_STREAM_CAP = 64 * 1024 * 1024
@@ -222,29 +222,32 @@ class CallDraft:
         # Found in the text. A broken one stays, so that the model learns of it.
         self.is_recovered = False
 
+    def is_begun(self) -> bool:
+        return bool(self.name or self.arguments or self.id)
+
     def is_whole(self) -> bool:
         """Whether the arguments so far are one complete JSON object."""
         return self.is_recovered or parsed_object("".join(self.arguments)) is not None
 
 
 class ReplyReader(ABC):
-    """Reads one answer into a reply; a subclass knows a wire. `hear` is told of text and thinking
-    once a network read, unless it is flooded. `started` says that text was heard; thinking may be
-    thought again. `recovers`: calls in the text are calls too, and `hear` gets no markup."""
+    """Reads one answer into a reply; a subclass knows a wire. `hear` gets text and thinking once a
+    network read, less often in a flood. `started`: text was emitted, so the call cannot be repeated;
+    thinking alone can. `recovers`: calls in the text are calls too, and `hear` gets no markup."""
 
     started = False
     has_ended = False  # nothing of interest follows, whatever the connection does
     is_recorded = False  # how it ended
-    breath = 0  # bytes since others had their turn
+    unyielded = 0  # bytes since others had their turn
     finish: FinishReason | None = None  # None: it is not complete
     finish_at_end: FinishReason | None = None  # of a stream that ends with `[DONE]` and no reason
     refused = False  # to answer, in words of the model's own
     reply_id = ""  # the provider's
-    # What stands before and behind the text of an event that says nothing else, once that is known.
-    # Events that differ in their text alone need no parser.
+    # The bytes around the text of an event that has nothing else, once they are known. Events that
+    # differ in their text alone need no parser.
     around_text: tuple[bytes, bytes] | None = None
-    _size = _told_size = 0
-    _beside = 0  # what a reply takes beside its text
+    _size = _emitted_size = 0
+    _overhead = 0  # what a reply takes beside its text
 
     def __init__(
         self,
@@ -266,14 +269,14 @@ class ReplyReader(ABC):
         self._deltas_left = request.max_tokens * DELTAS_A_TOKEN + LEAST_DELTAS
         self._text: list[str] = []
         self._thinking: list[str] = []
-        self._new_text: list[str] = []  # not heard yet
+        self._new_text: list[str] = []  # not emitted yet
         self._new_thinking: list[str] = []
         self.texts, self.thoughts = self._new_text, self._new_thinking
         self.recovers = recovers and bool(request.tools)
         if self.recovers:
             self.texts, self.thoughts = [], []  # in which calls may stand
-            self._in_text = Recovery(request.tools)
-            self._in_thinking = Recovery(request.tools, is_thought=True)
+            self._text_recovery = Recovery(request.tools)
+            self._thinking_recovery = Recovery(request.tools, is_thought=True)
         self.prepare()
 
     # What a wire knows of its answers.
@@ -283,11 +286,11 @@ class ReplyReader(ABC):
         """Before anything has come."""
 
     @abstractmethod
-    def take(self, chunk: dict[str, Any], data: bytes) -> None:
+    def read_event(self, chunk: dict[str, Any], data: bytes) -> None:
         """One event's object, and the bytes of it."""
 
     @abstractmethod
-    def take_body(self, body: dict[str, Any]) -> None:
+    def read_body(self, body: dict[str, Any]) -> None:
         """The object of an answer that is not streamed."""
 
     @abstractmethod
@@ -305,22 +308,22 @@ class ReplyReader(ABC):
         if self._record is not None:
             self._record("bytes", data)
         self._size += len(data)
-        self.breath += len(data)
+        self.unyielded += len(data)
         if self._size > self._stream_cap:
             raise self.failed("protocol", f"the stream is longer than {self._stream_cap} bytes")
-        self._take_events(data)
+        self._read_events(data)
         if self.recovers or self.progress.size > self.progress.most:
             return False
-        self.tell()
-        return not self.has_ended and self.breath < MOST_READ
+        self.emit()
+        return not self.has_ended and self.unyielded < MOST_READ
 
     def close(self) -> ModelReply:
         """The bytes of a stream have ended. Raises ModelFailed."""
         if self._sse.rest:
-            self._take_events(b"\n\n", is_cut=True)
+            self._read_events(b"\n\n", is_cut=True)
         return self.reply()
 
-    def take_whole(self, body: bytes) -> None:
+    def read_whole(self, body: bytes) -> None:
         """An answer that is one JSON object; of one beyond the cap it is the beginning. Raises
         ModelFailed."""
         cap = self.whole_cap
@@ -331,14 +334,14 @@ class ReplyReader(ABC):
             raise self._malformed("malformed JSON", error) from error
         self._refuse_error(parsed, is_error=False)
         try:
-            self.take_body(parsed)
+            self.read_body(parsed)
         except WRONG_SHAPE as error:
             raise self._misshapen(error) from error
         if is_cut and not self.is_overrun:
             raise self.failed("protocol", f"the answer is longer than {cap} bytes")
         self.grow(0)
 
-    def _take_events(self, came: bytes, *, is_cut: bool = False) -> None:
+    def _read_events(self, came: bytes, *, is_cut: bool = False) -> None:
         """`is_cut`: an event that is no JSON was cut off; `reply` finds out whether it was needed."""
         progress, most = self.progress, min(self.progress.most, self._cap)
         try:
@@ -356,7 +359,7 @@ class ReplyReader(ABC):
                     progress.size += len(text)
                     self.texts.append(text)
                 else:
-                    self.take(self._parsed(data, event, is_cut=is_cut), data)
+                    self.read_event(self._parsed(data, event, is_cut=is_cut), data)
                 if progress.size > most:  # than was reserved, or than any reply
                     self.has_ended = self.is_overrun
                     self.grow(0)
@@ -388,10 +391,10 @@ class ReplyReader(ABC):
 
     # From pieces to a reply.
 
-    def say(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._add(text, self.texts)
 
-    def think(self, text: str) -> None:
+    def add_thinking(self, text: str) -> None:
         self._add(text, self.thoughts)
 
     def _add(self, text: str, into: list[str]) -> None:
@@ -415,7 +418,7 @@ class ReplyReader(ABC):
         return self.calls[-1]
 
     def add(self, draft: CallDraft, name: str, piece: str = "") -> None:
-        """More of a call. Its name is said again in every piece by some: it is never joined."""
+        """More of a call. Some servers repeat its name in every piece: names are never joined."""
         new = "" if draft.name else as_text(name)
         self.progress.size += text_bytes(new) + text_bytes(as_text(piece))
         self.grow(len(new) + len(piece))
@@ -431,16 +434,16 @@ class ReplyReader(ABC):
     def grow(self, size: int) -> None:
         """Counts what a reply takes beside its text; raises ModelFailed for one without an end, unless
         it is longer than what was reserved: then it is cut off."""
-        self._beside += size
-        if self.progress.size + self._beside > self._cap and not self.is_overrun:
+        self._overhead += size
+        if self.progress.size + self._overhead > self._cap and not self.is_overrun:
             raise self.failed("protocol", f"the reply is longer than {self._cap} bytes")
 
     def recover(self) -> Iterator[None]:
         """Looks for calls in what came. It stops wherever others should have their turn."""
         size = 0
         for recovery, came, shown in (
-            (self._in_text, self.texts, self._new_text),
-            (self._in_thinking, self.thoughts, self._new_thinking),
+            (self._text_recovery, self.texts, self._new_text),
+            (self._thinking_recovery, self.thoughts, self._new_thinking),
         ):
             text = "".join(came)
             came.clear()
@@ -452,13 +455,13 @@ class ReplyReader(ABC):
                     size = 0
                     yield
 
-    def tell(self, *, is_end: bool = False) -> None:
-        """Tells `hear` what is new: one delta of thinking and one of text at most. In a flood it
-        waits until that is worth a delta."""
+    def emit(self, *, is_end: bool = False) -> None:
+        """Passes what is new to `hear`: one delta of thinking and one of text at most. In a flood it
+        waits until there is enough for a delta."""
         size = self.progress.size
-        if self._deltas_left <= 0 and size - self._told_size < FLOOD_PIECE and not is_end:
+        if self._deltas_left <= 0 and size - self._emitted_size < FLOOD_PIECE and not is_end:
             return
-        self._told_size = size
+        self._emitted_size = size
         if thinking := "".join(self._new_thinking):
             self._new_thinking.clear()
             self._thinking.append(thinking)
@@ -478,33 +481,32 @@ class ReplyReader(ABC):
         self.is_recorded = True
 
     def failed(self, kind: FailureKind, detail: str, *, sent: bool = True) -> ModelFailed:
-        """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
-        it may be asked for again; of any other all is said."""
+        """The failure to raise. If no text was emitted the rest is not either, so that the call can be
+        repeated; otherwise all that came is emitted."""
         if self.started:
-            self._tell_rest()
+            self._emit_rest()
         detail = self._scrub(detail)
         if not sent:
             return NeverSent(self.provider, kind, detail)
         return ModelFailed(self.provider, kind, detail, started=self.started)
 
     def reply(self) -> ModelReply:
-        """The complete reply, or what was said of one that was cut off as an overrun: nothing of
-        that is called, for the rest might have said something else. Raises ModelFailed."""
+        """The complete reply; or the text of an overrun, without its calls, for they may not be
+        complete. Raises ModelFailed."""
         finish = "overrun" if self.is_overrun else self.finish
         if finish == "stop" and self.refused:
             finish = "refusal"
         if finish is None:
             raise self.failed("truncated", "the stream ended before the reply was complete")
-        self._tell_rest()
+        self._emit_rest()
         text, thinking = "".join(self._text), "".join(self._thinking)
         calls: tuple[ToolCall, ...] = ()
-        opaque: object = None
+        extras = None
         if finish != "overrun":
             calls = self._finished_calls(finish, text)
-            opaque = self.extras(calls)
-        extras = Extras(self.provider, json_bytes(opaque).decode()) if opaque else None
-        if extras:
-            self.grow(len(extras.json))  # it is sent again with every request
+            if opaque := self.extras(calls):
+                extras = Extras(self.provider, json_bytes(opaque).decode())
+                self.grow(len(extras.json))  # it is sent again with every request
         if finish in {"stop", "tool_calls"}:  # some servers say "stop" all the same
             finish = "tool_calls" if calls else "stop"
         return ModelReply(
@@ -513,28 +515,28 @@ class ReplyReader(ABC):
             text=text,
             thinking=thinking,
             tool_calls=calls,
-            usage=self._sane(self.usage(), text, thinking, calls),
+            usage=self._believed(self.usage(), text, thinking, calls),
             finish=finish,
             extras=extras,
         )
 
-    def _tell_rest(self) -> None:
-        """No more comes: what was held back, as it might have been markup, is told too."""
+    def _emit_rest(self) -> None:
+        """At the end: what was held back because it might have been markup is emitted too."""
         if self.recovers:
             deque(self.recover(), maxlen=0)
-            self._new_text.append(self._in_text.finish())
-            self._new_thinking.append(self._in_thinking.finish())
-        if self.is_overrun:  # it may have come at once: no more is said than was reserved
+            self._new_text.append(self._text_recovery.finish())
+            self._new_thinking.append(self._thinking_recovery.finish())
+        if self.is_overrun:  # it may have come at once: no more is emitted than was reserved
             room = self.progress.most
             for unheard in (self._new_thinking, self._new_text):
                 kept = "".join(unheard).encode()[:room]
                 unheard[:] = [kept.decode(errors="ignore")] if kept else []
                 room -= len(kept)
         if self._new_text or self._new_thinking:
-            self.tell(is_end=True)
+            self.emit(is_end=True)
 
     def _finished_calls(self, finish: FinishReason, answer: str) -> tuple[ToolCall, ...]:
-        drafts = self.calls = [one for one in self.calls if any((one.name, one.arguments, one.id))]
+        drafts = self.calls = [*filter(CallDraft.is_begun, self.calls)]
         if self.recovers and not drafts:
             self._find_calls(answer)
         if finish == "length":
@@ -550,14 +552,14 @@ class ReplyReader(ABC):
 
     def _find_calls(self, answer: str) -> None:
         """Calls that stand in the text or the thinking: they count if the wire brought none."""
-        for name, arguments, _ in counted(self._in_text, self._in_thinking, answer):
+        for name, arguments, _ in counted(self._text_recovery, self._thinking_recovery, answer):
             draft = self.begin_call()
             self.add(draft, name)
             draft.arguments.append(arguments)  # which came as text
             draft.is_recovered = True
             log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
 
-    def _sane(
+    def _believed(
         self, reported: Usage | None, text: str, thinking: str, calls: tuple[ToolCall, ...]
     ) -> Usage:
         """What the provider counted where it can be believed, else an estimate that says so."""
@@ -607,7 +609,7 @@ def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:
 
 
 def count_in(reported: object, name: str, otherwise: int = 0) -> int:
-    """A number of tokens that an object tells; `otherwise` if it tells none that can be one."""
+    """A number of tokens in an object; `otherwise` if there is none that can be one."""
     count = reported.get(name) if isinstance(reported, dict) else None
     return count if type(count) is int and count >= 0 else otherwise
 

@@ -168,29 +168,29 @@ class AnthropicReader(ReplyReader):
         self._order: list[_Block] = []
         self._usage: dict[str, Any] = {}
 
-    def take(self, chunk: dict[str, Any], data: bytes) -> None:
+    def read_event(self, chunk: dict[str, Any], data: bytes) -> None:
         match chunk.get("type"):
             case "content_block_delta":
-                self._take_delta(self._blocks[chunk["index"]], chunk["delta"])
+                self._read_delta(self._blocks[chunk["index"]], chunk["delta"])
             case "content_block_start":
                 self._begin(chunk["index"], chunk["content_block"])
             case "message_delta":
-                self._take_usage(chunk.get("usage"))
+                self._read_usage(chunk.get("usage"))
                 self._finished(chunk["delta"].get("stop_reason"))
             case "message_start":
                 self.reply_id = str(chunk["message"].get("id") or "")
-                self._take_usage(chunk["message"].get("usage"))
+                self._read_usage(chunk["message"].get("usage"))
             case "message_stop":
                 self.has_ended = True
                 self.finish = self.finish or "stop"
             case _:  # `ping`, `content_block_stop`, and events that nobody has invented yet
                 pass
 
-    def take_body(self, body: dict[str, Any]) -> None:
+    def read_body(self, body: dict[str, Any]) -> None:
         self.reply_id = str(body.get("id") or "")
         for index, block in enumerate(body["content"]):
             self._begin(index, block)
-        self._take_usage(body.get("usage"))
+        self._read_usage(body.get("usage"))
         self._finished(body.get("stop_reason") or "end_turn")
 
     def _finished(self, reason: str | None) -> None:
@@ -203,11 +203,11 @@ class AnthropicReader(ReplyReader):
         self._blocks[index] = block
         self._order.append(block)
         if block.type == "text":
-            self._say(block, raw.get("text") or "")
+            self._add_text(block, raw.get("text") or "")
         elif block.type == "tool_use":
             self._begin_call(block)
         elif block.type == "thinking" and raw.get("thinking"):
-            self.think(raw["thinking"])
+            self.add_thinking(raw["thinking"])
         else:
             self.grow(len(json_bytes(raw)))
 
@@ -218,38 +218,38 @@ class AnthropicReader(ReplyReader):
             self.add(block.draft, "", json_bytes(given).decode())
         self.grow(len(block.draft.id))
 
-    def _take_delta(self, block: _Block, delta: dict[str, Any]) -> None:
+    def _read_delta(self, block: _Block, delta: dict[str, Any]) -> None:
         match delta.get("type"):
             case "text_delta" if block.type == "text":
-                self._say(block, delta["text"])
+                self._add_text(block, delta["text"])
             case "input_json_delta":
-                self._take_input(block, delta["partial_json"])
+                self._read_input(block, delta["partial_json"])
             case "thinking_delta":
-                self.think(delta["thinking"])
+                self.add_thinking(delta["thinking"])
                 block.pieces.setdefault("thinking", []).append(delta["thinking"])
             case "citations_delta":
                 pass  # the text says it without them
             case _:
-                self._take_opaque(block, delta)
+                self._read_opaque(block, delta)
 
-    def _say(self, block: _Block, text: str) -> None:
-        self.say(text)
+    def _add_text(self, block: _Block, text: str) -> None:
+        self.add_text(text)
         block.length += len(text)
 
-    def _take_input(self, block: _Block, piece: str) -> None:
+    def _read_input(self, block: _Block, piece: str) -> None:
         if block.draft is None:
             self.grow(len(as_text(piece)))
             block.pieces.setdefault(_INPUT, []).append(piece)
         else:
             self.add(block.draft, "", piece)
 
-    def _take_opaque(self, block: _Block, delta: dict[str, Any]) -> None:
+    def _read_opaque(self, block: _Block, delta: dict[str, Any]) -> None:
         for key, value in delta.items():
             if key != "type" and isinstance(value, str):
                 self.grow(len(value))
                 block.pieces.setdefault(key, []).append(value)
 
-    def _take_usage(self, usage: dict[str, Any] | None) -> None:
+    def _read_usage(self, usage: dict[str, Any] | None) -> None:
         """Later numbers are cumulative: they replace earlier ones."""
         if usage:
             self._usage.update({key: count for key, count in usage.items() if count is not None})

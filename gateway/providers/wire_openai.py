@@ -155,15 +155,15 @@ class OpenAiReader(ReplyReader):
         self._usage: object = None
         self._guesses = 3  # at what stands around the text of an event
 
-    def take(self, chunk: dict[str, Any], data: bytes) -> None:
+    def read_event(self, chunk: dict[str, Any], data: bytes) -> None:
         self.reply_id = self.reply_id or str(chunk.get("id") or "")
         if usage := chunk.get("usage"):
             self._usage = usage  # cumulative where it comes often: the last one counts
         for choice in chunk.get("choices") or ():
             if not choice.get("index"):  # one answer was asked for
-                self._take_choice(choice, chunk, data)
+                self._read_choice(choice, chunk, data)
 
-    def _take_choice(self, choice: dict[str, Any], chunk: dict[str, Any], data: bytes) -> None:
+    def _read_choice(self, choice: dict[str, Any], chunk: dict[str, Any], data: bytes) -> None:
         delta = choice.get("delta") or choice.get("message") or {}
         content = delta.get("content")
         if len(delta) == 1 and type(content) is str:  # what nearly all are
@@ -173,52 +173,52 @@ class OpenAiReader(ReplyReader):
                 self._guesses -= 1
                 self.around_text = self.around_text or _around_text(chunk, data)
         elif delta:
-            self._take_delta(delta)
+            self._read_delta(delta)
         if reason := choice.get("finish_reason"):
             if reason == "error":
                 raise self.failed("server", "the provider gave up in the middle of its reply")
             self.finish = _FINISH.get(reason, "stop")
 
-    def take_body(self, body: dict[str, Any]) -> None:
-        self.take(body, b"")
+    def read_body(self, body: dict[str, Any]) -> None:
+        self.read_event(body, b"")
         if body.get("choices"):
             self.finish = self.finish or "stop"  # one JSON object is complete in itself
 
-    def _take_delta(self, delta: dict[str, Any]) -> None:
+    def _read_delta(self, delta: dict[str, Any]) -> None:
         thought = delta.get("reasoning") or delta.get("reasoning_content")
         if details := delta.get("reasoning_details"):
-            self._take_details(details, is_heard=bool(thought))
+            self._read_details(details, is_heard=bool(thought))
         if thought:
-            self.think(thought)
+            self.add_thinking(thought)
         content = delta.get("content")
         if isinstance(content, list):
-            self._take_parts(content)
+            self._read_parts(content)
         elif content:
-            self.say(content)
+            self.add_text(content)
         if refusal := delta.get("refusal"):
             self.refused = True
-            self.say(refusal)
+            self.add_text(refusal)
         for call in delta.get("tool_calls") or ():
-            self._take_call(call)
+            self._read_call(call)
 
-    def _take_parts(self, parts: list[dict[str, Any]]) -> None:
+    def _read_parts(self, parts: list[dict[str, Any]]) -> None:
         """Content as a list: text, and thinking that holds text again."""
         for part in parts:
             if text := part.get("text"):
-                self.say(text)
+                self.add_text(text)
             thinking = part.get("thinking")
             if isinstance(thinking, str):
-                self.think(thinking)
+                self.add_thinking(thinking)
             for piece in thinking if isinstance(thinking, list) else ():
-                self.think(piece.get("text") or "")
+                self.add_thinking(piece.get("text") or "")
 
-    def _take_details(self, details: list[dict[str, Any]], *, is_heard: bool) -> None:
+    def _read_details(self, details: list[dict[str, Any]], *, is_heard: bool) -> None:
         """Pieces of one block are put together again; its text is heard only if nobody said it."""
         for detail in details:
             words = detail.get("text") or detail.get("summary") or ""
             self.grow(len(words) + len(detail.get("data") or ""))
             if words and not is_heard:
-                self.think(words)
+                self.add_thinking(words)
             last = self._details[-1] if self._details else {}
             place = detail.get("type"), detail.get("index")
             if place[1] is not None and place == (last.get("type"), last.get("index")):
@@ -227,7 +227,7 @@ class OpenAiReader(ReplyReader):
                 self.grow(PART_COST)
                 self._details.append(dict(detail))
 
-    def _take_call(self, call: dict[str, Any]) -> None:
+    def _read_call(self, call: dict[str, Any]) -> None:
         function = call.get("function") or {}
         id, name = as_text(call.get("id") or ""), as_text(function.get("name") or "")
         arguments = function.get("arguments")

@@ -1,4 +1,4 @@
-"""What the wasmtime binding needs so that one guest's call cannot disturb another's.
+"""What the wasmtime binding needs so that one guest's call cannot disturb or delay another's.
 
 As it is, a list of bytes crosses it at a microsecond a byte, in which no other thread of the process
 runs; two threads that lower a variant at once can spoil each other's; and what a host function raises
@@ -6,9 +6,10 @@ waits in one place for all threads.
 """
 
 import ctypes
+import re
 from collections.abc import Callable
 
-from wasmtime import Engine, Trap, WasmtimeError
+from wasmtime import Engine, Trap, WasmtimeError, _bindings
 from wasmtime import _ffi as ffi
 from wasmtime.component import ListType, ValType, Variant
 from wasmtime.component._types import VariantLikeType
@@ -21,7 +22,7 @@ _U8 = bytes([ffi.WASMTIME_COMPONENT_U8.value])
 _of_other_elements = ListType.convert_to_c, ListType.convert_from_c
 
 
-def mend_binding() -> None:
+def patch_binding() -> None:
     """Once or more; before the first call of a component."""
     # The binding offers no other place for this.
     ListType.convert_to_c = _list_to_c  # type: ignore[method-assign]  # see above
@@ -29,12 +30,12 @@ def mend_binding() -> None:
     VariantLikeType._lower = _lower  # type: ignore[method-assign]  # noqa: SLF001  # see above
 
 
-def ending(function: Callable[..., object]) -> Callable[..., object]:
+def guarded(function: Callable[..., object]) -> Callable[..., object]:
     """A component's host function that raises nothing but errors that belong to this call."""
 
     def call(*arguments: object) -> object:
         try:
-            current().go_easy()
+            current().throttle()
             return function(*arguments)
         except WasmtimeError:
             raise
@@ -44,14 +45,14 @@ def ending(function: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def quiet(
+def guarded_core(
     engine: Engine, function: Callable[..., object], otherwise: int | None
 ) -> Callable[..., object]:
     """A core module's host function that raises nothing: the guest is ended at its next check."""
 
     def call(*arguments: object) -> object:
         try:
-            current().go_easy()
+            current().throttle()
             return function(*arguments)
         except (WasmtimeError, Trap):
             current().stop("trap")
@@ -117,7 +118,7 @@ def _list_to_c(self, store, value, pointer):  # type: ignore[no-untyped-def]  # 
 def _list_from_c(self, cell):  # type: ignore[no-untyped-def]  # as in the binding
     if not cell.of.list.size or not self._is_bytes():
         # Nothing is raised: the binding would free twice what it is at.
-        if current().takes(cell.of.list.size):
+        if current().may_take(cell.of.list.size):
             return _of_other_elements[1](self, cell)
         ffi.wasmtime_component_vallist_delete(ctypes.byref(cell.of.list))
         return []
@@ -131,3 +132,24 @@ def _cells(raw) -> memoryview:  # type: ignore[no-untyped-def]  # a structure of
     size = raw.size * _CELL
     found = (ctypes.c_ubyte * size).from_address(ctypes.addressof(raw.data.contents))
     return memoryview(found).cast("B")
+
+
+# ------------------------------------------------------------------ small steps keep Python's lock
+# Each is over at once, whatever the guest is, and runs nothing of it.
+_STEPS = re.compile(
+    r"_wasmtime_(store_(new|context|limiter|epoch_deadline_callback)"
+    r"|context_(set_fuel|get_fuel|set_epoch_deadline)"
+    r"|component_(instance_get_func|val_new|func_type|\w+_type_\w+)"
+    r"|func_type|extern_delete|linker_get|memory_data|memory_data_size)"
+    r"|_wasm_(func|memory|val|extern)type_\w+"
+)
+
+
+def keep_lock() -> None:
+    """Once, before the first call."""
+    keeping = ctypes.PyDLL(None, handle=ffi.dll._handle)  # noqa: SLF001  # the library is open already
+    for name, step in list(vars(_bindings).items()):
+        if _STEPS.fullmatch(name):
+            kept = getattr(keeping, name[1:])
+            kept.restype, kept.argtypes = step.restype, step.argtypes
+            setattr(_bindings, name, kept)

@@ -1,19 +1,20 @@
-"""One call of a guest inside a worker: its clock, its counters, its store, and why it ended."""
+"""One call of a guest inside a worker: its engine, clock, counters and store, and why it ended."""
 
+import base64
 import ctypes
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from wasmtime import Engine, Store, Trap, WasmtimeError
+from wasmtime import Config, Engine, Store, Trap, WasmtimeError
 from wasmtime import _ffi as ffi
 
-from gateway.sandbox.exchanges import flat_request, whole_answer
-from gateway.sandbox.programs import (
+from gateway.sandbox.protocol import (
     ALL_ASKED_BYTES,
     ASKED_BYTES,
     REQUEST_BYTES,
@@ -21,6 +22,75 @@ from gateway.sandbox.programs import (
     Status,
 )
 
+# ----------------------------------------------------------------------------------------- engines
+STACK_BYTES = 512 * 1024
+THREAD_STACK_BYTES = 8 * 1024 * 1024
+_RESERVED_BYTES = 64 * 1024 * 1024
+_GUARD_BYTES = 64 * 1024
+
+
+def _config() -> Config:
+    config = Config()
+    config.epoch_interruption = True
+    config.consume_fuel = True
+    # Traps as checks, not as signals: a signal handler that someone else sets would kill the process.
+    config.signals_based_traps = False
+    config.max_wasm_stack = STACK_BYTES
+    config.memory_reservation = _RESERVED_BYTES
+    config.memory_guard_size = _GUARD_BYTES
+    config.parallel_compilation = False
+    config.gc_support = False
+    config.wasm_threads = False
+    config.wasm_memory64 = False
+    return config
+
+
+def component_engine() -> Engine:
+    # Several memories stay allowed here: without them composed components crash the compiler.
+    return Engine(_config())
+
+
+def core_engine() -> Engine:
+    """For core modules, which need no second memory."""
+    config = _config()
+    config.wasm_multi_memory = False
+    return Engine(config)
+
+
+# ------------------------------------------------------------------------------------ HTTP as JSON
+MOST_HEADERS = 200
+_KEYS = ("method", "url", "headers", "body", "body_base64", "timeout_ms")
+
+
+def flat_request(text: str) -> str:
+    """Only what the gateway looks at, and nothing nested but the headers. Raises ValueError."""
+    try:
+        asked = json.loads(text)
+    except RecursionError:
+        asked = None
+    if not isinstance(asked, dict):
+        raise ValueError('a request is a JSON object with "url", and maybe method, headers, body')
+    kept = {key: asked[key] for key in _KEYS if asked.get(key) is not None}
+    headers = kept.get("headers", {})
+    if not isinstance(headers, dict) or len(headers) > MOST_HEADERS or _is_nested(headers):
+        raise ValueError(f'"headers" has to be an object of at most {MOST_HEADERS} texts')
+    if _is_nested({**kept, "headers": None}):
+        raise ValueError("nothing in a request is nested but its headers")
+    return json.dumps(kept)
+
+
+def whole_answer(head: str, body: str) -> str:
+    """Status and headers as the gateway tells them; its `body` names the key of the body."""
+    told = json.loads(head)
+    key = told.pop("body")
+    return json.dumps({**told, key: body})
+
+
+def _is_nested(values: Mapping[str, object]) -> bool:
+    return any(isinstance(value, dict | list) for value in values.values())
+
+
+# ---------------------------------------------------------------------------------------- the call
 TICK_S = 0.01
 _SHORT_S = 0.003  # a guest that has computed for longer when the clock ticks gives way to others
 # What a store may hold; composed components need the most (a Python guest has 38 instances).
@@ -78,21 +148,21 @@ class Call:
         self.why = self.why or "cancelled"
         self.answers.put(None)
 
-    def go_easy(self) -> None:
+    def throttle(self) -> None:
         """Before a host function of others' languages, of which any number may be called: whoever
         calls very many would keep Python's lock from the guests beside it."""
         self._served += 1
         if self._served > _FREELY_SERVED:
             time.sleep(_PAUSE_S)
 
-    def takes(self, elements: int) -> bool:
+    def may_take(self, elements: int) -> bool:
         """Whether a list may be taken over, which no deadline interrupts; if not, the call ends."""
         self._elements += elements
         if self._elements > _ELEMENTS:
             self.stop("output_too_large")
         return self.why is None
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         """From here on its thread comes after those at short calls. That cannot be taken back: the
         thread has to end with the call."""
         self.is_slow = True
@@ -223,7 +293,7 @@ def _tick(context, number, delta, kind):  # type: ignore[no-untyped-def]  # call
         # The binding has no other way to hand an error over to C.
         return ctypes.cast(error._consume(), ctypes.c_void_p).value  # noqa: SLF001  # see above
     if call.slower_by and not call.is_slow and time.thread_time() - _mine.cpu_began > _SHORT_S:
-        call.give_way()
+        call.lower_priority()
     delta[0] = 1
     return 0
 
@@ -269,3 +339,27 @@ def trapped(call: Call, error: WasmtimeError | Trap) -> tuple[Status, str]:
     found = (one for one in _TRAPS if one[0] in said)
     _, status, words = next(found, ("", "trap", "it crashed"))
     return status, words
+
+
+MOST_BODY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def fetch(request: Mapping[str, object], body: bytes | None) -> Reply | str:
+    """Has the gateway do it; a text says why it did not. Raises Ended."""
+    if body and len(body) > MOST_BODY_BYTES:
+        return f"the body of a request is larger than {MOST_BODY_BYTES // 1024} KiB"
+    sent = {"body_base64": base64.b64encode(body).decode()} if body else {}
+    answer, text = current().ask("http.request", json.dumps({**request, **sent}))
+    if answer != "ok":
+        return text
+    told = json.loads(text)
+    packed = told.get("body_base64")
+    got = told.get("body", "").encode() if packed is None else base64.b64decode(packed)
+    return Reply(told["status"], told["headers"], got)

@@ -3,22 +3,99 @@
 import base64
 import binascii
 import json
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from wasmtime import Engine, Func, FuncType, Linker, Module, Store, Trap, ValType, WasmtimeError
+from wasmtime import (
+    Engine,
+    Func,
+    FuncType,
+    InstancePre,
+    Linker,
+    Memory,
+    Module,
+    Store,
+    Trap,
+    ValType,
+    WasmtimeError,
+)
 from wasmtime import _ffi as ffi
 
-from gateway.sandbox.abis import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
-from gateway.sandbox.binding import quiet
-from gateway.sandbox.calls import Call, Ended, current, opened_store, trapped
-from gateway.sandbox.fetching import fetch
-from gateway.sandbox.kernel import Kernel, kernel_of
-from gateway.sandbox.programs import Program, Status
-from gateway.sandbox.spelling import spelled_core
-from gateway.sandbox.wasi_core import define_wasi_core, taken_exit_code
+from gateway.sandbox.binding import guarded_core
+from gateway.sandbox.calls import Call, Ended, current, fetch, opened_store, trapped
+from gateway.sandbox.compiler import core_signature
+from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
+from gateway.sandbox.protocol import Program, Status
+from gateway.sandbox.wasi import define_wasi_core, taken_exit_code
 
+# ------------------------------------------------------------------------------- the shared memory
+# Below 64: where input, output and error are, and where the blocks end. Then the blocks, each after
+# a head: whether it is in use, its room, its length. A guest can spoil blocks, and only its own.
+_IN_USE, _FREE, _HEAD = 0x65787561, 0x65787566, 16
+_STATE = struct.Struct("<QQQQQ")
+# Read before the worker gives up the right to open files.
+_KERNEL = Path(__file__).with_name("extism.wat").read_text(encoding="ascii")
+
+
+def kernel_of(engine: Engine) -> InstancePre:
+    return Linker(engine).instantiate_pre(Module(engine, _KERNEL))
+
+
+class Kernel:
+    """One call's. Nothing that a guest wrote there is believed without a look at its bounds."""
+
+    def __init__(self, store: Store, linker: Linker) -> None:
+        """The linker has the kernel's instance already."""
+        self._store = store
+        memory, alloc = (linker.get(store, EXTISM, name) for name in ("memory", "alloc"))
+        assert isinstance(memory, Memory)
+        assert isinstance(alloc, Func)
+        self._memory, self._alloc = memory, alloc
+
+    def put(self, data: bytes) -> int:
+        """Where it is now; 0 if it is empty or there is no room."""
+        at = int(self._alloc(self._store, len(data)))
+        if at:
+            self._memory.write(self._store, bytearray(data), at)
+        return at
+
+    def put_input(self, data: bytes) -> None:
+        """Raises MemoryError if there is no room."""
+        at = self.put(data)
+        if data and not at:
+            raise MemoryError
+        self._memory.write(self._store, bytearray(struct.pack("<QQ", at, len(data))), 0)
+
+    def block(self, handle: int) -> bytes | None:
+        """What was allocated there; None if nothing was."""
+        at = handle & 0xFFFF_FFFF_FFFF_FFFF
+        head = self._read(at - _HEAD, _HEAD) if at >= 64 + _HEAD else None
+        if head is None:
+            return None
+        state, _room, length = struct.unpack("<IIQ", head)
+        return self._read(at, length) if state == _IN_USE else None
+
+    def output(self) -> bytes:
+        _, _, at, length, _ = self._state()
+        return self._read(at, length) or b""
+
+    def error(self) -> bytes:
+        """Empty if there is none."""
+        return self.block(self._state()[4]) or b""
+
+    def _state(self) -> tuple[int, ...]:
+        return _STATE.unpack(self._memory.read(self._store, 0, _STATE.size))
+
+    def _read(self, at: int, length: int) -> bytes | None:
+        if at + length > self._memory.data_len(self._store):
+            return None
+        return bytes(self._memory.read(self._store, at, at + length))
+
+
+# --------------------------------------------------------------------------------------- the guest
 _GUEST = "guest"
 _DEBUG = 1  # Extism counts from trace, 0, to error, 4
 _PACKED = "base64:"  # before a variable that is no text, or that begins so itself
@@ -54,7 +131,9 @@ class ExtismGuest:
         self._config = dict(program.config)
         exports = {one.name: one.type for one in self._module.exports}
         self._exports = {
-            name: spelled_core(kind) for name, kind in exports.items() if isinstance(kind, FuncType)
+            name: core_signature(kind)
+            for name, kind in exports.items()
+            if isinstance(kind, FuncType)
         }
         self._kernel = kernel_of(engine)
         self._linker = Linker(engine)
@@ -117,7 +196,7 @@ class ExtismGuest:
                 )
 
     def _quiet(self, function: Callable[..., object], kind: FuncType) -> Callable[..., object]:
-        return quiet(self._engine, function, otherwise=0 if kind.results else None)
+        return guarded_core(self._engine, function, otherwise=0 if kind.results else None)
 
 
 _TAKES = {"__wasm_call_ctors": "()", "_initialize": "()", "hs_init": "(i32,i32)"}

@@ -1,32 +1,225 @@
-"""Configured plugins become loaded or refused ones; a loaded one's tools can be called."""
+"""Configured plugins: described, granted, loaded or refused; the tools of loaded ones can be called."""
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
-from typing import Any
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.codec import encode
-from gateway.domain.errors import AdapterFailed, ToolFailed
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import AdapterFailed, Denied, GatewayError, ToolFailed
+from gateway.domain.events import Deed
+from gateway.domain.mcp import Foreign, Lacking, McpStatus
 from gateway.domain.model import ToolSpec
-from gateway.domain.plugins import AdapterSaid, PluginAccount, PluginDef, PluginInfo
-from gateway.domain.ports import Tool, ToolScope
+from gateway.domain.plugins import (
+    AdapterDescription,
+    PluginAccount,
+    PluginDef,
+    PluginInfo,
+    PluginKind,
+)
+from gateway.domain.ports import (
+    Audit,
+    Clock,
+    Fetched,
+    FetchGrant,
+    FetchRequest,
+    HostFunction,
+    Tool,
+    ToolScope,
+)
 from gateway.domain.supervision import contained
-from gateway.sandbox.compiling import Compiled, Compiling, Uncompiled
-from gateway.sandbox.describing import Described, described, plain
-from gateway.sandbox.grants import PluginRefused, missing, needed, require_granted
-from gateway.sandbox.hosting import Host, Means
-from gateway.sandbox.ledger import UseLedger
-from gateway.sandbox.links import Outcome
-from gateway.sandbox.pool import Pool
-from gateway.sandbox.programs import Bounds, Program
+from gateway.sandbox.cache import CompileCache, Compiled, Uncompiled
+from gateway.sandbox.host_functions import Host, HostDeps
+from gateway.sandbox.interfaces import interface_of
+from gateway.sandbox.pool import Outcome, Pool, open_pool
+from gateway.sandbox.protocol import Bounds, Inspection, Program
 
+# ------------------------------------------------------------------------------------------ grants
+# Functions of Extism that need a grant; all others are the language between guest and host.
+_EXTISM = {
+    "http_request": "http:HOST",
+    "var_get": "store:vars",
+    "var_set": "store:vars",
+}
+_INTERFACES = {
+    "http": "http:HOST",
+    "store": "store:NAME",
+    "clock": "host_function:clock",
+    "random": "host_function:random",
+    "host": "host_function:NAME",
+}
+
+
+class PluginRefused(GatewayError):
+    """A plugin is not loaded; the text names it and says why and what would help."""
+
+    code = "plugin_refused"
+
+    def __init__(self, plugin: str, problem: str) -> None:
+        super().__init__(f"plugin {plugin}: {problem}")
+        self.plugin, self.problem = plugin, problem
+
+
+def needed(inspection: Inspection) -> dict[str, str]:
+    """import -> the capability that it needs, for imports of ours; others are answered `denied`."""
+    found: dict[str, str] = {}
+    for name in inspection.imports:
+        interface, _, function = name.partition("#")
+        ours = interface_of(interface)
+        if ours in _INTERFACES:
+            found[name] = _INTERFACES[ours]
+        elif interface == "extism:host/env" and function in _EXTISM:
+            found[name] = _EXTISM[function]
+        elif interface == "extism:host/user":
+            found[name] = f"host_function:{function}"
+    return found
+
+
+def missing(plugin: PluginDef, inspection: Inspection) -> dict[str, str]:
+    """Those that the plugin was not granted."""
+    return {name: need for name, need in needed(inspection).items() if not _has(plugin, need)}
+
+
+def require_granted(plugin: PluginDef, inspection: Inspection) -> None:
+    """Raises PluginRefused."""
+    lacking = missing(plugin, inspection)
+    if lacking and not plugin.deny_unused:
+        name, need = next(iter(lacking.items()))
+        others = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise PluginRefused(
+            plugin.name,
+            f"it imports {name}{others}, which needs the capability {need}; grant it, or set "
+            "deny_unused = true if the plugin does without it",
+        )
+
+
+def _has(plugin: PluginDef, need: str) -> bool:
+    granted = {str(capability) for capability in plugin.capabilities}
+    match need:
+        case "http:HOST":
+            return bool(plugin.origins)
+        case "store:NAME":
+            return any(one.startswith("store:") for one in granted)
+        case "store:vars":
+            return plugin.store_grant("vars") is not None
+        case "host_function:NAME":
+            return bool(plugin.functions - {"clock", "random"})
+    return need in granted
+
+
+# ------------------------------------------------------------------------------------ descriptions
+LARGEST = 256 * 1024  # characters of all that it describes
+LONGEST_DESCRIPTION = 4096
+MOST_TOOLS = 64
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Sentence = Annotated[str, Field(max_length=LONGEST_DESCRIPTION)]
+
+
+class _Said(BaseModel):
+    """More keys may be there; they are not looked at."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class ToolDescription(_Said):
+    """One tool of a plugin."""
+
+    name: Name
+    description: Sentence = ""
+    parameters: dict[str, Any] = Field(default_factory=dict, description="JSON Schema")
+    category: str | None = Field(None, max_length=64)
+    agent_scope: list[str] = Field(default_factory=list, max_length=64)
+    annotations: dict[str, Any] = Field(default_factory=dict)
+
+
+class PluginDescription(_Said):
+    """What `describe` of a tool plugin answers."""
+
+    name: str = Field(max_length=64)
+    version: str = Field("", max_length=64)
+    description: Sentence = ""
+    tools: list[ToolDescription] = Field(min_length=1, max_length=MOST_TOOLS)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """`names` are the plugin's own, by the name that a model knows."""
+
+    version: str
+    description: str
+    tools: tuple[ToolSpec, ...]
+    names: dict[str, str]
+    adapter: Any = None  # of a channel adapter: what `read_adapter` gave
+
+
+def described(
+    plugin: PluginDef,
+    kind: PluginKind,
+    answer: str,
+    read_adapter: Callable[[str], AdapterDescription],
+) -> Described:
+    """Raises ValueError with what is wrong, on one line."""
+    if len(answer) > LARGEST:
+        raise ValueError(f"what it describes is larger than {LARGEST // 1024} KiB")
+    if kind == "channel":
+        adapter = read_adapter(answer)
+        version, about = adapter.version[:64], adapter.description[:LONGEST_DESCRIPTION]
+        return Described(plain(version), plain(about), (), {}, adapter)
+    try:
+        said = PluginDescription.model_validate_json(answer)
+    except ValidationError as error:
+        raise ValueError(f"what it describes cannot be used: {_first(error)}") from error
+    names = {_tool_name(plugin, tool.name): tool for tool in said.tools}
+    if len(names) < len(said.tools):
+        raise ValueError("what it describes cannot be used: two of its tools have the same name")
+    tools = tuple(
+        ToolSpec(
+            name,
+            plain(tool.description),
+            encode({"type": "object", **tool.parameters}).decode(),
+            family=plugin.name,
+            category=None if tool.category is None else plain(tool.category),
+            agent_scope=tuple(tool.agent_scope),
+        )
+        for name, tool in names.items()
+    )
+    own = {name: tool.name for name, tool in names.items()}
+    return Described(plain(said.version), plain(said.description), tools, own)
+
+
+def _tool_name(plugin: PluginDef, own: str) -> str:
+    """A foreign plugin cannot take the name of another's tool; the shipped ones are known."""
+    return own if plugin.is_bundled or own == plugin.name else f"{plugin.name}__{own}"
+
+
+def plain(text: str) -> str:
+    """No control characters: it is shown in terminals."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
+def _first(error: ValidationError) -> str:
+    """Where and what; never the value, which may be of any size."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+# ----------------------------------------------------------------------------------------- plugins
 log = logging.getLogger(__name__)
 
 DESCRIBE_S = 2.0
@@ -112,8 +305,8 @@ class Sandbox:
     """Loads plugins and calls them."""
 
     pool: Pool
-    compiling: Compiling
-    means: Means
+    compiling: CompileCache
+    deps: HostDeps
     _writers: WeakValueDictionary[tuple[str, str | None], anyio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -126,14 +319,14 @@ class Sandbox:
             raise PluginRefused(plugin.name, str(error)) from error
         require_granted(plugin, compiled.inspection)
         program = _program(plugin, compiled)
-        host = Host(self.means, plugin)
+        host = Host(self.deps, plugin)
         outcome = await self.pool.call(program, "describe", "", host, timeout_s=DESCRIBE_S)
         if outcome.status != "ok":
             why = plain(outcome.text[:LONGEST_ERROR])
             raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
-            means, kind = self.means, compiled.inspection.kind
-            said = described(plugin, kind, outcome.text, means.read_adapter)
+            kind = compiled.inspection.kind
+            said = described(plugin, kind, outcome.text, self.deps.read_adapter)
         except ValueError as error:
             raise PluginRefused(plugin.name, str(error)) from error
         return Loaded(plugin, _with_room(program, said.adapter), compiled, said)
@@ -152,7 +345,7 @@ class Sandbox:
         if len(text.encode()) > most_bytes:
             told = f"its arguments are larger than {most_bytes // 1024} KiB"
             return Outcome("invalid", told)
-        host = Host(self.means, loaded.plugin, person, keeps=keeps)
+        host = Host(self.deps, loaded.plugin, person, keeps=keeps)
         within_s = loaded.plugin.limits.timeout_s
         async with self._alone(loaded.plugin, person):
             return await self.pool.call(loaded.program, function, text, host, timeout_s=within_s)
@@ -193,14 +386,12 @@ class Plugins:
     _coming: dict[str, anyio.Event] = field(default_factory=dict)
     _sandbox: Sandbox | None = None
     _taken: set[str] = field(default_factory=set)
-    _ledger: UseLedger = field(default_factory=UseLedger)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
         """All at once; what cannot be loaded is told and left out."""
         async with anyio.create_task_group() as group:
-            self._begin(sandbox, plugins, group)
-        self._take(sandbox)
+            await self.load_beside(sandbox, plugins, group, patience_s=math.inf)
 
     async def load_beside(
         self,
@@ -211,7 +402,12 @@ class Plugins:
         patience_s: float,
     ) -> None:
         """As `load`, but waits no longer than that: the rest goes on in the group."""
-        self._begin(sandbox, plugins, group)
+        self._sandbox, self._configured = sandbox, tuple(plugins)
+        enabled = [one for one in plugins if one.is_enabled]
+        self._coming = {one.name: anyio.Event() for one in enabled}
+        for one in enabled:
+            work = partial(self._load, sandbox, one)
+            group.start_soon(contained, f"plugin:{one.name}", work)
         with anyio.move_on_after(patience_s):
             await self.ready(self._coming)
         self._take(sandbox)
@@ -226,22 +422,13 @@ class Plugins:
     def is_complete(self) -> bool:
         return all(one.is_set() for one in self._coming.values())
 
-    def _begin(self, sandbox: Sandbox, plugins: Sequence[PluginDef], group: TaskGroup) -> None:
-        self._sandbox, self._ledger = sandbox, sandbox.means.ledger
-        self._configured = tuple(plugins)
-        enabled = [one for one in plugins if one.is_enabled]
-        self._coming = {one.name: anyio.Event() for one in enabled}
-        for one in enabled:
-            work = partial(self._load, sandbox, one)
-            group.start_soon(contained, f"plugin:{one.name}", work)
-
     async def _load(self, sandbox: Sandbox, plugin: PluginDef) -> None:
         name = plugin.name
         try:
             self._found[name] = await sandbox.load(plugin)
         except PluginRefused as error:
             self._found[name] = error.problem
-            log.warning("a plugin is refused", extra={"plugin": name, "why": str(error)})
+            log.warning("plugin_refused", extra={"plugin": name, "why": str(error)})
         finally:
             self._found.setdefault(name, "it could not be loaded; the log says why")
             self._coming[name].set()
@@ -284,8 +471,10 @@ class Plugins:
         told = next((one for one in self.infos if one.name == name), None)
         if told is None:
             return None
-        uses, loaded = self._ledger.of(name), self._loaded.get(name)
-        account = PluginAccount(told, used=uses.granted, denied=uses.denied)
+        loaded, account = self._loaded.get(name), PluginAccount(told)
+        if self._sandbox is not None:
+            used, denied = self._sandbox.deps.ledger.of(name)
+            account = PluginAccount(told, used=used, denied=denied)
         if loaded is None:
             return account
         inspection = loaded.compiled.inspection
@@ -332,7 +521,7 @@ def _program(plugin: PluginDef, compiled: Compiled) -> Program:
     return Program(str(compiled.path), guest, bounds, texts, limits.concurrency)
 
 
-def _with_room(program: Program, adapter: AdapterSaid | None) -> Program:
+def _with_room(program: Program, adapter: AdapterDescription | None) -> Program:
     """What an adapter makes of a call is about as large as the call, and it is read as a whole."""
     more_bytes = min(adapter.largest_call if adapter else 0, MOST_EVENT_BYTES)
     bounds = replace(program.bounds, output_bytes=program.bounds.output_bytes + more_bytes)
@@ -342,3 +531,119 @@ def _with_room(program: Program, adapter: AdapterSaid | None) -> Program:
 def _opaque(plugin: str, session: str) -> str:
     """The same for every call of a session, and another for every plugin."""
     return hashlib.sha256(f"{plugin}\0{session}".encode()).hexdigest()[:32]
+
+
+# ----------------------------------------------------------------------------------------- opening
+HOST_FUNCTIONS = "exogate.host_functions"
+PATIENCE_S = 5.0  # with plugins that are compiled, before the gateway serves without them
+TURN_WAITS_S = 10.0
+
+
+@asynccontextmanager
+async def open_sandbox(
+    cache: Path, deps: HostDeps, *, workers: int = 1, idle_s: float = 300.0
+) -> AsyncIterator[Sandbox]:
+    """`cache` is made if it is not there; nobody else may write to it."""
+    compiling = await to_thread.run_sync(_in_private, cache, deps.clock.now())
+    async with open_pool(cache, workers=workers, idle_s=idle_s, clock=deps.clock) as pool:
+        yield Sandbox(pool, compiling, deps)
+
+
+def _in_private(cache: Path, now: datetime) -> CompileCache:
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache.chmod(0o700)
+    compiling = CompileCache(cache)
+    compiling.tidy(now)
+    return compiling
+
+
+@asynccontextmanager
+async def open_plugins(
+    sandbox: Sandbox, plugins: Sequence[PluginDef], *, patience_s: float = PATIENCE_S
+) -> AsyncIterator[Plugins]:
+    """Every enabled plugin, instantiated once for trial. Waits no longer than `patience_s` for those that
+    are compiled. Without plugins no process is started."""
+    found = Plugins()
+    async with anyio.create_task_group() as group:
+        await found.load_beside(sandbox, plugins, group, patience_s=patience_s)
+        try:
+            yield found
+        finally:
+            group.cancel_scope.cancel()
+
+
+class NoFetch:
+    """The guarded way out where no plugin was granted any host."""
+
+    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
+        raise Denied("not allowed to make requests: no host is granted")
+
+
+def host_functions(
+    plugins: Sequence[PluginDef], own: Mapping[str, HostFunction]
+) -> Mapping[str, HostFunction]:
+    """Our own, and those of installed packages that a plugin was granted.
+
+    A package offers one as an entry point of the group `exogate.host_functions`.
+    """
+    functions = dict(own)
+    wanted = {name for plugin in plugins for name in plugin.functions} - {"clock", "random"}
+    for name in wanted - functions.keys():
+        found = tuple(entry_points(group=HOST_FUNCTIONS, name=name))
+        if not found:
+            log.warning("host_function_missing", extra={"function": name})
+        for one in found:
+            try:
+                functions[name] = one.load()
+            except Exception:  # a package may fail in any way when it is imported
+                extra = {"function": name, "package": one.value}
+                log.exception("host_function_unloadable", extra=extra)
+    return functions
+
+
+class Offering(Protocol):
+    """The gate, as far as plugins that come late change it."""
+
+    foreign: Foreign
+
+    def renew(self, family: str, tools: Sequence[Tool]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Implements the Foreign port around another one while plugins are being compiled: a turn waits for
+    those that its agent has, for a moment only."""
+
+    plugins: Plugins
+    behind: Foreign
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        with anyio.move_on_after(min(TURN_WAITS_S, agent.limits.timeout_seconds)):
+            await self.plugins.ready(agent.tools)
+        return await self.behind.prepare(agent)
+
+    def statuses(self) -> Sequence[McpStatus]:
+        return self.behind.statuses()
+
+    def outcomes(self) -> Mapping[tuple[str, str], int]:
+        return self.behind.outcomes()
+
+
+async def follow(plugins: Plugins, gate: Offering, audit: Audit, clock: Clock) -> None:
+    """Offers the tools of plugins that are loaded after the start."""
+    behind = gate.foreign
+    if not plugins.is_complete:
+        gate.foreign = Coming(plugins, behind)
+
+    async def settled(info: PluginInfo, tools: Sequence[Tool]) -> None:
+        if tools:
+            gate.renew(info.name, tools)
+        if plugins.is_complete:
+            gate.foreign = behind
+        extra = {"plugin": info.name, "state": info.state}
+        log.info("plugin_settled", extra=extra)
+        if info.state == "refused":
+            told = {"plugin": info.name, "why": info.why}
+            await audit.append(Deed(clock.now(), "plugin.refused", "config", told))
+
+    await plugins.follow(settled)

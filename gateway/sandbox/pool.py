@@ -6,25 +6,246 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
+from math import isfinite
 from pathlib import Path
+from typing import Protocol, get_args
 
 import anyio
 from anyio import Semaphore, to_thread
 from anyio.abc import TaskGroup
 
 from gateway.domain.ports import Clock
-from gateway.domain.supervision import contained, supervise
-from gateway.sandbox.frames import Kind
-from gateway.sandbox.links import Link, Outcome, Pending, Service
-from gateway.sandbox.programs import Program
+from gateway.domain.supervision import contained, supervise, survives
+from gateway.sandbox.protocol import (
+    ALL_ASKED_BYTES,
+    ASKED_BYTES,
+    ESCAPED,
+    REQUEST_BYTES,
+    Bounds,
+    BrokenFrame,
+    Frame,
+    Kind,
+    Program,
+    Reader,
+    Status,
+    encode,
+)
 
+# -------------------------------------------------------------------------- the socket to a worker
 log = logging.getLogger(__name__)
 
+_ROOM = 4096  # bytes of a frame besides the text that has a bound of its own
+_STATUSES = frozenset(get_args(Status))
+_LONGEST_FIGURE = 32
+
+
+class CallHost(Protocol):
+    """Serves the host functions of one call."""
+
+    def log(self, level: str, message: str) -> None: ...
+
+    async def answer(self, function: str, arguments: Sequence[str]) -> tuple[str, ...]:
+        """ "ok", "err" or "none", a text, and of an HTTP answer its body. Raises nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended: a Status, or `busy`, `crashed` or `down` (no worker can be started)."""
+
+    status: str
+    text: str
+    wall_ms: float = 0.0
+    fuel: int = 0
+    host_calls: int = 0
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """A call that a worker is at. `outcome` is None if the worker died."""
+
+    service: CallHost
+    release: Callable[[], None]  # its places are free again
+    bounds: Bounds
+    done: anyio.Event = field(default_factory=anyio.Event)
+    serving: anyio.CancelScope | None = None  # of the host call that the guest waits for
+    outcome: Outcome | None = None
+    is_sent: bool = False
+    is_left: bool = False  # by its caller
+    _counts: Counter[str] = field(default_factory=Counter)  # of host calls
+    _asked_bytes: int = 0
+
+    def count(self, function: str, size: int) -> None:
+        """The worker keeps a guest within these; a guest that got out of it comes up against us.
+        Raises BrokenFrame."""
+        bounds, kind = self.bounds, function.partition(".")[0]
+        most, size_most = bounds.host_calls, ASKED_BYTES
+        if kind == "log":
+            most, size_most = bounds.log_lines, bounds.log_bytes
+        elif kind == "http":
+            most, size_most = bounds.http_calls, REQUEST_BYTES * ESCAPED
+        else:
+            kind = "other"
+        self._counts[kind] += 1
+        self._asked_bytes += size
+        if size > size_most + _ROOM or self._asked_bytes > ALL_ASKED_BYTES * ESCAPED:
+            raise BrokenFrame(f"a host call of {size} bytes")
+        if self._counts[kind] > most:
+            raise BrokenFrame(f"more than {most} host calls of a kind ({kind})")
+
+    def leave(self) -> None:
+        """Nobody waits for it any more: whatever the guest still asks for is not done."""
+        self.is_left = True
+        if self.serving is not None:
+            self.serving.cancel()
+
+    def end(self, outcome: Outcome | None) -> None:
+        self.outcome = outcome
+        self.done.set()
+        self.leave()
+        self.release()
+
+
+class WorkerSocket(asyncio.Protocol):
+    """Host calls are served in `group`, each until its call ends."""
+
+    def __init__(self, group: TaskGroup) -> None:
+        self.ready, self.lost = anyio.Event(), anyio.Event()
+        self.kept_in: object = None
+        self.pending: dict[int, PendingCall] = {}
+        self._group, self._reader = group, Reader(self._most)
+        self._transport: asyncio.Transport | None = None
+        self._writable = anyio.Event()  # set: what is written is read as well
+        self._writable.set()
+
+    def send(self, kind: Kind, call: int, texts: Sequence[str] = ()) -> None:
+        """To a worker that is gone: nothing; its calls have ended. Raises ValueError (see encode)."""
+        self._write(encode(kind, call, texts))
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    async def drained(self) -> None:
+        """Until it has read what it was sent, or is gone: a worker that reads nothing has nothing
+        pile up for it here."""
+        while not self._writable.is_set():
+            await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        self._writable = anyio.Event()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # what a socket gives
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self._take(frame)
+        except (BrokenFrame, ValueError, RecursionError):
+            # A guest got out of its sandbox, or we have a defect: either way nothing more is believed.
+            log.exception("worker_protocol_broken")
+            if self._transport is not None:
+                self._transport.abort()  # it may read nothing of what is still to be sent
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set()
+        self._writable.set()
+        self.ready.set()  # nobody shall wait for what does not come any more
+        pending, self.pending = self.pending, {}
+        for one in pending.values():
+            one.end(None)
+
+    def _most(self, kind: Kind, call: int) -> int:
+        """Bytes of a frame that has not come yet."""
+        pending = self.pending.get(call)
+        match kind:
+            case Kind.RESULT if pending is not None:
+                return pending.bounds.output_bytes + _ROOM
+            case Kind.HOST if pending is not None:
+                return REQUEST_BYTES * ESCAPED + _ROOM
+            case Kind.RESULT | Kind.HOST | Kind.READY:
+                return _ROOM
+        raise BrokenFrame(f"a worker does not say {kind.name}")
+
+    def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.RESULT:
+                outcome = _outcome(frame.texts)
+                pending = self.pending.pop(frame.call, None)
+                if pending is not None:
+                    pending.end(outcome)
+            case Kind.HOST:
+                self._serve(frame)
+            case Kind.READY:
+                (told,) = frame.texts
+                self.kept_in = json.loads(told)
+                self.ready.set()
+            case kind:
+                raise BrokenFrame(f"a worker does not say {kind.name}")
+
+    def _serve(self, frame: Frame) -> None:
+        pending = self.pending.get(frame.call)
+        if pending is None or pending.is_left:
+            return
+        function, *arguments = frame.texts
+        pending.count(function, frame.size)
+        if function == "log":
+            level, message = arguments
+            pending.service.log(level, message)
+        elif pending.serving is not None:
+            raise BrokenFrame("a guest makes one host call at a time")
+        else:
+            pending.serving = anyio.CancelScope()
+            self._group.start_soon(self._answer, frame.call, pending, function, arguments)
+
+    async def _answer(
+        self, call: int, pending: PendingCall, function: str, arguments: Sequence[str]
+    ) -> None:
+        assert pending.serving is not None
+        with pending.serving:
+            answer: tuple[str, ...] = ("err", "the host function failed")
+            try:
+                answer = await pending.service.answer(function, arguments)
+            except BaseException as error:
+                if not survives(error):
+                    raise
+                log.exception("host_function_failed", extra={"function": function[:64]})
+            try:
+                frame = encode(Kind.ANSWER, call, answer)
+            except ValueError:
+                told = "the answer is no text that can be passed on"
+                frame = encode(Kind.ANSWER, call, ("err", told))
+            await self.drained()
+            pending.serving = None
+            self._write(frame)
+
+
+def _outcome(texts: Sequence[str]) -> Outcome:
+    """Raises BrokenFrame and ValueError."""
+    status, text, wall_ms, fuel, calls = texts
+    if status not in _STATUSES or max(len(wall_ms), len(fuel), len(calls)) > _LONGEST_FIGURE:
+        raise BrokenFrame("a result that is none")
+    outcome = Outcome(status, text, float(wall_ms), int(fuel), int(calls))
+    if not isfinite(outcome.wall_ms):
+        raise BrokenFrame("a result that took no time that could be told")
+    return outcome
+
+
+# ---------------------------------------------------------------------------------------- the pool
 CALLS_AT_ONCE = 64  # a worker: each has a thread there
 WAITING_OF_ONE_PROGRAM = 256
 START_S = 10.0
@@ -39,7 +260,7 @@ class _Place:
     """Where one worker is, or will be once it is needed."""
 
     starting: anyio.Lock = field(default_factory=anyio.Lock)
-    link: Link | None = None
+    link: WorkerSocket | None = None
     process: subprocess.Popen[bytes] | None = None
     loaded: dict[Program, int] = field(default_factory=dict)
     used: float = 0.0
@@ -88,7 +309,7 @@ class Pool:
         self._numbers = count(1)
 
     async def call(
-        self, program: Program, function: str, text: str, service: Service, *, timeout_s: float
+        self, program: Program, function: str, text: str, service: CallHost, *, timeout_s: float
     ) -> Outcome:
         """Never raises for what a guest does; a cancelled caller has its guest cancelled."""
         share = self._shares.get(program)
@@ -107,40 +328,40 @@ class Pool:
         except BaseException:
             share.slots.release()
             raise
-        pending = Pending(service, partial(self._release, share), program.bounds)
+        pending = PendingCall(service, partial(self._release, share), program.bounds)
         try:
             place = await self._ready_place()
+            return await self._run(place, pending, (program, function, text), timeout_s)
         except WorkerDown as error:
-            pending.release()
             return Outcome("down", str(error))
-        except BaseException:
-            pending.release()
-            raise
-        return await self._run(place, pending, (program, function, text), timeout_s)
+        finally:
+            if not pending.is_sent:
+                pending.release()
 
     def _release(self, share: _Share) -> None:
         self._slots.release()
         share.slots.release()
 
     async def _run(
-        self, place: _Place, pending: Pending, asked: tuple[Program, str, str], timeout_s: float
+        self, place: _Place, pending: PendingCall, asked: tuple[Program, str, str], timeout_s: float
     ) -> Outcome:
         program, function, text = asked
         link, number = place.link, next(self._numbers) & 0xFFFFFFFF
         assert link is not None
         place.used = self._clock.monotonic()
-        if not await self._reads(place, link, pending, timeout_s):
+        with anyio.move_on_after(timeout_s + GRACE_S) as waiting:
+            await link.drained()
+        if waiting.cancelled_caught:
+            self._replace(place, link, "reads nothing")
             return Outcome("timeout", "it did not end in time")
         try:
             loaded = self._loaded(place, program)
             link.send(Kind.CALL, number, (str(loaded), function, str(timeout_s), text))
         except ValueError as error:
-            pending.release()
             return Outcome("invalid", f"what it is given cannot be passed on: {error}")
         if link.lost.is_set():
-            pending.release()
             return Outcome("crashed", _CRASHED)
-        link.pending[number] = pending
+        link.pending[number], pending.is_sent = pending, True
         try:
             with anyio.move_on_after(timeout_s + GRACE_S):
                 await pending.done.wait()
@@ -154,20 +375,10 @@ class Pool:
             return Outcome("timeout", "it did not end in time")
         return pending.outcome or Outcome("crashed", _CRASHED)
 
-    async def _reads(self, place: _Place, link: Link, pending: Pending, timeout_s: float) -> bool:
-        """Waits for a worker that has much to read. False: it does not, and is replaced."""
-        try:
-            with anyio.move_on_after(timeout_s + GRACE_S) as waiting:
-                await link.drained()
-        except BaseException:
-            pending.release()
-            raise
-        if waiting.cancelled_caught:
-            pending.release()
-            log.error("a worker reads nothing: it is replaced")
-            if place.link is link and place.process is not None:
-                place.process.kill()
-        return not waiting.cancelled_caught
+    def _replace(self, place: _Place, link: WorkerSocket, why: str) -> None:
+        log.error("worker_stuck", extra={"why": why})
+        if place.link is link and place.process is not None:
+            place.process.kill()
 
     def _loaded(self, place: _Place, program: Program) -> int:
         number = place.loaded.get(program)
@@ -177,14 +388,12 @@ class Pool:
             place.link.send(Kind.LOAD, number, (json.dumps(asdict(program)),))
         return number
 
-    async def _see_it_end(self, place: _Place, link: Link, pending: Pending) -> None:
+    async def _see_it_end(self, place: _Place, link: WorkerSocket, pending: PendingCall) -> None:
         """A guest that was told to stop stops within a tick; a worker that cannot is replaced."""
         with anyio.move_on_after(MERCY_S):
             await pending.done.wait()
             return
-        log.error("a worker does not end a call: it is replaced")
-        if place.link is link and place.process is not None:
-            place.process.kill()
+        self._replace(place, link, "does not end a call")
 
     async def _ready_place(self) -> _Place:
         """The worker with the least to do, started if it is not there. Raises WorkerDown."""
@@ -192,12 +401,12 @@ class Pool:
         if not place.is_up:
             place.coming += 1
             try:
-                await self._started(place)
+                await self._start_once(place)
             finally:
                 place.coming -= 1
         return place
 
-    async def _started(self, place: _Place) -> None:
+    async def _start_once(self, place: _Place) -> None:
         async with place.starting:
             if not place.is_up:  # another call has not started it meanwhile
                 await self._start(place)
@@ -206,7 +415,7 @@ class Pool:
         """Raises WorkerDown; for a moment after that it is not tried again."""
         if place.failed is not None and self._clock.monotonic() < place.failed[0] + PAUSE_S:
             raise WorkerDown(place.failed[1])
-        link, problem = Link(self._group), f"it is not ready after {self._start_s:g} s"
+        link, problem = WorkerSocket(self._group), f"it is not ready after {self._start_s:g} s"
         try:
             with anyio.move_on_after(self._start_s):
                 process = await self._spawned(link)
@@ -215,7 +424,7 @@ class Pool:
                     place.link, place.process, place.loaded = link, process, {}
                     place.used, place.failed = self._clock.monotonic(), None
                     kept_in = {"pid": process.pid, "kept_in": link.kept_in}
-                    log.info("worker started", extra=kept_in)
+                    log.info("worker_started", extra=kept_in)
                     return
                 code = await to_thread.run_sync(process.wait)
                 problem = f"it ended at once, with code {code}"
@@ -226,10 +435,10 @@ class Pool:
                 link.close()  # and with it its process ends
         told = f"no process for plugins can be started: {problem} ({' '.join(self._command)})"
         place.failed = self._clock.monotonic(), told
-        log.error("no worker can be started", extra={"why": told})
+        log.error("worker_start_failed", extra={"why": told})
         raise WorkerDown(told)
 
-    async def _spawned(self, link: Link) -> subprocess.Popen[bytes]:
+    async def _spawned(self, link: WorkerSocket) -> subprocess.Popen[bytes]:
         """Whole or not at all: half a start would leave a process that nobody knows of."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -240,7 +449,7 @@ class Pool:
         self._group.start_soon(contained, "a worker", partial(self._watch, link, process))
         return process
 
-    async def _watch(self, link: Link, process: subprocess.Popen[bytes]) -> None:
+    async def _watch(self, link: WorkerSocket, process: subprocess.Popen[bytes]) -> None:
         """Until it is gone; whatever it was at has failed by then."""
         try:
             await link.lost.wait()
@@ -251,7 +460,7 @@ class Pool:
             process.kill()
             with anyio.CancelScope(shield=True):
                 code = await to_thread.run_sync(process.wait)
-        log.info("worker ended", extra={"pid": process.pid, "code": code})
+        log.info("worker_ended", extra={"pid": process.pid, "code": code})
 
     async def rest(self, idle_s: float) -> None:
         """Ends workers that nobody has used for a while, until cancelled."""

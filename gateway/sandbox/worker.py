@@ -19,16 +19,21 @@ from typing import Protocol
 
 from wasmtime import Engine
 
-from gateway.sandbox.calls import TICK_S, Call
-from gateway.sandbox.components import ComponentGuest
+from gateway.sandbox.binding import keep_lock
+from gateway.sandbox.calls import THREAD_STACK_BYTES, TICK_S, Call, component_engine, core_engine
+from gateway.sandbox.components import ComponentGuest, FunctionsGuest, NearGuest
 from gateway.sandbox.confinement import confine
-from gateway.sandbox.engines import THREAD_STACK_BYTES, component_engine, core_engine
 from gateway.sandbox.extism import ExtismGuest
-from gateway.sandbox.frames import BrokenFrame, Frame, Kind, Reader, encode
-from gateway.sandbox.functions import FunctionsGuest
-from gateway.sandbox.near import NearGuest
-from gateway.sandbox.programs import Bounds, Program, Status
-from gateway.sandbox.steps import keep_lock
+from gateway.sandbox.protocol import (
+    Bounds,
+    BrokenFrame,
+    Frame,
+    Kind,
+    Program,
+    Reader,
+    Status,
+    encode,
+)
 
 _READ_BYTES = 256 * 1024
 _NICER_BY = 5  # so that the gateway is not late because guests compute

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from itertools import repeat
 
 import anyio
 
@@ -60,8 +61,7 @@ class MessageIntake:
     policy: QueuePolicy = QueuePolicy()
     queues: SessionQueues = field(init=False)
     # What waits or is at work: how many messages, and how many bytes.
-    _counts: dict[Hashable, int] = field(default_factory=dict)
-    _sizes: dict[Hashable, int] = field(default_factory=dict)
+    _load: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
     _about_to_start: int = 0
     _refusal: str | None = "the gateway is starting; send it again in a moment"
 
@@ -78,7 +78,7 @@ class MessageIntake:
 
     @property
     def pending(self) -> int:
-        return self._counts.get(None, 0)
+        return self._load.get(None, (0, 0))[0]
 
     async def accept(self, inbound: Inbound) -> Accepted:
         """Gives the ids once the message is durable. A repeated key gives the first one's ids.
@@ -90,7 +90,7 @@ class MessageIntake:
         size = size_of(inbound.content) + (size_of(inbound.whence) if inbound.whence else 0)
         counted = (key, share_of(key, sender), None)
         self._require_places(counted, size)
-        self._count(counted, size)
+        self._count(counted, 1, size)
         unique = self.ids.new()
         digest = "" if inbound.key is None else sha256(inbound.fingerprint.encode()).hexdigest()
         new = NewEntry(
@@ -108,7 +108,7 @@ class MessageIntake:
             whence=inbound.whence,
             memos=inbound.memos,
         )
-        is_alone = self._counts[key] == 1 and not self.policy.debounce_s
+        is_alone = self._load[key][0] == 1 and not self.policy.debounce_s
         begin = is_alone and self.lanes.is_idle(key, reserved=self._about_to_start)
         # Whoever waits for this may vanish; the commit must still reach the lane.
         with anyio.CancelScope(shield=True):
@@ -120,7 +120,7 @@ class MessageIntake:
             finally:
                 self._about_to_start -= begin
                 if not is_new:
-                    self._release(counted, size)
+                    self._count(counted, -1, -size)
             if is_new:
                 state: EntryState = "running" if accepted.attempts else "queued"
                 new = replace(new, memos=()) if new.memos else new
@@ -135,7 +135,7 @@ class MessageIntake:
             new, key = entry.new, entry.new.session_key
             counted = (key, share_of(key, new.sender), None)
             size = size_of(new.content) + size_of(new.whence or "")
-            self._count(counted, size)
+            self._count(counted, 1, size)
             # The attempt of the process that died is counted; the next one is counted anew.
             self._join(replace(entry, state="queued"), counted, size, wait=False)
         self.open()
@@ -148,23 +148,23 @@ class MessageIntake:
         """So many bytes are on their way into a session besides messages. Raises Busy."""
         counted = (key, _NOBODY, None)
         self._require_room(key, size)
-        self._count(counted, size)
+        self._count(counted, 1, size)
         try:
             yield
         finally:
-            self._release(counted, size)
+            self._count(counted, -1, -size)
 
     def _require_places(self, counted: Counted, size: int) -> None:
         """Raises Busy unless one more message may wait."""
         if self._refusal is not None:
             raise Busy(self._refusal)
-        key, share, _ = counted
-        here, theirs = self._counts.get(key, 0), self._counts.get(share, 0)
-        if here >= self.bounds.max_pending:
+        bounds, key = self.bounds, counted[0]
+        (here, _), (theirs, _), (total, _) = map(self._load.get, counted, repeat((0, 0)))
+        if here >= bounds.max_pending:
             raise Busy(f"{here} messages of this session are waiting already")
-        if theirs >= self.bounds.max_pending_per_principal:
+        if theirs >= bounds.max_pending_per_principal:
             raise Busy(f"{theirs} messages of the same sender are waiting already")
-        if (total := self._counts.get(None, 0)) >= self.bounds.max_pending_total:
+        if total >= bounds.max_pending_total:
             raise Busy(f"{total} messages are waiting already", retry_after_s=5.0)
         if total:
             self._require_room(key, size, is_whole=True)
@@ -173,7 +173,7 @@ class MessageIntake:
         """Raises Busy. A whole message always fits where nothing else waits: it could never be
         accepted otherwise."""
         bounds = self.bounds
-        here, total = self._sizes.get(key, 0), self._sizes.get(None, 0)
+        here, total = self._load.get(key, (0, 0))[1], self._load.get(None, (0, 0))[1]
         if here + size > bounds.max_pending_mb * MB and (here or not is_whole):
             raise Busy(
                 f"what waits in this session would be more than {bounds.max_pending_mb} MB "
@@ -186,23 +186,19 @@ class MessageIntake:
                 retry_after_s=5.0,
             )
 
-    def _count(self, counted: Counted, size: int) -> None:
+    def _count(self, counted: Counted, count: int, size: int) -> None:
+        """Counts messages of so many bytes in, or out again."""
         for name in counted:
-            self._counts[name] = self._counts.get(name, 0) + 1
-            self._sizes[name] = self._sizes.get(name, 0) + size
-
-    def _release(self, counted: Counted, size: int) -> None:
-        for name in counted:
-            self._counts[name] -= 1
-            self._sizes[name] -= size
-            if not self._counts[name]:
-                del self._counts[name], self._sizes[name]
+            had, held = self._load.get(name, (0, 0))
+            self._load[name] = (had + count, held + size)
+            if not had + count:
+                del self._load[name]
 
     def _join(self, entry: Entry, counted: Counted, size: int, *, wait: bool = True) -> None:
         run = LiveRun(
             entry,
             opened=self.worker.clock.monotonic(),
-            leave=partial(self._release, counted, size),
+            leave=partial(self._count, counted, -1, -size),
             share=counted[1],
         )
         self.worker.runs[run.run_id] = run

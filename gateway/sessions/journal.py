@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -14,8 +14,7 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from gateway.agent.driver import RunControl, Withdrawn
-from gateway.agent.effects import Job, Moment, Steered, StopRequested
+from gateway.agent.effects import Job, Moment
 from gateway.agent.journal import PART, RunJournal, retry_store
 from gateway.codec import decode, encode
 from gateway.domain.budgets import BudgetExceeded
@@ -45,7 +44,6 @@ _SHOWN = 60  # characters of a text from where it differs
 _LONG_PACKED = 16 * 1024  # bytes that are unpacked in a thread
 _LONG = 256 * 1024  # bytes that are packed in a thread
 _ENTRY_BYTES = 32  # that an entry takes besides its texts
-_REQUESTS = {StopRequested: "stop", Steered: "said", Withdrawn: "unsaid"}
 _TEXTS = frozenset({"bytes", "text", "thinking"})
 _FAILURE = ("provider", "kind", "detail", "started", "status", "retry_after_s")
 
@@ -110,19 +108,8 @@ def parts_at(job: Job) -> RequestParts:
     return {"system": context.system, "tools": _tools(job.tools), "messages": messages}
 
 
-def changed_parts(before: RequestParts, now: RequestParts) -> dict[str, object]:
-    """What differs from the request before."""
-    messages: list[str] = now["messages"]
-    kept = len(commonprefix((before["messages"], messages)))
-    changes: dict[str, object] = {"kept": kept, "messages": messages[kept:]}
-    for name in ("settings", "system", "tools"):
-        if now[name] != before[name]:
-            changes[name] = now[name]
-    return changes
-
-
 def parts_after(before: RequestParts, changes: Mapping[str, object]) -> RequestParts:
-    """The inverse of `changed_parts`; raises ValueError for what it never gives."""
+    """A request of which the journal has the changes. Raises ValueError for what is none."""
     match {**before, "messages": None, **changes}:
         case {
             "settings": dict(),
@@ -139,7 +126,11 @@ def parts_after(before: RequestParts, changes: Mapping[str, object]) -> RequestP
 
 @lru_cache(maxsize=256)
 def _tools(tools: tuple[ToolSpec, ...]) -> Mapping[str, str]:
-    return {tool.name: _hashed(f"{tool.description}\0{tool.parameters}") for tool in tools}
+    digests: dict[str, str] = {}
+    for tool in tools:
+        text = f"{tool.description}\0{tool.parameters}".encode("utf-8", "surrogatepass")
+        digests[tool.name] = blake2b(text, digest_size=8).hexdigest()
+    return digests
 
 
 def _digest(message: Message) -> str:
@@ -150,12 +141,10 @@ def _digest(message: Message) -> str:
         parts += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
     if result is not None:
         parts += [result.call_id, result.name, result.told, str(result.is_error)]
-    digest = message.kept["digest"] = f"{message.role} {_hashed(_BETWEEN.join(parts))}"
+    text = _BETWEEN.join(parts).encode("utf-8", "surrogatepass")
+    digest = f"{message.role} {blake2b(text, digest_size=8).hexdigest()}"
+    message.kept["digest"] = digest
     return digest
-
-
-def _hashed(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> Difference | None:
@@ -324,18 +313,6 @@ class RecordedJournal(RunJournal):
         self._secrets: set[str] = set()
         self._size = self._packed = 0  # of texts that only a replay reads
 
-    def begin(self, attempt: int, asked: Sequence[RunId], control: RunControl) -> Moment:
-        """Begins an attempt, which answers these runs. From now on the requests of others are recorded."""
-        self("attempt", attempt, asked)
-        moment = self.moment()
-        for one in control.requests:
-            self._requested(one)
-        control.on_request = self._requested
-        return moment
-
-    def _requested(self, one: StopRequested | Steered | Withdrawn) -> None:
-        self(_REQUESTS[type(one)], *astuple(one))
-
     def __call__(self, kind: str, *values: object) -> None:
         if kind == "sent":
             self.has_sent = True
@@ -352,8 +329,14 @@ class RecordedJournal(RunJournal):
         return moment
 
     def asks(self, request: ModelRequest) -> None:
-        parts = parts_of(request)
-        self("ask", changed_parts(self._asked, parts))
+        parts, before = parts_of(request), self._asked
+        messages: list[str] = parts["messages"]
+        kept = len(commonprefix((before["messages"], messages)))
+        changes: dict[str, object] = {"kept": kept, "messages": messages[kept:]}
+        for name in ("settings", "system", "tools"):
+            if parts[name] != before[name]:
+                changes[name] = parts[name]
+        self("ask", changes)
         self._asked, self.has_sent = parts, False
 
     def replied(self, step: int, reply: ModelReply) -> None:

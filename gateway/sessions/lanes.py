@@ -80,19 +80,15 @@ class Lanes:
         self._width = width
         self._queues: dict[SessionKey, deque[tuple[Share, Work]]] = {}
         self._waiting = Rotation()
-        self._working = 0
+        self.working = 0
         self._at_work = Counter[Hashable]()  # by the first name of their share
         self._paused = False
         self._idle = anyio.Event()
 
     def is_idle(self, key: SessionKey, *, reserved: int = 0) -> bool:
         """Whether a message of this session would start at once, when so many others are about to."""
-        room = self._width - self._working - reserved
+        room = self._width - self.working - reserved
         return key not in self._queues and room > 0 and not self._waiting.waiting
-
-    @property
-    def working(self) -> int:
-        return self._working
 
     def submit(self, key: SessionKey, work: Work, share: Share) -> None:
         """`share`: as whose turn it counts."""
@@ -101,7 +97,7 @@ class Lanes:
             queue.append((share, work))
             return
         self._queues[key] = deque([(share, work)])
-        if self._working < self._width and not self._waiting.waiting and not self._paused:
+        if self.working < self._width and not self._waiting.waiting and not self._paused:
             self._start(key, share)
         else:
             self._wait(key, share)
@@ -116,7 +112,7 @@ class Lanes:
 
     async def rest(self) -> None:
         """Waits until nothing is at work."""
-        while self._working:
+        while self.working:
             self._idle = anyio.Event()
             await self._idle.wait()
 
@@ -124,7 +120,7 @@ class Lanes:
         self._waiting.put(key, share, is_new=share[0] not in self._at_work)
 
     def _start(self, key: SessionKey, share: Share) -> None:
-        self._working += 1
+        self.working += 1
         self._at_work[share[0]] += 1
         self._group.start_soon(self._one, key)
 
@@ -142,14 +138,14 @@ class Lanes:
                 self._wait(key, queue[0][0])  # while it still counts as one that had a turn
             else:
                 del self._queues[key]
-            self._working -= 1
+            self.working -= 1
             self._at_work[share[0]] -= 1
             if not self._at_work[share[0]]:
                 del self._at_work[share[0]]
-            while self._waiting.waiting and self._working < self._width and not self._paused:
+            while self._waiting.waiting and self.working < self._width and not self._paused:
                 following = self._waiting.take()
                 self._start(following, self._queues[following][0][0])
-            if not self._working:
+            if not self.working:
                 self._idle.set()
 
 
@@ -285,7 +281,11 @@ class SessionQueues:
 
     async def _turn(self, key: SessionKey, queue: _Queue) -> None:
         waiting, choice = queue.waiting, self._choices.get(key, NOTHING)
-        queue.at_work = asked = self._next(key, queue)
+        if len(waiting) > 1:
+            asked = self._next(key, queue)
+        else:
+            asked, queue.together = [waiting.popleft()], 0
+        queue.at_work = asked
         *earlier, run = asked
         for one in earlier:
             one.control = run.control  # to stop one of them is to stop the turn
@@ -309,9 +309,6 @@ class SessionQueues:
 
     def _next(self, key: SessionKey, queue: _Queue) -> Sequence[LiveRun]:
         waiting = queue.waiting
-        if len(waiting) == 1:
-            queue.together = 0
-            return [waiting.popleft()]
         begun = (place for place, one in enumerate(waiting, 1) if one.entry.attempts)
         usual = len(waiting) if self.mode(key) == "collect" else queue.together
         most = next(begun, usual)

@@ -94,61 +94,51 @@ _UNHEARD = _UNREAD | _OTHERS | {"sent", "spent", "over"}
 OnDifference = Callable[[Difference | JournalUnreadable], None]
 
 
-class ReplayedClock:
-    """Implements the Clock port: what the clocks said between two entries, in its order; a further
-    reading gives the last again."""
-
-    def __init__(self) -> None:
-        self._now, self._tick = EPOCH, 0.0
-        self._nows: deque[datetime] = deque()
-        self._ticks: deque[float] = deque()
-
-    def now(self) -> datetime:
-        if self._nows:
-            self._now = self._nows.popleft()
-        return self._now
-
-    def monotonic(self) -> float:
-        if self._ticks:
-            self._tick = self._ticks.popleft()
-        return self._tick
-
-    async def sleep(self, seconds: float) -> None:
-        await checkpoint()
-
-    def take(self, entries: Sequence[JournalEntry], place: int) -> int:
-        """Takes what they said from that place on; gives the place after it."""
-        self._now = self._nows[-1] if self._nows else self._now
-        self._tick = self._ticks[-1] if self._ticks else self._tick
-        self._nows.clear()
-        self._ticks.clear()
-        while place < len(entries) and entries[place].kind in _CLOCKS:
-            entry = entries[place]
-            self._nows.append(to_time(entry.values[0]))
-            if entry.kind == "at":
-                self._ticks.append(entry.values[1])
-            place += 1
-        return place
-
-
 class Player(RunJournal):
-    """The journal of a run that is replayed. `on_difference` hears where the run leaves the record,
-    or what is wrong with it; the replay ends there."""
+    """The journal of a run that is replayed, and its clock: what the clocks said between two entries, in
+    its order; a further reading gives the last again. `on_difference` hears where the run leaves the
+    record, or what is wrong with it; the replay ends there."""
 
     is_played = True
 
     def __init__(
         self, attempt: Attempt, control: RunControl, on_difference: OnDifference, soul: str
     ) -> None:
-        self.played = ReplayedClock()
-        super().__init__(self.played, attempt.earlier)
+        super().__init__(self, attempt.earlier)
         self._entries = [one for one in attempt.entries if one.kind not in _SKIPPED]
         self._control, self._on_difference, self._soul = control, on_difference, soul
         self._parts = NO_REQUEST
         self._moved = anyio.Event()
         self._queue = EventQueue()  # on which the run waits
         self._ends_unread = 0
-        self._place = self.played.take(self._entries, 0)
+        self._nows, self._ticks = deque([EPOCH]), deque([0.0])  # the first was read already
+        self._go_to(0)
+
+    # -- the clock
+
+    def now(self) -> datetime:
+        if len(self._nows) > 1:
+            self._nows.popleft()
+        return self._nows[0]
+
+    def monotonic(self) -> float:
+        if len(self._ticks) > 1:
+            self._ticks.popleft()
+        return self._ticks[0]
+
+    async def sleep(self, seconds: float) -> None:
+        await checkpoint()
+
+    def _go_to(self, place: int) -> None:
+        """The next entry that is not of a clock, from that place on."""
+        self._nows, self._ticks = deque([self._nows[-1]]), deque([self._ticks[-1]])
+        while place < len(self._entries) and self._entries[place].kind in _CLOCKS:
+            entry = self._entries[place]
+            self._nows.append(to_time(entry.values[0]))
+            if entry.kind == "at":
+                self._ticks.append(entry.values[1])
+            place += 1
+        self._place = place
 
     # -- the record
 
@@ -182,7 +172,7 @@ class Player(RunJournal):
                 await self._stall(" or ".join(kinds))
 
     def advance(self) -> None:
-        self._place = self.played.take(self._entries, self._place + 1)
+        self._go_to(self._place + 1)
         moved, self._moved = self._moved, anyio.Event()
         moved.set()
         self._queue.wake()

@@ -1,7 +1,7 @@
 """Live runs: their chunks and journal, who listens to them, and how they are stopped."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -77,12 +77,16 @@ class LiveRun:
         self.control.stop(reason, at_once=at_once)
 
     def start(self, attempt: int, moment: Moment, journal: RecordedJournal | None = None) -> None:
-        """Begins an attempt."""
+        """Begins an attempt. From now on its journal has the requests of others, also those that came before."""
         self.attempt, self.state, self.journal = attempt, "running", journal
         self.started_at, self.began = moment.wall, moment.at
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
         ids = encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
+        if journal is not None:
+            for one in self.control.requests:
+                journal(one.kind, *astuple(one))
+            self.control.record = journal
 
     def emit(self, chunk: Chunk) -> None:
         """Numbers a chunk, records it and sends it to every listener, without waiting for any."""

@@ -26,7 +26,7 @@ from gateway.memory.window import message_tokens
 from gateway.sessions.intake import with_boundary
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunEnd, RunWorker, end_with, refused
+from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunWorker, end_with, refused
 
 CHANNEL = "api"
 MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
@@ -178,20 +178,25 @@ class StatelessRuns:
             scope.cancel()
 
     async def _work(self, run: LiveRun, question: Question, scope: anyio.CancelScope) -> None:
-        worker, end = self._worker, None
+        worker, journal, end = self._worker, RunJournal(self._worker.clock), None
+        facts, batch = {"run": run.run_id}, TurnBatch(run)
         try:
             with scope:
-                end = await self._end_of(run, question)
+                drive = self._drive
+                result = await result_of("a run failed", facts, drive, run, question, journal)
+                moment = journal.moment()
+                if result is None:
+                    end = refused(batch, None, "internal_error", DEFECT, moment)
+                else:
+                    end = end_with(batch, None, result, moment)
         finally:
             del self._working[run.run_id]
             run.release()
-            if end is None:
-                run.publish(is_over=False)
-            else:
+            if end is not None:
                 run.seal(end.terminal)
-                run.publish()
-                if end.result.farewell is not None:
-                    worker.bus.publish(end.result.farewell)
+            run.publish(is_over=end is not None)
+            if end is not None and end.result.end_event is not None:
+                worker.bus.publish(end.result.end_event)
             is_answered = end is not None and end.outcome not in {"failed", "timeout"}
             self._answers.end(question, worker.clock.monotonic(), is_answered=is_answered)
             if not self._working:
@@ -199,17 +204,6 @@ class StatelessRuns:
             if self._forget is not None:  # or else it goes with the journals
                 with anyio.move_on_after(LAST_WORDS_S, shield=True), suppress(GatewayError):
                     await self._forget(run.session_key)
-
-    async def _end_of(self, run: LiveRun, question: Question) -> RunEnd:
-        journal, batch, facts = (
-            RunJournal(self._worker.clock),
-            TurnBatch(run),
-            {"run": run.run_id},
-        )
-        result = await result_of("a run failed", facts, self._drive, run, question, journal)
-        if result is None:
-            return refused(batch, None, "internal_error", DEFECT, journal.moment())
-        return end_with(batch, None, result, journal.moment())
 
     async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
         worker, person = self._worker, speaker(CHANNEL, question.account, "")

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -14,7 +14,7 @@ import anyio
 from gateway.agent.driver import Assignment, Driver, Runner
 from gateway.agent.effects import Fail, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
-from gateway.agent.limits import CONTEXT, context_line, plain_limits
+from gateway.agent.limits import CONTEXT, plain_limits
 from gateway.codec import decode, encode
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
@@ -130,7 +130,7 @@ def refused(
     facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     event = Event("session.end", "info", "sessions", at, run.session_key, run.run_id, facts)
     said, end = (Message("assistant", told),), Fail(told, told, error_type)
-    return end_with(batch, parent, RunResult(end, said, farewell=event), moment)
+    return end_with(batch, parent, RunResult(end, said, end_event=event), moment)
 
 
 def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
@@ -264,8 +264,8 @@ class RunWorker:
         granted = grants_of(parts, decode) if parts else ()
         store = (self.clock, self.journal)
         journal = RecordedJournal(run.run_id, *store, granted=granted, parts=len(parts))
-        asked = [*map(_RUN_ID, batch.earlier), run.run_id]
-        run.start(attempt, journal.begin(attempt, asked, run.control), journal)
+        journal("attempt", attempt, [*map(_RUN_ID, batch.earlier), run.run_id])
+        run.start(attempt, journal.moment(), journal)
         try:
             end = await self._finish(batch, journal)
         except anyio.get_cancelled_exc_class():
@@ -280,8 +280,8 @@ class RunWorker:
             ended.publish()
         if self.extractor is not None:
             self.extractor.extract(key, _said(batch), end.nodes[-1].id)
-        if end.result.farewell is not None:
-            self.bus.publish(end.result.farewell)
+        if end.result.end_event is not None:
+            self.bus.publish(end.result.end_event)
         if batch.crowded is not None:
             self.compact(key, batch.crowded, run.run_id)
 
@@ -368,7 +368,7 @@ class RunWorker:
             agent = with_settings(agent, settings, run.new.limits)
         found = read or await self._read(batch, agent, episode, rules)
         job = runner.job(self._assignment(batch, agent, episode, found), journal, rules)
-        if job.context.tokens >= context_line(agent) and await self._was_near(episode):
+        if job.context.tokens >= job.near_at and await self._was_near(episode):
             job = replace(job, was_near=True)
         batch.most_nodes = agent.context.max_nodes
         batch.crowded = agent if job.context.is_crowded else None
@@ -471,7 +471,7 @@ class RunWorker:
             deliveries=deliveries,
             person=run.person,
             posts=result.posts,
-            leaves_claimed=not result.has_told,
+            leaves_claimed=not result.has_read_notices,
             rule_state=None if result.kept is None else encode(dict(result.kept)).decode(),
             merged=self._merged(batch, end) if batch.earlier or batch.took else (),
             most_nodes=batch.most_nodes,
@@ -502,25 +502,24 @@ async def recall(
     new: NewEntry, agent: AgentDef, episode: Episode, memory: Recall | None, vault: Vault | None
 ) -> Found:
     """What the run is shown of the past. An answer goes on without it rather than not at all."""
-    key, listed = new.session_key, list[Recalled]()
-    if vault is not None:
-        names = partial(vault.named, person_key(key, new.sender), key, new.accepted_at)
-        listed += (await _found(names, new))[0]
+    facts, listed = {"run": new.run_id}, await _listed(vault, new) if vault else ()
     if memory is None or not agent.context.semantic:
-        return tuple(listed), SWITCHED_OFF if memory else ""
-    asked, window = (new.content, key, new.sender, agent), episode.nodes
-    found, missing = await _found(
-        partial(memory.for_turn, *asked, window, is_all=episode.is_all), new
-    )
-    return (*listed, *found), missing
-
-
-async def _found(look: Callable[[], Awaitable[tuple[Recalled, ...]]], new: NewEntry) -> Found:
+        return listed, SWITCHED_OFF if memory else ""
+    asked = (new.content, new.session_key, new.sender, agent, episode.nodes)
+    look = partial(memory.for_turn, *asked, is_all=episode.is_all)
     with anyio.move_on_after(LONGEST_S):
-        found = await result_of("nothing remembered", {"run": new.run_id}, look)
-        return ((), FAILED) if found is None else (found, "")
-    log.warning("nothing remembered in time", extra={"run": new.run_id})
-    return (), TOO_SLOW
+        found = await result_of("nothing remembered", facts, look)
+        return (listed, FAILED) if found is None else ((*listed, *found), "")
+    log.warning("nothing remembered in time", extra=facts)
+    return listed, TOO_SLOW
+
+
+async def _listed(vault: Vault, new: NewEntry) -> tuple[Recalled, ...]:
+    key, facts = new.session_key, {"run": new.run_id}
+    about = (person_key(key, new.sender), key, new.accepted_at)
+    with anyio.move_on_after(LONGEST_S):
+        return await result_of("notes cannot be listed", facts, vault.named, *about) or ()
+    return ()
 
 
 def _said(batch: TurnBatch) -> Sequence[SaidMessage]:

@@ -9,36 +9,66 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from gateway.domain.cluster import ClusterState, Lease, LeaseState, Member, Presence, Renewal
-from gateway.store.surreal_connection import RecordExists, RecordID, SurrealConnection
+from gateway.domain.cluster import (
+    ClusterState,
+    Lease,
+    LeaseState,
+    Member,
+    Presence,
+    Renewal,
+    StoreInUse,
+)
+from gateway.store.surreal_connection import (
+    RecordExists,
+    RecordID,
+    StatementRefused,
+    SurrealConnection,
+)
 
 TABLES = """
 DEFINE TABLE IF NOT EXISTS cluster SCHEMAFULL;
 DEFINE FIELD IF NOT EXISTS partitions ON cluster TYPE int;
+DEFINE FIELD IF NOT EXISTS joins ON cluster TYPE int;
 DEFINE TABLE IF NOT EXISTS lease SCHEMAFULL;
 DEFINE FIELD IF NOT EXISTS node ON lease TYPE option<string>;
 DEFINE FIELD IF NOT EXISTS epoch ON lease TYPE int;
 DEFINE FIELD IF NOT EXISTS expires_at ON lease TYPE option<datetime>;
 DEFINE TABLE IF NOT EXISTS member SCHEMAFULL;
 DEFINE FIELD IF NOT EXISTS seen_at ON member TYPE datetime;
+DEFINE FIELD IF NOT EXISTS expires_at ON member TYPE datetime;
+DEFINE FIELD IF NOT EXISTS alone ON member TYPE bool;
 DEFINE FIELD IF NOT EXISTS ready ON member TYPE bool;
 DEFINE FIELD IF NOT EXISTS config ON member TYPE string;
 DEFINE FIELD IF NOT EXISTS leaving ON member TYPE bool
 """
-_FOUND = "SELECT VALUE partitions FROM ONLY cluster:main"
 _FIRST = """{
-  CREATE cluster:main SET partitions = $partitions RETURN NONE;
+  CREATE cluster:main SET partitions = $partitions, joins = 0 RETURN NONE;
   FOR $number IN 0..$partitions { CREATE type::record('lease', $number) SET epoch = 0 RETURN NONE };
 }"""
 _FORGET = "DELETE member WHERE seen_at < time::now() - 1d RETURN NONE"
-_RENEW = """{
-  UPSERT $member SET seen_at = time::now(), ready = $ready, config = $config, leaving = $leaving RETURN NONE;
+_SEEN = """UPSERT $member SET seen_at = time::now(), expires_at = time::now() + $ttl, alone = $alone,
+    ready = $ready, config = $config, leaving = $leaving RETURN NONE"""
+# Of nodes that join at a time the second is told to repeat, because both change the counter.
+_JOIN = f"""{{
+  LET $others = (SELECT VALUE id FROM member
+    WHERE id != $member AND expires_at > time::now() AND (alone OR $alone));
+  IF $others != [] {{ {{ owner: $others[0] }} }} ELSE {{
+    LET $c = (UPDATE ONLY cluster:main SET joins += 1 RETURN partitions);
+    {_SEEN};
+    {{ partitions: $c.partitions }} }}
+}}"""
+# A node that is alone is so until its time is over, when another one may have joined.
+_STILL_ALONE = """
+  LET $end = (SELECT VALUE expires_at FROM ONLY $member);
+  IF $end == NONE OR $end <= time::now() { THROW 'exogate:late' };
+  UPDATE cluster:main SET joins += 1 RETURN NONE;"""
+_RENEW = f"""
+  {_SEEN};
   LET $mine = (UPDATE lease SET expires_at = time::now() + $ttl
     WHERE node = $me AND expires_at > time::now() RETURN id, epoch);
-  { mine: $mine,
+  {{ mine: $mine,
     free: (SELECT VALUE id FROM lease WHERE node = NONE OR expires_at <= time::now()),
-    members: (SELECT VALUE id FROM member WHERE !leaving AND seen_at > time::now() - $ttl) }
-}"""
+    members: (SELECT VALUE id FROM member WHERE !leaving AND expires_at > time::now()) }}"""
 _TAKE = """
 UPDATE $leases SET node = $me, epoch += 1, expires_at = time::now() + $ttl
   WHERE node = NONE OR expires_at <= time::now() RETURN id, epoch
@@ -59,28 +89,28 @@ class SurrealLeases:
     def __init__(self, connection: SurrealConnection, deadline_s: float) -> None:
         self._connection, self._deadline_s = connection, deadline_s
 
-    async def prepare(self, partitions: int) -> int:
-        await self._connection.commit(
-            TABLES, deadline_s=self._deadline_s
-        )  # definitions conflict too
-        [found] = await self._connection.query(_FOUND)
-        if found is None:
-            with contextlib.suppress(RecordExists):  # another node was quicker
-                await self._connection.commit(_FIRST, {"partitions": partitions})
-            [found] = await self._connection.query(_FOUND)
+    async def join(self, presence: Presence, partitions: int, lease_s: float) -> int:
+        # Definitions conflict like writes.
+        await self._connection.commit(TABLES, deadline_s=self._deadline_s)
+        with contextlib.suppress(RecordExists):
+            await self._commit(_FIRST, {"partitions": partitions})
         await self._commit(_FORGET, {})
-        return int(found)
+        return await self._join(presence, lease_s)
+
+    async def _join(self, presence: Presence, lease_s: float) -> int:
+        found = await self._commit(_JOIN, _params(presence, lease_s))
+        if "owner" in found:
+            raise StoreInUse(found["owner"].id)
+        return int(found["partitions"])
 
     async def renew(self, presence: Presence, lease_s: float) -> Renewal:
-        params = {
-            "me": presence.node,
-            "member": RecordID("member", presence.node),
-            "ready": presence.is_ready,
-            "config": presence.config,
-            "leaving": presence.is_leaving,
-            "ttl": timedelta(seconds=lease_s),
-        }
-        found = await self._commit(_RENEW, params)
+        text = f"{{ {_STILL_ALONE if presence.is_alone else ''} {_RENEW} }}"
+        params = _params(presence, lease_s)
+        try:
+            found = await self._commit(text, params)
+        except StatementRefused:
+            await self._join(presence, lease_s)
+            found = await self._commit(text, params)
         return Renewal(
             _leases(found["mine"]),
             [one.id for one in found["free"]],
@@ -106,7 +136,9 @@ class SurrealLeases:
         return ClusterState(
             [
                 Member(
-                    Presence(row["id"].id, row["ready"], row["config"], row["leaving"]),
+                    Presence(
+                        row["id"].id, row["alone"], row["ready"], row["config"], row["leaving"]
+                    ),
                     row["seen_at"],
                 )
                 for row in members
@@ -122,6 +154,18 @@ class SurrealLeases:
     async def _commit(self, text: str, params: dict[str, object]) -> Any:
         [result] = await self._connection.commit(text, params, deadline_s=self._deadline_s)
         return result
+
+
+def _params(presence: Presence, lease_s: float) -> dict[str, object]:
+    return {
+        "me": presence.node,
+        "member": RecordID("member", presence.node),
+        "alone": presence.is_alone,
+        "ready": presence.is_ready,
+        "config": presence.config,
+        "leaving": presence.is_leaving,
+        "ttl": timedelta(seconds=lease_s),
+    }
 
 
 def _leases(rows: Any) -> list[Lease]:

@@ -6,12 +6,12 @@ answered may have been carried out: it raises OutcomeUnknown, and nothing is rep
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
 import ssl
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -39,6 +39,9 @@ MOST_PENDING: Final = 4_096  # calls that wait for an answer
 DEEPEST: Final = 64
 _SMALLEST_INT, _LARGEST_INT = -(2**63), 2**63 - 1
 _LONGEST_REASON = 300
+# A user who may only read is not told when what it writes is not written: this needs the same right, is an
+# error without it, and changes nothing.
+_MAY_WRITE = "REMOVE TABLE IF EXISTS exogate_may_write"
 _CONSEQUENCES = frozenset({"NotExecuted", "Cancelled"})
 _FIRST_REPEAT_S, _LONGEST_REPEAT_S = 0.001, 0.05
 
@@ -134,9 +137,10 @@ class SurrealConnection:
         self.where, self._url = _address(url)
         self._namespace, self._database = namespace, database
         self._credentials, self._settings = credentials, settings
-        self._tls = settings.tls
+        self._context = settings.tls
         self._socket: ClientConnection | None = None
         self._is_silent = False
+        self._is_warned = False  # that a value of ours could not be decoded
         self._why = ""  # there is no connection
         self._level: dict[str, str] | None = None  # of the user, once it was found
         self._last_id = 0
@@ -255,8 +259,7 @@ class SurrealConnection:
     async def _connect(self) -> ClientConnection:
         """Signs in. Raises StoreUnavailable, StoreRefused."""
         try:
-            with anyio.fail_after(self._settings.connect_s), ExitStack() as undo:
-                more: dict[str, Any] = {"ssl": await self._context()} if self._is_tls else {}
+            with anyio.fail_after(self._settings.connect_s), contextlib.ExitStack() as undo:
                 socket = await _Dial(
                     f"{self._url}/rpc",
                     subprotocols=[Subprotocol("cbor")],
@@ -267,24 +270,22 @@ class SurrealConnection:
                     close_timeout=0.5,
                     proxy=None,
                     logger=_NO_LOG,
-                    **more,
+                    **await self._tls(),
                 )
                 undo.callback(socket.transport.abort)
                 await self._sign_in(socket)
                 undo.pop_all()
         except (OSError, EOFError, WebSocketException) as error:
-            told = self._clean(str(error)) or type(error).__name__
+            told = self._clean(str(error)) or "it does not answer"
             raise StoreUnavailable(f"{self.where} cannot be reached: {told}") from error
         return socket
 
-    @property
-    def _is_tls(self) -> bool:
-        return self._url.startswith("wss:")
-
-    async def _context(self) -> ssl.SSLContext:
-        if self._tls is None:  # made once: it reads the certificates of the system
-            self._tls = await to_thread.run_sync(ssl.create_default_context)
-        return self._tls
+    async def _tls(self) -> dict[str, Any]:
+        if not self._url.startswith("wss:"):
+            return {}
+        if self._context is None:  # made once: it reads the certificates of the system
+            self._context = await to_thread.run_sync(ssl.create_default_context)
+        return {"ssl": self._context}
 
     async def _sign_in(self, socket: ClientConnection) -> None:
         answer = await self._ask(socket, "version")
@@ -294,11 +295,11 @@ class SurrealConnection:
         if self._credentials.username:
             await self._find_level(socket)
         answer = await self._ask(socket, "use", self._namespace, self._database)
-        if "error" not in answer:
-            answer = await self._ask(socket, "query", "RETURN true")  # nobody may, unauthenticated
         if "error" in answer:
             place = f"database {self._database!r} of namespace {self._namespace!r}"
             raise self._refusal(f"does not open {place}", answer)
+        with contextlib.suppress(TransactionConflict):  # it may write, and so do others
+            self._results(await self._ask(socket, "query", _MAY_WRITE))
 
     async def _find_level(self, socket: ClientConnection) -> None:
         """Signs in as a user of the database, of the namespace, or as root."""
@@ -322,7 +323,7 @@ class SurrealConnection:
         """A fault of the server may pass; for everything else an operator is needed."""
         error = _fields(answer["error"])
         sentence = f"{self.where} {what} ({self._reason(error)})"
-        needs_operator = error.get("kind") in {"NotAllowed", "NotFound", "Validation"}
+        needs_operator = _kind(error) in {"NotAllowed", "NotFound", "Validation"}
         return StoreRefused(sentence) if needs_operator else StoreUnavailable(sentence)
 
     def _require_version(self, told: object) -> None:
@@ -368,7 +369,8 @@ class SurrealConnection:
             return False
         number = answer.get("id")
         if number is None:  # a notification, or an error of a call that the server could not decode
-            if "error" in answer:
+            if "error" in answer and not self._is_warned:
+                self._is_warned = True
                 log.error("store_answered_nobody", extra={"store": self.where})
             return True
         if not isinstance(number, int) or not 0 < number <= self._last_id:
@@ -430,7 +432,7 @@ class SurrealConnection:
 
     def _failure(self, error: dict[str, Any]) -> GatewayError:
         """What the server says of a request or of a statement, as an error."""
-        kind, reason = error.get("kind"), self._reason(error)
+        kind, reason = _kind(error), self._reason(error)
         detail = _kind(error.get("details"))
         if detail == "TransactionConflict":
             return TransactionConflict(
@@ -440,22 +442,21 @@ class SurrealConnection:
             return StatementRefused(reason.rpartition("exogate:")[2])
         if kind == "AlreadyExists" and detail == "Record":
             return RecordExists(reason)
-        if _kind(_fields(error.get("details")).get("details")) == "SessionExpired":
-            self._give_up()
-            return StoreUnavailable(f"{self.where}: the session has expired")
         if kind == "NotAllowed":
-            return StoreRefused(
-                f"{self.where} does not let user {self._credentials.username!r} do what the gateway "
-                f"does: give it the role EDITOR ({reason})"
-            )
+            return self._not_allowed(error)
         if detail in _CONSEQUENCES or "commit outcome is unknown" in reason:  # or its disk is full
             return OutcomeUnknown(f"{self.where}: {reason}")
         return StatementFailed(f"{self.where}: {reason}")
 
-    def _give_up(self) -> None:
-        """The next connection signs in anew."""
-        if self._socket is not None:
+    def _not_allowed(self, error: dict[str, Any]) -> GatewayError:
+        if _kind(_fields(error.get("details")).get("details")) != "SessionExpired":
+            return StoreRefused(
+                f"{self.where} does not let user {self._credentials.username!r} do what the gateway "
+                f"does: give it the role EDITOR ({self._reason(error)})"
+            )
+        if self._socket is not None:  # the next connection signs in anew
             self._socket.transport.abort()
+        return StoreUnavailable(f"{self.where}: the session has expired")
 
     def _reason(self, error: dict[str, Any]) -> str:
         """What the server says, without the value that it refused."""
@@ -472,8 +473,8 @@ def _fields(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _kind(value: object) -> object:
-    return _fields(value).get("kind")
+def _kind(value: object) -> str:
+    return str(_fields(value).get("kind"))
 
 
 def _address(url: str) -> tuple[str, str]:

@@ -227,23 +227,19 @@ class ToolGate:
         if known is None:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
-        return await known.tool.call(_arguments(call, known), scope)
+        what = f"The arguments of {call.name}"
+        try:
+            arguments = decode_strictly(call.arguments or "{}")
+        except ValueError as error:
+            raise ToolFailed(f"{what} are not valid JSON ({error}). Call it again.") from error
+        if not isinstance(arguments, dict):
+            raise ToolFailed(f"{what} have to be a JSON object.")
+        if (problem := known.problem(arguments)) is not None:
+            raise ToolFailed(f"{what} are not valid: {problem}. Correct them and call it again.")
+        return await known.tool.call(arguments, scope)
 
 
 def _families(name: str) -> Sequence[str]:
     """A foreign tool belongs to its server's family and to one of its own."""
     whole = name.partition("/")[0]
     return (whole, name) if whole != name else (name,) if name else ()
-
-
-def _arguments(call: ToolCall, known: _Checked) -> Mapping[str, object]:
-    what = f"The arguments of {call.name}"
-    try:
-        arguments = decode_strictly(call.arguments or "{}")
-    except ValueError as error:
-        raise ToolFailed(f"{what} are not valid JSON ({error}). Call it again.") from error
-    if not isinstance(arguments, dict):
-        raise ToolFailed(f"{what} have to be a JSON object.")
-    if (problem := known.problem(arguments)) is not None:
-        raise ToolFailed(f"{what} are not valid: {problem}. Correct them and call it again.")
-    return arguments

@@ -20,7 +20,7 @@ from gateway.domain.messages import BYTES_A_TOKEN, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import SessionStore, ToolScope, ToolStore
 
-MOST_RESULT = 262_144  # characters of a result in a conversation; docs/protocol.md tells it
+MOST_RESULT = 262_144  # characters in a conversation; docs/reference/protocol.md tells it
 MOST_KEPT = 4_194_304  # and of the whole, for the tool `result`
 RESULT_SHARE = 4  # one result takes at most so much of context.token_budget: one in
 
@@ -113,7 +113,10 @@ class ResultTool:
                 f"No result {reference[:80]!r} is kept in this conversation. Ids stand in the results "
                 "of tools; or call the tool again that gave it."
             )
-        sought, most = arguments.get("grep"), _most_bytes(scope)
+        # What it returns is small enough to be shown whole.
+        sought, most = arguments.get("grep"), 4 * MOST_PART
+        if scope.agent is not None:
+            most = int(scope.agent.context.token_budget // RESULT_SHARE * BYTES_A_TOKEN)
         if sought is not None:
             found = await to_thread.run_sync(_found, content, str(sought))
             return found.encode("utf-8", _ANY)[:most].decode("utf-8", "ignore")
@@ -126,13 +129,6 @@ class ResultTool:
             return original.content
         node = await self.transcript.node(key, reference) if self.transcript else None
         return node.message.result.content if node and node.message.result else None
-
-
-def _most_bytes(scope: ToolScope) -> int:
-    """What it returns is small enough to be shown whole."""
-    if scope.agent is None:
-        return 4 * MOST_PART
-    return int(scope.agent.context.token_budget // RESULT_SHARE * BYTES_A_TOKEN)
 
 
 def _part(content: str, first: object, last: object, most_bytes: int) -> str:

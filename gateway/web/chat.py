@@ -25,7 +25,7 @@ from gateway.domain.mcp import CLIENT, Client, Door
 from gateway.domain.messages import Node
 from gateway.domain.ports import Ids
 from gateway.domain.sessions import Path, SessionQuery
-from gateway.memory.context import told_in_full
+from gateway.memory.context import context_report
 from gateway.routing import Route
 from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
@@ -41,7 +41,7 @@ from gateway.web.identity import (
     visible_key,
 )
 from gateway.web.responses import json_response, waiting
-from gateway.web.rpc import Call, Handler, Run, parse_json, read_body
+from gateway.web.rpc import Call, Run, parse_json, read_body
 
 PAGE_CHARACTERS = 150_000  # of a history page: at six bytes each, still one frame
 TOLD = 2  # times that a message's calls are shown: as they are, and in its metadata
@@ -52,18 +52,7 @@ class ChatMethods:
     front: Front
     replays: Replayer
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "chat.send": self.send,
-            "chat.abort": self.abort,
-            "chat.history": self.history,
-            "chat.resume": self.resume,
-            "run.inspect": self.inspect,
-            "run.replay": self.replay,
-            "context.explain": self.explain_context,
-        }
-
-    async def send(self, call: Call, params: api.ChatSend) -> api.Sent:
+    async def chat_send(self, call: Call, params: api.ChatSend) -> api.Sent:
         principal = call.principal
         account = params.account or principal.name
         if not speaks_as(principal, params.channel, account):
@@ -71,10 +60,25 @@ class ChatMethods:
                 f"you may only speak as {principal.name!r} on websocket; other channels and "
                 "accounts need the scope 'impersonate'"
             )
-        inbound = self._inbound(params, account)
+        if not params.content.strip():
+            raise InvalidParams("content: is empty", [("content", "is empty")])
+        fingerprint = ""
+        if params.idempotency_key is not None:
+            same = differing(params)
+            del same["idempotency_key"]
+            fingerprint = encode({**same, "account": account}).decode()
+        address = address_in(params.channel, account, params.peer, is_raw=False)
+        inbound = Inbound(
+            replace(address, guild=params.guild, team=params.team, thread=params.thread),
+            params.content,
+            key=params.idempotency_key,
+            fingerprint=fingerprint,
+            requested_agent=params.agent,
+            limits=differing(params.limits) if params.limits else {},
+        )
         route = reachable_route(self.front, principal, inbound)
-        if inbound.context_id is not None:
-            node = await self.front.node(route.session_key, inbound.context_id)
+        if params.context_id is not None:
+            node = await self.front.node(route.session_key, NodeId(params.context_id))
             inbound = replace(inbound, context_id=node.id)
         accepted = await self.front.intake.accept(inbound)
         if not accepted.duplicate:
@@ -90,53 +94,30 @@ class ChatMethods:
             duplicate=accepted.duplicate,
         )
 
-    def _inbound(self, params: api.ChatSend, account: str) -> Inbound:
-        if not params.content.strip():
-            raise InvalidParams("content: is empty", [("content", "is empty")])
-        fingerprint = ""
-        if params.idempotency_key is not None:
-            same = differing(params)
-            del same["idempotency_key"]
-            fingerprint = encode({**same, "account": account}).decode()
-        return Inbound(
-            address=replace(
-                address_in(params.channel, account, params.peer, is_raw=False),
-                guild=params.guild,
-                team=params.team,
-                thread=params.thread,
-            ),
-            content=params.content,
-            key=params.idempotency_key,
-            fingerprint=fingerprint,
-            requested_agent=params.agent,
-            context_id=None if params.context_id is None else NodeId(params.context_id),
-            limits=differing(params.limits) if params.limits else {},
-        )
-
-    async def abort(self, call: Call, params: api.ChatAbort) -> api.Aborted:
+    async def chat_abort(self, call: Call, params: api.ChatAbort) -> api.Aborted:
         run = await find_run(self.front, call.principal, params.run_id)
         require_own(call.principal, key_of(run))
         if isinstance(run, LiveRun):
             self.front.abort(run, at_once=params.mode == "immediate")
         return api.Aborted(run_id=params.run_id, aborted=isinstance(run, LiveRun))
 
-    async def history(self, call: Call, params: api.ChatHistory) -> api.HistoryPage:
+    async def chat_history(self, call: Call, params: api.ChatHistory) -> api.HistoryPage:
         key = visible_key(call.principal, params.session_key)
         return await history_page(self.front, key, params.before, params.limit)
 
-    async def resume(self, call: Call, params: api.ChatResume) -> api.Resumed:
+    async def chat_resume(self, call: Call, params: api.ChatResume) -> api.Resumed:
         """Missed events come first, then the answer, then what is still to come."""
         run = await find_run(self.front, call.principal, params.run_id)
         live = await call.peer.replay(run, self.front.run, params.after_seq)
         return api.Resumed(run_id=params.run_id, live=live)
 
-    async def inspect(self, call: Call, params: api.RunInspect) -> Mapping[str, object]:
+    async def run_inspect(self, call: Call, params: api.RunInspect) -> Mapping[str, object]:
         shown = await self._summary(call, params.run_id)
         return {name: shown[name] for name in shown if name != "context"}
 
-    async def explain_context(self, call: Call, params: api.ContextExplain) -> Mapping[str, object]:
+    async def context_explain(self, call: Call, params: api.ContextExplain) -> Mapping[str, object]:
         kept = (await self._summary(call, params.run_id)).get("context")
-        return told_in_full(params.run_id, kept if isinstance(kept, dict) else None)
+        return context_report(params.run_id, kept if isinstance(kept, dict) else None)
 
     async def _summary(self, call: Call, run_id: str) -> Mapping[str, object]:
         """Plain data, as a run tells it or has left it."""
@@ -159,7 +140,7 @@ class ChatMethods:
             "termination_reason": run.outcome,
         }
 
-    async def replay(self, call: Call, params: api.Replay) -> api.RunReplay:
+    async def run_replay(self, call: Call, params: api.Replay) -> api.RunReplay:
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, LiveRun):
             raise Conflict("the run has not ended yet")

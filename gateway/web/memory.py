@@ -41,7 +41,7 @@ from gateway.web.identity import (
     sees_session,
     visible_key,
 )
-from gateway.web.rpc import Call, Handler
+from gateway.web.rpc import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,7 @@ class MemoryMethods:
     shared: Set[AgentId] = frozenset()
     front: Front | None = None  # erases whole conversations
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "memory.search": self.search,
-            "memory.why": self.why,
-            "memory.history": self.history,
-            "memory.as_of": self.as_of,
-            "memory.neighbours": self.neighbours,
-            "memory.forget": self.forget,
-            "memory.add": self.add,
-        }
-
-    async def search(self, call: Call, params: api.MemorySearch) -> api.MemoryFound:
+    async def memory_search(self, call: Call, params: api.MemorySearch) -> api.MemoryFound:
         key, seen = await self._asked(call, params)
         kinds = params.kinds
         found = await self.recall.of(params.query, key, seen, kinds=kinds, limit=params.limit)
@@ -78,7 +67,7 @@ class MemoryMethods:
         results = [await self._found(call, one) for one in in_turn[: params.limit]]
         return api.MemoryFound(results=results)
 
-    async def why(self, call: Call, params: api.MemoryWhy) -> api.FactOrigin:
+    async def memory_why(self, call: Call, params: api.MemoryWhy) -> api.FactOrigin:
         origin = await self._origin(call.principal, params.fact_id)
         sources = origin.sources_for(_reader(call.principal))
         return api.FactOrigin(
@@ -89,7 +78,7 @@ class MemoryMethods:
             superseded_by=origin.fact.superseded_by,
         )
 
-    async def history(self, call: Call, params: api.MemoryHistory) -> api.KnownFacts:
+    async def memory_history(self, call: Call, params: api.MemoryHistory) -> api.KnownFacts:
         _, seen = await self._asked(call, params)
         query = FactQuery(
             seen,
@@ -101,7 +90,7 @@ class MemoryMethods:
         found = await select(self.facts, query)
         return await self._told_all(call, found[params.skip :])
 
-    async def as_of(self, call: Call, params: api.MemoryAsOf) -> api.KnownFacts:
+    async def memory_as_of(self, call: Call, params: api.MemoryAsOf) -> api.KnownFacts:
         _, seen = await self._asked(call, params)
         now = self.clock.now()
         query = FactQuery(
@@ -113,13 +102,13 @@ class MemoryMethods:
         )
         return await self._told_all(call, await select(self.facts, query))
 
-    async def neighbours(self, call: Call, params: api.MemoryNeighbours) -> api.KnownFacts:
+    async def memory_neighbours(self, call: Call, params: api.MemoryNeighbours) -> api.KnownFacts:
         _, seen = await self._asked(call, params)
         name, hops, limit = params.subject, params.hops, params.limit
         near = await neighbours(self.facts, seen, name, hops=hops, limit=limit)
         return await self._told_all(call, near)
 
-    async def forget(self, call: Call, params: api.MemoryForget) -> api.Forgotten:
+    async def memory_forget(self, call: Call, params: api.MemoryForget) -> api.Forgotten:
         what = await self._doomed(call.principal, params)
         if params.session_key is not None and (gone := await self._erased(what, params)):
             return build(api.Forgotten, gone, count=gone.facts, dry_run=params.dry_run)
@@ -135,7 +124,7 @@ class MemoryMethods:
             return None
         return await self.front.erase(key, by=what.by, dry_run=params.dry_run)
 
-    async def add(self, call: Call, params: api.MemoryAdd) -> api.KnownFacts:
+    async def memory_add(self, call: Call, params: api.MemoryAdd) -> api.KnownFacts:
         key, now = _key(call.principal, params), self.clock.now()
         if any(one.valid_from and one.valid_from > now + timedelta(days=1) for one in params.facts):
             raise InvalidParams("valid_from is still to come: what is not true yet is no fact")
@@ -259,13 +248,10 @@ class SettingsMethods:
     book: SettingsBook
     choosable: Choosable  # what nobody has set is as its usual agent has it
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"settings.get": self.get, "settings.set": self.set}
-
-    async def get(self, call: Call, params: api.SettingsGet) -> Mapping[str, object]:
+    async def settings_get(self, call: Call, params: api.SettingsGet) -> Mapping[str, object]:
         return self._shown(await self.book.of(_user(call.principal, params.user)))
 
-    async def set(self, call: Call, params: api.SettingsSet) -> Mapping[str, object]:
+    async def settings_set(self, call: Call, params: api.SettingsSet) -> Mapping[str, object]:
         user, choosable = _user(call.principal, params.user), self.choosable
         told = (
             (f"patch.{name}", problem_with(name, one) or choosable.problem_with(name, one))

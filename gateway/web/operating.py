@@ -37,7 +37,7 @@ from gateway.sessions.intake import Front
 from gateway.web.asgi import Described, query_of, require_scope
 from gateway.web.identity import Principal, may_use, visible_key
 from gateway.web.responses import json_response
-from gateway.web.rpc import Call, Handler
+from gateway.web.rpc import Call
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 LONGEST_TEXT = 4_000  # characters of a letter that are shown
@@ -57,13 +57,6 @@ class BudgetMethods:
     front: Front
     spending: Ledger
     meter: Metering
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "budget.status": self.status,
-            "budget.records": self.records,
-            "budget.resync": self.resync,
-        }
 
     async def periods(self) -> list[api.BudgetRow]:
         """The rows of the day and the month."""
@@ -86,14 +79,14 @@ class BudgetMethods:
             rows += budget_rows(scope, tally, self.meter.budgets.limit(tally.scope))
         return rows
 
-    async def status(self, call: Call, params: api.BudgetOf) -> api.BudgetStatus:
+    async def budget_status(self, call: Call, params: api.BudgetOf) -> api.BudgetStatus:
         scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
         if params.session_key is not None:
             key = visible_key(call.principal, params.session_key)
             scopes.insert(0, Scope("session", str(key)))
         return api.BudgetStatus(budgets=await self._rows(scopes))
 
-    async def resync(self, call: Call, _: Params) -> api.BudgetResync:
+    async def budget_resync(self, call: Call, _: Params) -> api.BudgetResync:
         done = await self.meter.resync(call.principal.name)
         return build(api.BudgetResync, done, changed=done.is_changed, was=done.was or None)
 
@@ -110,7 +103,7 @@ class BudgetMethods:
         headers = {"x-exogate-more": str(page.more).lower()}
         return Response(as_csv(page.records), headers=headers, media_type="text/csv")
 
-    async def records(self, call: Call, params: api.BudgetRecords) -> api.SpendingPage:
+    async def budget_records(self, call: Call, params: api.BudgetRecords) -> api.SpendingPage:
         return await self._page(call.principal, params)
 
     async def _page(self, principal: Principal, params: api.BudgetRecords) -> api.SpendingPage:
@@ -187,17 +180,14 @@ class AuditMethods:
     audit: Audit
     at_once: int = 1_000
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"audit.tail": self.tail, "audit.verify": self.verify}
-
-    async def tail(self, call: Call, params: api.AuditTail) -> api.AuditPage:
+    async def audit_tail(self, call: Call, params: api.AuditTail) -> api.AuditPage:
         found = await self.audit.newest(before=params.before, limit=params.limit + 1)
         entries = [
             build(api.AuditRow, one, detail=from_json(one.detail)) for one in found[: params.limit]
         ]
         return api.AuditPage(entries=entries, more=len(found) > params.limit)
 
-    async def verify(self, call: Call, params: api.AuditVerify) -> api.AuditVerdict:
+    async def audit_verify(self, call: Call, params: api.AuditVerify) -> api.AuditVerdict:
         """Reads all of it, a little at a time. `head` is a hash that was told earlier: an end that
         was cut off leaves a chain that is whole, but without that hash."""
         last: AuditEntry | None = None
@@ -224,15 +214,7 @@ class ChannelMethods:
     clock: Clock
     take_again: Callable[[HeardMessage], Awaitable[None]]  # raises Conflict
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "channel.list": self.list,
-            "channel.dead_letters": self.dead_letters,
-            "channel.resubmit": self.resubmit,
-            "channel.drop": self.drop,
-        }
-
-    async def list(self, call: Call, params: Params) -> api.ChannelList:
+    async def channel_list(self, call: Call, params: Params) -> api.ChannelList:
         tally = await self.letters.tally()
         unread = await self.events.count_unread()
         pending, dead = held(tally, WAITING), held(tally, DEAD)
@@ -248,7 +230,7 @@ class ChannelMethods:
         ]
         return api.ChannelList(channels=channels)
 
-    async def dead_letters(self, call: Call, params: api.DeadLetters) -> api.DeadLetterPage:
+    async def channel_dead_letters(self, call: Call, params: api.DeadLetters) -> api.DeadLetterPage:
         channel, most = params.channel, params.limit
         found = await self.letters.dead_letters(channel, before=params.before, limit=most + 1)
         unread = [] if params.before else await self.events.unread(channel, limit=most)
@@ -262,7 +244,7 @@ class ChannelMethods:
             counts=api.LetterCounts(outgoing=counts[0], incoming=counts[1]),
         )
 
-    async def resubmit(self, call: Call, params: api.OfLetter) -> api.LetterSettled:
+    async def channel_resubmit(self, call: Call, params: api.OfLetter) -> api.LetterSettled:
         if (found := await self._unread(params)) is not None:
             await self.take_again(found)
             await self.events.drop_unread(found)
@@ -271,7 +253,7 @@ class ChannelMethods:
         self.nudge()
         return api.LetterSettled(id=params.id, state="pending")
 
-    async def drop(self, call: Call, params: api.OfLetter) -> api.LetterSettled:
+    async def channel_drop(self, call: Call, params: api.OfLetter) -> api.LetterSettled:
         if (found := await self._unread(params)) is not None:
             await self.events.drop_unread(found)
         else:
@@ -308,25 +290,15 @@ def _letter(one: Delivery) -> api.DeadLetter:
 class PairMethods:
     approvals: Approvals
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "pair.list": self.list,
-            "pair.approve": self.approve,
-            "pair.deny": self.deny,
-            "pair.block": self.block,
-            "pair.unblock": self.unblock,
-            "pair.revoke": self.revoke,
-        }
-
-    async def list(self, call: Call, params: api.PairList) -> api.PairingList:
+    async def pair_list(self, call: Call, params: api.PairList) -> api.PairingList:
         found = await self.approvals.listed(channel=params.channel, limit=params.limit)
         return api.PairingList(pairings=[_paired(one) for one in found])
 
-    async def approve(self, call: Call, params: api.PairApprove) -> api.Paired:
+    async def pair_approve(self, call: Call, params: api.PairApprove) -> api.Paired:
         by = call.principal.name
         return _paired(await self.approvals.approve(params.code, by=by, is_owner=params.owner))
 
-    async def deny(self, call: Call, params: api.PairDeny) -> api.Paired | api.PairingRevoked:
+    async def pair_deny(self, call: Call, params: api.PairDeny) -> api.Paired | api.PairingRevoked:
         by = call.principal.name
         if params.code is not None and params.channel is None and params.person is None:
             return _paired(await self.approvals.deny(params.code, by=by))
@@ -340,16 +312,16 @@ class PairMethods:
             else _paired(denied)
         )
 
-    async def block(self, call: Call, params: api.OfPerson) -> api.Paired:
+    async def pair_block(self, call: Call, params: api.OfPerson) -> api.Paired:
         who = (params.channel, params.account, params.person)
         return _paired(await self.approvals.block(*who, by=call.principal.name))
 
-    async def unblock(self, call: Call, params: api.OfPerson) -> api.PairingRevoked:
+    async def pair_unblock(self, call: Call, params: api.OfPerson) -> api.PairingRevoked:
         who = (params.channel, params.account, params.person)
         await self.approvals.unblock(*who, by=call.principal.name)
         return build(api.PairingRevoked, params, state="unblocked")
 
-    async def revoke(self, call: Call, params: api.OfPerson) -> api.PairingRevoked:
+    async def pair_revoke(self, call: Call, params: api.OfPerson) -> api.PairingRevoked:
         who = (params.channel, params.account, params.person)
         await self.approvals.revoke(*who, by=call.principal.name)
         return build(api.PairingRevoked, params, state="revoked")

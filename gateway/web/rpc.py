@@ -25,6 +25,7 @@ from gateway.api.errors import (
     error_object,
     failure_of,
 )
+from gateway.api.methods import METHODS
 from gateway.domain.errors import GatewayError
 from gateway.domain.inbox import RunRecord
 from gateway.domain.supervision import survives
@@ -129,6 +130,17 @@ class Prepared:
     waits: bool
 
 
+def handlers_of(*families: object) -> Mapping[str, Handler]:
+    """By method: the handler of `session.list` is the function `session_list` of one of the families."""
+    wanted = {method.name.replace(".", "_"): method.name for method in METHODS}
+    return {
+        name: getattr(family, attribute)
+        for family in families
+        for attribute, name in wanted.items()
+        if hasattr(family, attribute)
+    }
+
+
 class Registry:
     """Methods by name, each with its handler."""
 
@@ -172,23 +184,6 @@ def parse_json(data: bytes | str, max_depth: int = 64) -> object:
     return value
 
 
-def _is_crowded(data: bytes | str) -> bool:
-    """Counts before anything is parsed: the parser cannot be interrupted, and blocks every other
-    thread."""
-    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    if _values(text) <= MOST_VALUES:
-        return False
-    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') > 4 * MOST_VALUES:  # two for a string, which is a value or its key
-        return True
-    return _values(b"".join(bare.split(b'"')[::2])) > MOST_VALUES
-
-
-def _values(text: bytes) -> int:
-    """All of them are members, items or nested, if no string is among them."""
-    return text.count(b",") + text.count(b"[") + text.count(b"{")
-
-
 def _check_inside(value: object, max_depth: int) -> None:
     """Raises InvalidJson for what is nested too deep, and for a number that no double can hold."""
     level: list[Iterable[object]] = [(value,)]
@@ -205,6 +200,23 @@ def _check_inside(value: object, max_depth: int) -> None:
             return
         level = below
     raise InvalidJson(f"not valid JSON: nested deeper than {max_depth} levels")
+
+
+def _is_crowded(data: bytes | str) -> bool:
+    """Counts before anything is parsed: the parser cannot be interrupted, and blocks every other
+    thread."""
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if _values(text) <= MOST_VALUES:
+        return False
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * MOST_VALUES:  # two for a string, which is a value or its key
+        return True
+    return _values(b"".join(bare.split(b'"')[::2])) > MOST_VALUES
+
+
+def _values(text: bytes) -> int:
+    """All of them are members, items or nested, if no string is among them."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
@@ -228,7 +240,7 @@ def _item(value: object) -> Item:
     if not isinstance(value, dict):
         return Malformed(InvalidRequest("a request is an object"))
     id_, method, params = value.get("id"), value.get("method"), value.get("params")
-    if not _is_id(id_):
+    if id_ is not None and not _is_id(id_):
         return Malformed(InvalidRequest("an id is a short string, a number or null"))
     if value.get("jsonrpc") != "2.0":
         return Malformed(InvalidRequest('jsonrpc must be "2.0"'), id_)
@@ -243,8 +255,6 @@ def _item(value: object) -> Item:
 
 
 def _is_id(value: object) -> bool:
-    if value is None:
-        return True
     if type(value) is str:
         return len(value) <= MAX_ID
     if type(value) is int:
@@ -334,11 +344,10 @@ def answer_at_once(prepared: Prepared, call: Call) -> bytes:
 
 async def answer(prepared: Prepared, call: Call) -> bytes:
     """Runs any handler."""
-    if not prepared.waits:
-        return answer_at_once(prepared, call)
     request = prepared.request
     try:
-        return encode_result(request.id, await prepared.handler(call, prepared.params))
+        result = prepared.handler(call, prepared.params)
+        return encode_result(request.id, await result if prepared.waits else result)
     except asyncio.CancelledError as error:
         if not survives(error):
             raise

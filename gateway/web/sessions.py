@@ -23,12 +23,12 @@ from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.sessions import IMPORTED, ImportRefused, SessionQuery, SessionRecord, Summary
-from gateway.memory.compaction import CLOSING, OPENING, summary_message, told_summary
+from gateway.memory.compaction import CLOSING, OPENING, summary_message, summary_text
 from gateway.memory.window import Exchange, exchanges_of, message_tokens, summary_of
 from gateway.memory.wording import files_and_symbols
 from gateway.sessions.intake import Front
 from gateway.web.identity import Principal, may, own_key, require_own, visible_key
-from gateway.web.rpc import Call, Handler
+from gateway.web.rpc import Call
 
 MOST_TREE_NODES = 3_000  # the newest ones: they fit into one frame
 MOST_READ = 2_000  # messages of which an OracleContext is made
@@ -39,22 +39,7 @@ Names = tuple[str, ...] | None
 class SessionMethods:
     front: Front
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "session.list": self.list,
-            "session.get": self.get,
-            "session.tree": self.tree,
-            "session.branch": self.branch,
-            "session.checkout": self.checkout,
-            "session.create": self.create,
-            "session.label": self.label,
-            "session.checkpoint": self.checkpoint,
-            "session.close": self.close,
-            "session.import": self.take_in,
-            "session.export": self.export,
-        }
-
-    async def list(self, call: Call, params: api.SessionList) -> api.SessionPage:
+    async def session_list(self, call: Call, params: api.SessionList) -> api.SessionPage:
         agents, channels, account = _reach(call.principal)
         query = SessionQuery(
             agents=_both(agents, params.agent),
@@ -67,40 +52,42 @@ class SessionMethods:
         page = await self.front.sessions.list_sessions(query)
         return api.SessionPage(sessions=[session(one) for one in page.sessions], more=page.more)
 
-    async def get(self, call: Call, params: api.OfSession) -> api.Session:
+    async def session_get(self, call: Call, params: api.OfSession) -> api.Session:
         return session(await self._record(call, params))
 
-    async def tree(self, call: Call, params: api.GetTree) -> api.SessionTree:
+    async def session_tree(self, call: Call, params: api.GetTree) -> api.SessionTree:
         record = await self._record(call, params)
         nodes = await self.front.sessions.tree(
             record.key, limit=MOST_TREE_NODES, archived=params.archived
         )
         return api.SessionTree(nodes=[_tree_node(node) for node in nodes], head=record.head)
 
-    async def branch(self, call: Call, params: api.SessionBranch) -> api.Branched:
+    async def session_branch(self, call: Call, params: api.SessionBranch) -> api.Branched:
         key = await self._own(call, params)
         head = await self.front.move_head(key, params.node_id, label=params.label)
         return api.Branched(head=head, label=params.label)
 
-    async def checkout(self, call: Call, params: api.SessionCheckout) -> api.HeadMoved:
+    async def session_checkout(self, call: Call, params: api.SessionCheckout) -> api.HeadMoved:
         to = params.node_id or params.label
         if to is None or (params.node_id is not None and params.label is not None):
             raise InvalidParams("give either node_id or label")
         key = await self._own(call, params)
         return api.HeadMoved(head=await self.front.move_head(key, to))
 
-    async def create(self, call: Call, params: api.OfSession) -> api.Created:
+    async def session_create(self, call: Call, params: api.OfSession) -> api.Created:
         key = self._own_place(call, params)
         await self.front.start_over(key)
         return api.Created(session_key=key, head=None)
 
-    async def label(self, call: Call, params: api.SessionLabel) -> api.Labelled:
+    async def session_label(self, call: Call, params: api.SessionLabel) -> api.Labelled:
         key = own_key(call.principal, params.session_key)
         node = await self.front.node(key, params.node_id)
         await self.front.sessions.label_node(key, node.id, params.label)
         return api.Labelled(node_id=node.id, label=params.label)
 
-    async def checkpoint(self, call: Call, params: api.SessionCheckpoint) -> api.Checkpointed:
+    async def session_checkpoint(
+        self, call: Call, params: api.SessionCheckpoint
+    ) -> api.Checkpointed:
         key = own_key(call.principal, params.session_key)
         record = await self.front.sessions.find_session(key)
         head = None if record is None else record.head
@@ -108,12 +95,12 @@ class SessionMethods:
         await self.front.sessions.checkpoint(key, node.id, is_kept=params.checkpoint)
         return api.Checkpointed(node_id=node.id, label=node.label, checkpoint=params.checkpoint)
 
-    async def close(self, call: Call, params: api.OfSession) -> api.Closed:
+    async def session_close(self, call: Call, params: api.OfSession) -> api.Closed:
         key = own_key(call.principal, params.session_key)
         await self.front.sessions.close_session(key)
         return api.Closed(session_key=key, state="closed")
 
-    async def take_in(self, call: Call, params: api.SessionImport) -> api.Imported:
+    async def session_import(self, call: Call, params: api.SessionImport) -> api.Imported:
         key = self._own_place(call, params)
         if (params.messages is None) == (params.context is None):
             raise InvalidParams("give either messages or context")
@@ -126,7 +113,7 @@ class SessionMethods:
                 await self.front.sessions.close_session(key)
         return api.Imported(session_key=key, imported=taken.added, head=taken.head)
 
-    async def export(self, call: Call, params: api.OfSession) -> api.OracleExport:
+    async def session_export(self, call: Call, params: api.OfSession) -> api.OracleExport:
         record = await self._record(call, params)
         key, agents = record.key, self.front.agents
         if key.agent not in agents:
@@ -314,7 +301,7 @@ def _recent(exchanges: Sequence[Exchange], named: Summary, room: int) -> Sequenc
 
 
 def _without_decisions(summary: Summary | None) -> str:
-    told = told_summary(replace(summary, decisions=()), _ALL) if summary else ""
+    told = summary_text(replace(summary, decisions=()), _ALL) if summary else ""
     return told.removeprefix(f"{OPENING}\n").removesuffix(f"\n{CLOSING}")
 
 

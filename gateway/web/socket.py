@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVarTuple
 
 from anyio.lowlevel import checkpoint
 
@@ -37,7 +36,6 @@ BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 CHAT_EVENT = rpc.NOTIFICATION.replace(b"%b", b"chat.event", 1)
-Args = TypeVarTuple("Args")
 _BUSY = Busy("too many running calls; this one was not started")
 _TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
 _BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")
@@ -138,10 +136,21 @@ class Connection:
         frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
         if seat is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
-        elif not isinstance(frame, tuple):
-            self._begin(frame, seat)
-        elif not self._hand_over(self._answer_all, frame, seat):
-            self.wire.out.send(rpc.encode_error(None, _BUSY))
+            return
+        work = frame if isinstance(frame, tuple) else self._prepare(frame, seat)
+        if work is not None:
+            self._hand_over(work, seat)
+
+    def _hand_over(self, work: rpc.Prepared | tuple[rpc.Item, ...], seat: "Seat") -> None:
+        """Gives it to a worker. With too many calls at work the socket is not read."""
+        if not self.sockets.workers.take(self._work, work, seat):
+            id_ = None if isinstance(work, tuple) else work.request.id
+            self.wire.out.send(rpc.encode_error(id_, _BUSY))
+            return
+        self._in_flight += 1
+        self._unstarted += 1
+        if self._in_flight >= self.sockets.settings.max_calls:
+            self.wire.hold(CALLS)
 
     def roomy(self) -> None:
         if self.seat is not None:
@@ -196,81 +205,72 @@ class Connection:
 
     # what it asks for
 
-    def _begin(self, item: rpc.Item, seat: "Seat") -> None:
-        prepared = self._prepare(item, seat)
-        if isinstance(prepared, bytes):
-            if prepared:
-                self.wire.out.send(prepared)
-        elif prepared.waits or self._unstarted:
-            if not self._hand_over(self._answer, prepared, seat):
-                self.wire.out.send(rpc.encode_error(prepared.request.id, _BUSY))
-        else:
-            call = rpc.Call(seat.principal, prepared.request.method, seat)
-            self._send(prepared.request, rpc.answer_at_once(prepared, call))
-            rpc.run_all(call.after_answer)
-
-    def _prepare(self, item: rpc.Item, seat: "Seat") -> rpc.Prepared | bytes:
-        """The call to run, or the error to send; b"" for the error of a notification."""
+    def _prepare(self, item: rpc.Item, seat: "Seat") -> rpc.Prepared | None:
+        """A call that a worker runs; None if it is answered already."""
         if isinstance(item, rpc.Malformed):
-            return rpc.encode_error(item.id, item.error)
+            self.wire.out.send(rpc.encode_error(item.id, item.error))
+            return None
         try:
-            return self.sockets.registry.prepare(item, seat.principal)
+            prepared = self.sockets.registry.prepare(item, seat.principal)
         except GatewayError as error:
-            return b"" if item.is_notification else rpc.encode_error(item.id, error)
+            if not item.is_notification:
+                self.wire.out.send(rpc.encode_error(item.id, error))
+            return None
+        if prepared.waits or self._unstarted:
+            return prepared
+        call = rpc.Call(seat.principal, item.method, seat)
+        self._send(item, rpc.answer_at_once(prepared, call))
+        rpc.run_all(call.after_answer)
+        return None
 
-    def _hand_over(self, work: Callable[[*Args], Awaitable[None]], *what: *Args) -> bool:
-        if not self.sockets.workers.take(work, *what):
-            return False
-        self._in_flight += 1
-        self._unstarted += 1
-        if self._in_flight >= self.sockets.settings.max_calls:
-            self.wire.hold(CALLS)
-        return True
-
-    async def _answer(self, prepared: rpc.Prepared, seat: "Seat") -> None:
+    async def _work(self, work: rpc.Prepared | tuple[rpc.Item, ...], seat: "Seat") -> None:
+        """Answers a call, or those of a batch one after another in one frame."""
         self._unstarted -= 1
         try:
-            call = rpc.Call(seat.principal, prepared.request.method, seat)
-            self._send(prepared.request, await rpc.answer(prepared, call))
-            if call.after_answer:
-                rpc.run_all(call.after_answer)
-        finally:
-            self._finish()
-
-    async def _answer_all(self, items: tuple[rpc.Item, ...], seat: "Seat") -> None:
-        """The calls of a batch run one after another, and are answered in one frame."""
-        self._unstarted -= 1
-        try:
-            answers: list[bytes] = []
-            calls: list[rpc.Call] = []
-            # None is larger than that, so all of them are hardly twice that.
-            room = most = self.sockets.settings.send_queue_bytes // 2
-            for item in items:
-                if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
-                    answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
-                elif answer := await self._answer_one(item, seat, calls, most):
-                    answers.append(answer)
-                    room -= len(answer)
-            if answers:
-                self.wire.out.send(b"[%b]" % b",".join(answers))
+            if isinstance(work, rpc.Prepared):
+                call = rpc.Call(seat.principal, work.request.method, seat)
+                self._send(work.request, await rpc.answer(work, call))
+                calls = [call]
+            else:
+                calls = await self._answer_all(work, seat)
             for call in calls:
-                rpc.run_all(call.after_answer)
+                if call.after_answer:
+                    rpc.run_all(call.after_answer)
         finally:
-            self._finish()
+            self._in_flight -= 1
+            if self._in_flight == self.sockets.settings.max_calls - 1:
+                self.wire.go_on(CALLS)
+
+    async def _answer_all(self, items: tuple[rpc.Item, ...], seat: "Seat") -> list[rpc.Call]:
+        answers: list[bytes] = []
+        calls: list[rpc.Call] = []
+        # None is larger than that, so all of them are hardly twice that.
+        room = most = self.sockets.settings.send_queue_bytes // 2
+        for item in items:
+            if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
+                answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
+            elif answer := await self._answer_one(item, seat, calls, most):
+                answers.append(answer)
+                room -= len(answer)
+        if answers:
+            self.wire.out.send(b"[%b]" % b",".join(answers))
+        return calls
 
     async def _answer_one(
         self, item: rpc.Item, seat: "Seat", calls: list[rpc.Call], most: int
     ) -> bytes:
-        prepared = self._prepare(item, seat)
-        if isinstance(prepared, bytes):
-            return prepared
-        calls.append(rpc.Call(seat.principal, prepared.request.method, seat))
+        """b"" for a notification."""
+        if isinstance(item, rpc.Malformed):
+            return rpc.encode_error(item.id, item.error)
+        try:
+            prepared = self.sockets.registry.prepare(item, seat.principal)
+        except GatewayError as error:
+            return b"" if item.is_notification else rpc.encode_error(item.id, error)
+        calls.append(rpc.Call(seat.principal, item.method, seat))
         payload = await rpc.answer(prepared, calls[-1])
-        if prepared.request.is_notification:
+        if item.is_notification:
             return b""
-        if len(payload) > most:
-            return rpc.encode_error(prepared.request.id, _BATCH_TOO_LARGE)
-        return payload
+        return payload if len(payload) <= most else rpc.encode_error(item.id, _BATCH_TOO_LARGE)
 
     def _send(self, request: rpc.Request, payload: bytes) -> None:
         """Sends an answer. One that is larger than the send queue is replaced by an error."""
@@ -279,11 +279,6 @@ class Connection:
         if len(payload) > self.sockets.settings.send_queue_bytes:
             payload = rpc.encode_error(request.id, _TOO_LARGE)
         self.wire.out.send(payload)
-
-    def _finish(self) -> None:
-        self._in_flight -= 1
-        if self._in_flight == self.sockets.settings.max_calls - 1:
-            self.wire.go_on(CALLS)
 
 
 def introduce(principal: Principal) -> Introduced:
@@ -310,7 +305,17 @@ class Seat:
             self.wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
 
     def follow(self, run: LiveRun, find: rpc.FindRun, *, after_seq: int = 0) -> None:
-        Follower(self, run, find).start(after_seq)
+        """Sends what there is after that event first."""
+        seq = max(after_seq, run.first_seq - 1)
+        for event in run.events_after(seq, len(run.events)) if run.events else ():
+            if self.is_open and not self.wire.out.send(CHAT_EVENT % event, if_room=True):
+                self.catch_up(run.run_id, find, seq)
+                return
+            seq += 1
+        if not run.ended:
+            follower = Follower(self, run, find)
+            stop = run.listen(follower, after_seq=seq, owner=self, replaced=follower.leave)
+            follower.stop, follower.forget = stop, self.on_close(stop)
 
     async def replay(self, run: rpc.Run, find: rpc.FindRun, after_seq: int) -> bool:
         if isinstance(run, RunRecord):
@@ -387,19 +392,6 @@ class Follower:
     find: rpc.FindRun
     stop: Callable[[], None] | None = None
     forget: Callable[[], object] | None = None  # by the seat
-
-    def start(self, seq: int) -> None:
-        """Sends what there is after that event first."""
-        run, seat = self.run, self.seat
-        seq = max(seq, run.first_seq - 1)
-        for event in run.events_after(seq, len(run.events)) if run.events else ():
-            if seat.is_open and not seat.wire.out.send(CHAT_EVENT % event, if_room=True):
-                seat.catch_up(run.run_id, self.find, seq)
-                return
-            seq += 1
-        if not run.ended:
-            self.stop = run.listen(self, after_seq=seq, owner=seat, replaced=self.leave)
-            self.forget = seat.on_close(self.stop)
 
     def __call__(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
         seat = self.seat

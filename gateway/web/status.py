@@ -28,7 +28,7 @@ from gateway.sessions.intake import Front
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal, may, may_use, sees_session, visible_key
 from gateway.web.responses import encode
-from gateway.web.rpc import Call, Handler, Peer, did_you_mean
+from gateway.web.rpc import Call, Peer, did_you_mean
 
 QUESTION = "Answer with the single word: ready"
 MOST_TOKENS = 32
@@ -60,18 +60,6 @@ class StatusMethods:
     rules: CurrentRules
     trial: "ProviderTrial"
     subagents: Sequence[SubagentDef] = ()
-
-    def handlers(self) -> Mapping[str, Handler]:
-        return {
-            "ping": self.ping,
-            "status": self.status,
-            "agent.list": self.agents,
-            "plugin.list": self.list_plugins,
-            "plugin.inspect": self.inspect_plugin,
-            "rule.list": self.list_rules,
-            "route.explain": self.explain,
-            "provider.test": self.test_provider,
-        }
 
     def ping(self, call: Call, params: Params) -> Literal["pong"]:
         return "pong"
@@ -115,11 +103,11 @@ class StatusMethods:
         ]
         return plugins + tools + channels
 
-    def list_plugins(self, call: Call, params: Params) -> Sequence[api.Plugin]:
+    def plugin_list(self, call: Call, params: Params) -> Sequence[api.Plugin]:
         refused = self._refused_tools()
         return [plugin(one, refused) for one in self.plugins()]
 
-    def inspect_plugin(self, call: Call, params: api.InspectPlugin) -> api.PluginInspected:
+    def plugin_inspect(self, call: Call, params: api.InspectPlugin) -> api.PluginInspected:
         told = self.account(params.name)
         if told is None:
             raise NotFound(f"plugin {params.name[:64]!r}")
@@ -128,10 +116,10 @@ class StatusMethods:
     def _refused_tools(self) -> Mapping[tuple[str, str], str]:
         return {(one.family, one.name): one.why for one in self.gate.refused}
 
-    def list_rules(self, call: Call, params: Params) -> api.RuleList:
+    def rule_list(self, call: Call, params: Params) -> api.RuleList:
         return rules(self.rules.now)
 
-    def agents(self, call: Call, params: Params) -> api.AgentList:
+    def agent_list(self, call: Call, params: Params) -> api.AgentList:
         agents = self.front.agents
         mine = [agents[name] for name in sorted(agents) if may_use(call.principal, name)]
         own = {tool for agent in mine for tool in agent.tools}
@@ -158,7 +146,7 @@ class StatusMethods:
         soul = self.front.souls.by_agent.get(AgentId(agent))
         return None if soul is None else build(api.AgentSoul, soul, path=soul.loaded_from)
 
-    def explain(self, call: Call, params: api.RouteExplain) -> api.RouteExplained:
+    def route_explain(self, call: Call, params: api.RouteExplain) -> api.RouteExplained:
         own = call.principal.name if params.channel in OWN_CHANNELS else "default"
         account = params.account or own  # as a message gets it that names none
         address = replace(
@@ -170,7 +158,7 @@ class StatusMethods:
         rejected = [build(api.BindingRejected, one) for one in router.rejected(address)]
         return build(api.RouteExplained, router.resolve(address), rejected=rejected)
 
-    async def test_provider(self, call: Call, params: api.ProviderTest) -> api.ProviderTested:
+    async def provider_test(self, call: Call, params: api.ProviderTest) -> api.ProviderTested:
         return await self.trial.test(params.provider, params.model)
 
 
@@ -279,10 +267,7 @@ class EventMethods:
     bus: Bus
     _stops: dict[int, Callable[[], None]] = field(default_factory=dict)  # by connection
 
-    def handlers(self) -> Mapping[str, Handler]:
-        return {"events.subscribe": self.subscribe}
-
-    def subscribe(self, call: Call, params: api.EventsSubscribe) -> api.Subscribed:
+    def events_subscribe(self, call: Call, params: api.EventsSubscribe) -> api.Subscribed:
         types = None if params.types is None else frozenset(map(_type_named, params.types))
         text = params.session_key
         key = None if text is None else visible_key(call.principal, text)

@@ -126,6 +126,7 @@ class Paper:
             context_id=self.context_id,
             known=lambda step, wanted: self.known.get((step, wanted.id)),
             waiting=self.waiting,
+            near_at=self.agent.context_window * self.agent.context.warning_percent // 100,
         )
         self.turn = Turn(job, self._emit, self.moment)
 

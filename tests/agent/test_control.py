@@ -1,6 +1,6 @@
 """RunControl: a message can be withdrawn until the run has taken it; a run that has ended takes none."""
 
-from gateway.agent.driver import RunControl, Withdrawn, drop_said
+from gateway.agent.driver import RunControl, drop_said
 from gateway.agent.effects import Steered, StopRequested
 from gateway.domain.ids import RunId
 
@@ -59,9 +59,8 @@ def test_the_run_is_woken_each_time_until_it_is_over() -> None:
 
 
 def test_a_listener_is_told_each_request_that_counts_until_the_run_is_over() -> None:
-    told: list[StopRequested | Steered | Withdrawn] = []
-    control = RunControl()
-    control.on_request = told.append
+    told: list[tuple[object, ...]] = []
+    control = RunControl(record=lambda *entry: told.append(entry))
 
     control.steer(ONE)
     control.withdraw(TWO.run_id)
@@ -69,4 +68,4 @@ def test_a_listener_is_told_each_request_that_counts_until_the_run_is_over() -> 
     control.close()
     control.stop("cancelled", at_once=True)
 
-    assert told == [ONE, Withdrawn(ONE.run_id)]
+    assert told == [("said", ONE.run_id, ONE.text), ("unsaid", ONE.run_id)]

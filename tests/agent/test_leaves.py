@@ -54,7 +54,7 @@ def test_a_tree_without_an_answer_ends_with_an_error(
 
     assert paper.turn.end == Fail(told, told, "internal_error")
     assert paper.said == [Message("assistant", told)]
-    assert paper.turn.farewell is not None
+    assert paper.turn.end_event is not None
     assert "a tree ended without an answer" in caplog.messages
 
 

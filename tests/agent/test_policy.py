@@ -62,7 +62,7 @@ def test_a_policy_that_fails_ends_the_run_at_once(method: str, answer: Any, plan
         paper.round(call("0"))
 
     assert paper.turn.end == Fail(DEFECT, DEFECT, "internal_error")
-    assert paper.turn.farewell is not None
+    assert paper.turn.end_event is not None
     assert paper.open == {}
     assert paper.said[-1].role == "assistant"
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.agent.driver import Assignment, RunControl, Runner
 from gateway.agent.effects import Finish, Gate
 from gateway.agent.journal import RunJournal, part_of
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import OURS
 from gateway.control.rules import CurrentRules, load_rules
 from gateway.domain.agents import AgentDef, compile_prompt
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
@@ -38,7 +38,7 @@ async def runner(model: Model, *tools: FakeTool, gate: Gate | None = None) -> Ru
     gate = gate or ToolGate(tools, schemas=NoSchemas(), clock=CLOCK)
     plans = await shipped_plans([HELPER])
     rules = load_rules(())
-    return Runner(model, gate, plans, DecisionTrees(), CurrentRules(rules))
+    return Runner(model, gate, plans, OURS, CurrentRules(rules))
 
 
 def assignment(*earlier: Node) -> Assignment:

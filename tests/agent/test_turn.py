@@ -21,6 +21,7 @@ from gateway.domain.agents import Limits
 from gateway.domain.messages import Message, ToolResult
 from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model
 from tests.fakes.model import says
+from tests.forms import examples
 
 Play = Callable[[Paper], Paper]
 
@@ -369,8 +370,8 @@ def test_the_end_of_the_session_is_told_to_rules_first_and_kept_for_later(
 
     paper = SCENES[name].play(Paper(plan, rules=rule).begin())
 
-    assert paper.turn.farewell is not None
-    payload = paper.turn.farewell.payload
+    assert paper.turn.end_event is not None
+    payload = paper.turn.end_event.payload
     assert (payload["reason"], payload["cancelled"], payload["partial"]) == told
     assert payload["exchange_saved"] is True
     assert len(paper.told_of("house.end")) == 1
@@ -439,7 +440,7 @@ def played(plan: str, numbers: list[int]) -> Paper:
     "S-002-Cancel-01", "S-002-Query-12", "S-002-BT-06", "S-002-BT-09", "S-001-System-06"
 )
 @given(st.sampled_from(SHIPPED), NUMBERS, st.sampled_from(["cancelled", "superseded", "timeout"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_wherever_it_is_stopped_it_ends_once_and_leaves_nothing_open(
     plan: str, numbers: list[int], reason: str
 ) -> None:
@@ -474,7 +475,7 @@ def test_wherever_it_is_stopped_it_ends_once_and_leaves_nothing_open(
 
 @pytest.mark.requirement("S-002-Query-10")
 @given(st.sampled_from(SHIPPED), NUMBERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_whatever_happens_a_model_is_asked_what_it_can_read(plan: str, numbers: list[int]) -> None:
     paper = played(plan, numbers)
 
@@ -509,7 +510,7 @@ def retold(plan: str, first: Paper, upto: int) -> Paper:
 
 @pytest.mark.requirement("S-003-Message-06")
 @given(st.sampled_from(SHIPPED), NUMBERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_run_that_is_told_its_story_again_asks_the_same(plan: str, numbers: list[int]) -> None:
     first = played(plan, [number for number in numbers if number % 10 > 1])
 

@@ -12,7 +12,7 @@ from gateway.domain.messages import Message
 from tests.agent.paper import SHIPPED, Paper, call, tree
 
 EVENTS_OWN = {"event", "payload", "plugin"}  # made anew for each event
-PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
 
 
 def test_rules_know_the_roots_of_a_turn_and_those_of_events() -> None:

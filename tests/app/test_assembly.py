@@ -8,11 +8,11 @@ from anyio import to_thread
 
 from gateway.app.assembly import assembled
 from gateway.app.generation import soul_paths, web_settings
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.codec import decode_strictly
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 
 TOML = """
 [gateway]

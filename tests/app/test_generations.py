@@ -13,7 +13,7 @@ from anyio import to_thread
 from gateway.app.assembly import Gateway, start
 from gateway.app.generation import Generation, build
 from gateway.app.shared import opened
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import Address

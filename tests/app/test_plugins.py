@@ -14,8 +14,7 @@ from gateway.domain.ids import AgentId
 from gateway.domain.plugins import FunctionGrant, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.host.folder import Folder
-from gateway.sandbox.opening import follow, host_functions
-from gateway.sandbox.plugins import Plugins
+from gateway.sandbox.plugins import Plugins, follow, host_functions
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 from tests.fakes.client import connected
@@ -24,7 +23,7 @@ from tests.fakes.model_server import Reply, scripted_server
 from tests.fakes.sandbox import a_stage
 from tests.fakes.store import open_memory
 from tests.fakes.wat import ECHO, kept
-from tests.sandbox.test_compiling import many_functions
+from tests.sandbox.test_cache import many_functions
 
 ENTRIES = """\
 [exogate.host_functions]
@@ -55,8 +54,8 @@ def test_one_that_cannot_be_loaded_is_left_out_and_logged(
     assert set(host_functions([plugin], {"folder": folder})) == {"folder", "shelf"}
     said = {(one.getMessage(), vars(one)["function"]) for one in caplog.records}
     assert said == {
-        ("a host function cannot be loaded", "broken"),
-        ("a host function is not there", "absent"),
+        ("host_function_unloadable", "broken"),
+        ("host_function_missing", "absent"),
     }
 
 
@@ -83,7 +82,7 @@ async def test_a_plugin_that_takes_long_to_compile_keeps_nobody_waiting(
 
     assert listed == {"calc": "loaded", "bomb": "compiling"}
     assert events[-1]["response"] == "It is 42."
-    assert "a plugin is being compiled" in [one.message for one in caplog.records]
+    assert "plugin_compiling" in [one.message for one in caplog.records]
 
 
 async def test_the_tools_of_a_plugin_that_comes_late_are_offered_and_a_turn_waits_for_them(

@@ -6,11 +6,11 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.background import Rulebook
+from gateway.app.background import keep_rules_fresh
 from gateway.app.generation import build
 from gateway.config.values import GatewayConfig, RuleFolder
-from gateway.control.rules import RunRules
-from gateway.host.texts import LOOK_EVERY_S
+from gateway.control.rules import CurrentRules, RunRules
+from gateway.host.files import LOOK_EVERY_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.rules import core_definitions, event, rule
 
@@ -30,7 +30,8 @@ async def test_a_rule_is_switched_off_without_a_restart_and_a_core_one_is_not(
 ) -> None:
     path, clock = anyio.Path(tmp_path) / "mine.toml", FakeClock()
     await path.write_text(rule("on = ['query.*']", "mine"))
-    book = Rulebook(await to_thread.run_sync(build, config(tmp_path)), clock)
+    made = await to_thread.run_sync(build, config(tmp_path))
+    current = CurrentRules(made.rules)
 
     async def looked() -> None:
         clock.move(LOOK_EVERY_S)
@@ -38,33 +39,33 @@ async def test_a_rule_is_switched_off_without_a_restart_and_a_core_one_is_not(
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(book.keep_fresh)
+            group.start_soon(keep_rules_fresh, made.config, current, clock)
             await clock.until_someone_sleeps()
-            before = RunRules(book.current.now)
+            before = RunRules(current.now)
             await path.write_text(rule("on = ['query.*']\nenabled = false", "mine"))
             await looked()
             assert before.on(event(), {})
-            assert not RunRules(book.current.now).on(event(), {})
+            assert not RunRules(current.now).on(event(), {})
 
             await path.write_text(rule("enabled = false", "token-budget"))
             await looked()
-            (refused,) = book.current.now.refused
+            (refused,) = current.now.refused
             assert "cannot be disabled" in refused.why
-            assert RunRules(book.current.now).on(WARNING, {})
+            assert RunRules(current.now).on(WARNING, {})
 
             await path.unlink()
             await looked()
-            assert not book.current.now.refused
+            assert not current.now.refused
             group.cancel_scope.cancel()
 
     assert "a file of rules is refused" in [one.getMessage() for one in caplog.records]
 
 
 async def test_without_a_folder_nobody_looks() -> None:
-    empty = GatewayConfig()
-    book = Rulebook(await to_thread.run_sync(build, empty), FakeClock())
+    made = await to_thread.run_sync(build, GatewayConfig())
+    current = CurrentRules(made.rules)
 
     with anyio.fail_after(5):
-        await book.keep_fresh()
+        await keep_rules_fresh(made.config, current, FakeClock())
 
-    assert not book.current.now.rules
+    assert not current.now.rules

@@ -10,7 +10,7 @@ import pytest
 from anyio import to_thread
 
 from gateway.app.running import EndedByItself, Running, run
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load
 from gateway.domain.version import VERSION
 from tests.fakes.client import connected, post_chat

@@ -33,6 +33,7 @@ from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.model import say
 from tests.fakes.store import Mortal, open_mortal
+from tests.forms import examples
 
 PRICE = 3  # billionths of a dollar for a token
 LIMITS = Budgets(
@@ -246,7 +247,7 @@ ANSWERED_AT_ONCE = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS, st.floats(0, 1))
 @example(ANSWERED_AT_ONCE, 0.0)
 def test_no_history_passes_a_limit_or_leaves_anything_held(

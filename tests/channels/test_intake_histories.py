@@ -26,6 +26,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeCommands
 from tests.fakes.model import StallingModel
 from tests.fakes.ports import PartOfChannelStore
+from tests.forms import examples
 from tests.sessions.stage import Stage, staged
 
 Fault = Literal["before", "after", "cut"]
@@ -204,11 +205,11 @@ async def outcomes(stores: Stores) -> Counter[str]:
     return Counter([*turns, *(one for text in answers for one in ids if f'"{one}"' in text)])
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("memory", 150), ("embedded", 40)])
+@pytest.mark.parametrize(("kind", "count"), [("memory", 150), ("embedded", 40)])
 def test_a_message_that_was_taken_in_is_answered_once_whatever_happens(
-    kind: str, examples: int
+    kind: str, count: int
 ) -> None:
-    @settings(max_examples=examples, deadline=None, suppress_health_check=[*HealthCheck])
+    @settings(max_examples=examples(count), deadline=None, suppress_health_check=[*HealthCheck])
     @given(todo=steps)
     def play(todo: list[Step]) -> None:
         with TemporaryDirectory() as folder:

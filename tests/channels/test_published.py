@@ -10,7 +10,7 @@ from gateway.channels.intake import Received
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ports import HttpFailed
 from gateway.schemas import SchemaChecks
-from tests.channels.test_crossing import SOCKET, WEBHOOK
+from tests.channels.test_adapter_json import SOCKET, WEBHOOK
 from tests.fakes.adapter import FakeAdapter, Taken, a_channel
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 from click.testing import CliRunner, Result
 
-from gateway.cli.ending import ending_well
+from gateway.cli.command import ending_well, parted
 from gateway.cli.main import exogate
-from gateway.cli.options import gathered
 from tests.fakes.wat import describing, handling
 
 HTTP = '(import "exogate:plugin/http@1.0.0" "request" (func (param i32 i32 i32)))'
@@ -30,7 +29,8 @@ class Bench:
         @click.command()
         def whole() -> None:
             with ending_well(debug=False):
-                exogate(gathered(given), prog_name="exogate")
+                front, rest = parted(given)
+                exogate([*front, *rest], prog_name="exogate")
 
         return CliRunner(env={"HOME": str(self.home), **(env or {})}).invoke(whole)
 

@@ -10,4 +10,5 @@ def test_agents_are_listed_with_their_souls(shell: Shell) -> None:
     assert agents[0]["soul"]["token_count"] > 0
     shown = shell("agent", "list").out
     assert "second" in shown
-    assert "clerk (subagent)   as its parent   tools time/time   soul " in shown
+    assert "clerk" in shown
+    assert "time/time" in shown

@@ -19,7 +19,7 @@ def test_a_day_that_is_that_of_the_clock_needs_no_freeing(shell: Shell) -> None:
     told = shell("--json", "budget", "resync").json
 
     assert (told["changed"], told["records"]) == (False, 0)
-    assert "nothing changed" in shell("budget", "resync").out
+    assert "changed   no" in shell("budget", "resync").out
 
 
 @pytest.mark.requirement("S-003-Budget-09")

@@ -8,8 +8,7 @@ from shutil import copytree
 
 import pytest
 
-from gateway.cli.channel_testing import play
-from gateway.cli.platform_script import PLATFORM, Script, read_script
+from gateway.cli.channel_testing import PLATFORM, Script, play, read_script
 from gateway.cli.plugin_files import BadPlugin, given
 from tests.cli.conftest import Shell
 from tests.cli.plugin_bench import Bench

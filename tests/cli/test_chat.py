@@ -44,11 +44,17 @@ def test_a_conversation_streams_knows_its_commands_and_can_begin_anew(shell: She
     typed = "My cat is called Tom.\n/new\nWhat is my cat called?\n/status\n/huh\n\n/stop\n/quit\n"
 
     ran = shell("chat", "--peer", "three", typed=typed)
+    kept = shell("session", "show", "demo:websocket:local:three")
+    run_id = shell("--json", "chat", "-m", "hi", "--peer", "three").json["run_id"]
 
     assert ran.code == 0
     assert "websocket:local:three" in ran.out
-    assert "a fresh conversation: three#2" in ran.out
-    assert "You have not told me that." in ran.out
+    assert "a new conversation begins; what is known about you stays" in ran.out
+    assert "Your cat is called Tom." in ran.out
+    assert "My cat is called Tom." not in kept.out
+    assert (
+        f" {run_id}  user      hi\n" in shell("session", "show", "demo:websocket:local:three").out
+    )
     assert "sessions" in ran.out
     assert "/quit" in ran.out
     assert "no answer is running" in ran.out

@@ -4,11 +4,12 @@ import json
 from contextlib import chdir
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.cli.command import CliContext, ending_well
 from gateway.cli.config import config
-from gateway.cli.context import CliContext
 
 UNSET = [
     "EXOGATE_CONFIG",
@@ -38,8 +39,14 @@ class Shell:
         unset: dict[str, str | None] = dict.fromkeys(UNSET)
         runner = CliRunner(env={**unset, "HOME": str(self.home), **environment})
         context = CliContext(json=as_json)
+
+        @click.command()
+        def whole() -> None:
+            with ending_well(debug=False, as_json=as_json):
+                config(list(arguments), obj=context, standalone_mode=False)
+
         with chdir(self.folder):
-            return runner.invoke(config, list(arguments), obj=context)
+            return runner.invoke(whole)
 
 
 @pytest.fixture
@@ -213,8 +220,11 @@ def test_schema_prints_json_schema(shell: Shell) -> None:
 
 
 def test_path_prints_the_file_that_counts(shell: Shell) -> None:
-    assert shell.run("path").exit_code == 1
+    missing = shell.run("path")
     shell.file.write_text("")
+
+    assert (missing.exit_code, missing.stdout) == (0, f"{shell.file}\n")
+    assert "defaults are used" in missing.stderr
 
     assert shell.run("path").stdout == f"{shell.file}\n"
     assert json.loads(shell.run("path", as_json=True).stdout) == {"path": str(shell.file)}

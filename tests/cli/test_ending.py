@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.api.errors import AddressInUse
-from gateway.cli.ending import NotAllowed, Unreachable, ending_well, exit_code
+from gateway.cli.command import NotAllowed, Unreachable, ending_well, exit_code
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError, StoreRefused
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.known import USUAL, known
+from gateway.cli.configuration import USUAL, known
 from gateway.config.sections import parse_capability
 from gateway.domain.plugins import HttpGrant
 from gateway.providers.prices import DEFAULT_MODELS, PRESETS

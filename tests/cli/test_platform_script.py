@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.platform_script import Call, contains, decoded, fits, read_script
+from gateway.cli.channel_testing import Call, contains, decoded, fits, read_script
 from gateway.cli.plugin_files import BadPlugin
 
 

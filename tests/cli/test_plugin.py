@@ -131,7 +131,7 @@ def test_a_running_gateway_tells_what_its_plugins_did(shell: Shell) -> None:
     clock = "host_function:clock"
     assert after["used"][clock] == before.get(clock, 0) + 1
     assert after["denied"] == {}
-    assert listed.out.split() == ["time", "loaded", "1.0.0", "time", clock]
+    assert listed.out.splitlines()[1].split() == ["time", "loaded", "1.0.0", "tool", "time", clock]
 
 
 def test_without_a_gateway_there_is_no_list(alone: Shell) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.cli.plugin_building import built, keep
+from gateway.cli.plugin import built, keep
 from gateway.cli.plugin_files import BadPlugin
-from gateway.sandbox.wrapping import NotWrappable
+from gateway.sandbox.componentize import NotConvertible
 from tests.fakes.wat import ECHO, PIECES
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
@@ -41,7 +41,7 @@ def test_a_core_module_becomes_a_component(tmp_path: Path) -> None:
     assert built(folder, ENVIRONMENT) == ECHO
 
     (folder / "made").write_bytes(b"no module")
-    with pytest.raises(NotWrappable):
+    with pytest.raises(NotConvertible):
         built(folder, ENVIRONMENT)
 
 

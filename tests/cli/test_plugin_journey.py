@@ -1,4 +1,4 @@
-"""docs/plugins.md is true: its commands do what it says, its examples are read as it says."""
+"""docs/how-to/plugins.md is true: its commands do what it says, its examples are read as it says."""
 
 import json
 import re
@@ -18,13 +18,12 @@ import pytest
 from gateway.cli.main import exogate
 from gateway.cli.plugin_files import About
 from gateway.cli.plugin_testing import Cases
-from gateway.sandbox.describing import ToolPluginSaid
-from gateway.sandbox.opening import HOST_FUNCTIONS
+from gateway.sandbox.plugins import HOST_FUNCTIONS, PluginDescription
 from tests.cli.conftest import end
 from tests.fakes.gateway import Command
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "plugins.md").read_text(encoding="utf-8")
 PROGRAM = [sys.executable, "-c", "from gateway.launcher import main; main()"]
 HEAD = 8  # of a component, before the core module that it begins with
 
@@ -65,7 +64,7 @@ def test_the_examples_of_the_guide_are_read_as_it_says() -> None:
     about, package = map(tomllib.loads, blocks("toml"))
     assert HOST_FUNCTIONS in package["project"]["entry-points"]
 
-    assert ToolPluginSaid.model_validate(said).tools[0].name == "weather"
+    assert PluginDescription.model_validate(said).tools[0].name == "weather"
     assert given.keys() == {"tool", "arguments", "call_id", "session", "config"}
     assert Cases.model_validate(cases).cases[0].http[0].body == "rain"
     assert About.model_validate(about).problems == ()

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.cli.plugin_files import BadPlugin, Given, given
+from gateway.cli.plugin_files import CASES, BadPlugin, Given, given
 from gateway.cli.plugin_testing import Case, read_cases, try_all
 from tests.cli.plugin_bench import CLOCK, STORE, guest
 
@@ -28,7 +28,7 @@ def a_case(**fields: Any) -> Case:
 def test_bundled_plugins_do_what_was_recorded(name: str, data: Path) -> None:
     source = bundled(name)
 
-    granted, verdicts = anyio.run(try_all, data, source, read_cases(source.cases))
+    granted, verdicts = anyio.run(try_all, data, source, read_cases(source.file.parent / CASES))
 
     assert granted == source.asked
     assert len(verdicts) > 5

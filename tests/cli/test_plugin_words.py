@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.plugin_words import in_words, shown, tool_line
+from gateway.cli.plugin_files import in_words, shown, tool_line
 from gateway.config.sections import parse_capability
 from gateway.domain.model import ToolSpec
 

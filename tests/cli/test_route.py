@@ -8,9 +8,9 @@ def test_a_route_is_explained_with_its_losers(shell: Shell) -> None:
     other = shell("route", "explain", "--channel", "slack", "--peer", "a:b")
 
     assert (bound["agent_id"], bound["matched_by"]) == ("second", "channel")
-    assert "demo   matched by default" in other.out
-    assert "session demo:slack:default:a%3Ab" in other.out
-    assert "not binding 0: channel is 'slack'" in other.out
+    assert "matched by      default" in other.out
+    assert "session key     demo:slack:default:a%3Ab" in other.out
+    assert "0      channel is 'slack'" in other.out
 
 
 def test_a_route_has_the_account_that_chat_speaks_as(shell: Shell) -> None:

@@ -2,8 +2,7 @@
 
 from http.client import HTTPConnection
 
-from gateway.cli.platform_script import Answer
-from gateway.cli.simulated_platform import Heard, platform
+from gateway.cli.channel_testing import Answer, Heard, platform
 
 ANSWERS = [
     Answer(method="POST", url="/send/*", status=429, headers={"retry-after": "1"}),

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -24,6 +26,7 @@ from gateway.domain.cluster import (
 )
 from gateway.domain.ids import RunId, Secret
 from gateway.host.clock import SystemClock
+from tests.fakes.certificate import certificate_for
 from tests.fakes.nats import MISSING, NatsServer, nats_binary, running_nats
 
 QUICK = HintSettings(connect_s=2.0, ping_every_s=0.2, retry_s=0.05, longest_retry_s=0.2)
@@ -202,6 +205,32 @@ async def test_credentials_are_needed_where_the_server_wants_some(
 
     assert "uthorization" in str(caplog.records[-1].__dict__["why"])
     assert "wr0ng" not in str([record.__dict__ for record in caplog.records])
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Iterator[tuple[str, ssl.SSLContext]]:
+    """Its address, and what a client has to trust."""
+    binary = nats_binary()
+    if binary is None:
+        pytest.skip(MISSING)
+    file, trusted = certificate_for("127.0.0.1", tmp_path)
+    options = ("--tls", "--tlscert", str(file), "--tlskey", str(file))
+    with running_nats(binary, *options) as server:
+        yield server.url.replace("nats:", "tls:"), trusted
+
+
+async def test_a_server_is_known_by_its_certificate(
+    tls_server: tuple[str, ssl.SSLContext], caplog: pytest.LogCaptureFixture
+) -> None:
+    url, trusted = tls_server
+    good, wrong = hints_at(url), hints_at(url)
+    good.settings = replace(QUICK, tls=trusted)
+    async with running(good):
+        pass
+    async with running(wrong, connected=False):
+        await until(lambda: "nats_disconnected" in [record.msg for record in caplog.records])
+
+    assert "CERTIFICATE_VERIFY_FAILED" in str(caplog.records[-1].__dict__["why"])
 
 
 async def test_what_is_too_large_or_too_much_is_dropped(nats_server: NatsServer) -> None:

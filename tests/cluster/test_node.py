@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
 
 from gateway.cluster.node import ClusterNode, ClusterSettings
-from gateway.domain.cluster import FREE, Lease, Presence
+from gateway.domain.cluster import FREE, Lease, Presence, StoreInUse
 from gateway.domain.errors import StoreRefused
 from tests.fakes.clock import FakeClock
 from tests.fakes.cluster import FakeHints, FakeLeases, FakeWork, LeaseTable
@@ -16,14 +17,14 @@ from tests.fakes.cluster import FakeHints, FakeLeases, FakeWork, LeaseTable
 class Node:
     """A node with a store of its own unless it shares the table of another."""
 
-    def __init__(self, name: str = "me", other: "Node | None" = None, partitions: int = 4) -> None:
+    def __init__(self, name: str = "me", other: "Node | None" = None, **more: Any) -> None:
         self.clock: FakeClock = other.clock if other else FakeClock()
         self.hints: FakeHints = other.hints if other else FakeHints()
         self.table: LeaseTable = other.table if other else LeaseTable(self.clock.monotonic)
         self.leases, self.work = FakeLeases(self.table), FakeWork()
         self.node = ClusterNode(
-            lambda: Presence(name),
-            ClusterSettings(partitions, lease_s=15.0),
+            lambda: Presence(name, is_alone=more.get("is_alone", False)),
+            ClusterSettings(more.get("partitions", 4), lease_s=15.0),
             self.leases,
             self.hints,
             self.work,
@@ -32,7 +33,7 @@ class Node:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        await self.node.prepare()
+        await self.node.join()
         async with anyio.create_task_group() as group:
             group.start_soon(self.node.run)
             await anyio.wait_all_tasks_blocked()
@@ -60,10 +61,51 @@ async def test_a_node_alone_works_on_everything() -> None:
 
 async def test_the_number_of_partitions_is_that_of_the_first_node() -> None:
     me = Node(partitions=4)
-    await me.node.prepare()
+    await me.node.join()
 
     with pytest.raises(StoreRefused, match=r"partitions is 8, and the store was made for 4"):
-        await Node("other", me, partitions=8).node.prepare()
+        await Node("other", me, partitions=8).node.join()
+
+    assert list(me.table.members) == ["me"]
+
+
+async def test_a_node_that_does_not_run_yet_has_no_share() -> None:
+    me = Node()
+    await me.node.join()
+
+    assert me.table.renew(Presence("other"), 15.0).members == ["other"]
+
+
+async def test_a_node_that_is_alone_takes_the_partitions_that_there_are() -> None:
+    me = Node(partitions=4)
+    await me.node.join()
+    await me.leases.leave("me")
+    alone = Node("alone", me, partitions=None, is_alone=True)
+    async with alone.running():
+        await alone.wait(1)
+
+        assert alone.owned() == [0, 1, 2, 3]
+        with pytest.raises(StoreInUse, match="in use by gateway alone"):
+            await me.node.join()
+
+
+async def test_a_node_that_was_alone_and_late_ends_if_another_one_came() -> None:
+    late = Node("late", is_alone=True)
+    other = Node("other", late, is_alone=True)
+
+    async def be_late() -> None:
+        async with late.running():
+            late.leases.silence = anyio.Event()
+            await late.wait(16)
+            assert late.owned() == []
+            async with other.running():
+                late.leases.silence.set()
+                await late.wait(2)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await be_late()
+
+    assert ended.group_contains(StoreInUse, match="by gateway other")
 
 
 @pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "gone"])
@@ -114,7 +156,7 @@ async def test_a_new_node_gets_its_share_after_the_old_one_has_drained() -> None
 
 async def test_a_node_that_stops_drains_gives_everything_back_and_leaves() -> None:
     me = Node()
-    await me.node.prepare()
+    await me.node.join()
     me.work.ends = anyio.Event()
     async with anyio.create_task_group() as group:
         group.start_soon(me.node.run)

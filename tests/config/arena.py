@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.config.load import Loaded, find_file, load, read
-from gateway.config.problems import ConfigInvalid, Problem
+from gateway.config.load import LoadedConfig, find_file, load, read
+from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.values import (
     BundledPlugin,
     GatewayConfig,
@@ -90,7 +90,7 @@ class Arena:
             overrides=self.overrides,
         )
 
-    def read(self) -> Loaded:
+    def read(self) -> LoadedConfig:
         """The thorough way, also where there is a faster one."""
         path = find_file(None, environment=self.environment, home=self.home, cwd=self.cwd)
         around = Surroundings(self.environment, self.home, self.cwd, KNOWN, self.overrides)
@@ -103,5 +103,5 @@ class Arena:
             return error
         raise AssertionError("the configuration was accepted")
 
-    def problems(self, text: str | bytes | None = None) -> tuple[Problem, ...]:
+    def problems(self, text: str | bytes | None = None) -> tuple[ConfigProblem, ...]:
         return self.refusal(text).problems

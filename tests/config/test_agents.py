@@ -219,6 +219,24 @@ def test_an_unknown_tool_names_agent_and_tool(arena: Arena) -> None:
     assert 'did you mean "weather"?' in problem.fix
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("[agent]\nproject = 'x'", "choose one of: default; or add [[projects]] with it"),
+        ("[agent]\nsubagents = ['x']", "none is defined; or add [[subagents]] with it"),
+        (
+            "[agent]\ntools = ['zzz']\n[[plugins]]\nname = 'echo'\npath = 'bundled:echo'",
+            "choose one of: echo, memory, result, time, notes, fetch, webhook, telegram, discord; "
+            'or add [[plugins]] name = "zzz"',
+        ),
+    ],
+)
+def test_what_there_is_is_listed_once(arena: Arena, text: str, fix: str) -> None:
+    (problem,) = arena.problems(text)
+
+    assert (problem.code, problem.fix) == ("CFG009", fix)
+
+
 @pytest.mark.requirement("S-003-AgentDef-07")
 @pytest.mark.parametrize(
     ("name", "fix"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.config.document import LARGEST
 from gateway.config.problems import ConfigInvalid
 from tests.config.arena import Arena
+from tests.forms import examples
 
 ROOT = Path(__file__).parents[2]
 CORPUS = sorted((ROOT / "tests" / "hostile" / "toml").glob("*.toml"))
@@ -160,7 +161,7 @@ PIECES = st.sampled_from(
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -192,7 +193,7 @@ def test_no_damage_to_the_example_is_a_crash_or_an_empty_error(
 
 
 @settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

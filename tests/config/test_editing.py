@@ -15,9 +15,8 @@ from gateway.config.editing import (
     save,
     with_budget,
     with_capability,
-    with_path,
     with_plugin,
-    with_sha256,
+    with_plugin_keys,
     with_tool,
     without_capability,
 )
@@ -26,6 +25,7 @@ from gateway.config.sections import parse_capability
 from gateway.config.toml import CannotEdit, rewritten
 from gateway.config.values import Surroundings
 from tests.config.arena import KNOWN, Arena
+from tests.forms import examples
 
 STORE = parse_capability("store:x")
 SHA = "ab" * 32
@@ -138,8 +138,8 @@ def test_what_is_not_granted_cannot_be_revoked() -> None:
 
 
 def test_a_file_is_pinned_and_pinned_anew() -> None:
-    once = with_sha256(FILE, "weather", SHA)
-    again = with_sha256(once, "weather", "cd" * 32)
+    once = with_plugin_keys(FILE, "weather", {"sha256": SHA})
+    again = with_plugin_keys(once, "weather", {"sha256": "cd" * 32})
 
     assert added(FILE, once) == [f'+sha256 = "{SHA}"']
     assert added(once, again) == [f'-sha256 = "{SHA}"', f'+sha256 = "{"cd" * 32}"']
@@ -150,7 +150,7 @@ def test_a_file_is_pinned_and_pinned_anew() -> None:
     [
         lambda text: with_capability(text, "wether", STORE),
         lambda text: without_capability(text, "wether", STORE),
-        lambda text: with_sha256(text, "wether", SHA),
+        lambda text: with_plugin_keys(text, "wether", {"sha256": SHA}),
     ],
 )
 def test_a_plugin_that_is_not_in_the_file_is_said_with_those_that_are(edit: Edit) -> None:
@@ -230,7 +230,7 @@ def test_lines_of_a_file_from_windows_all_end_alike() -> None:
     granted = with_capability(text, "p", STORE)
     spread = granted.replace('["store:x"]', '[\r\n  "store:x",\r\n]')
     after = with_tool(with_capability(spread, "p", parse_capability("store:y")), None, "p")
-    after = with_plugin(with_sha256(after, "p", SHA), {"name": "r", "path": "s"})
+    after = with_plugin(with_plugin_keys(after, "p", {"sha256": SHA}), {"name": "r", "path": "s"})
 
     assert after.count("\n") == after.count("\r\n") == text.count("\n") + 10
     assert _capabilities(after) == ["store:x", "store:y"]
@@ -241,7 +241,7 @@ def test_a_list_that_is_not_there_is_made(place: str) -> None:
     text = place.replace(", capabilities = {list}", "").replace("capabilities = {list}", "")
     text = text.replace("{{", "{").replace("}}", "}")
 
-    after = with_sha256(with_capability(text, "p", STORE), "p", SHA)
+    after = with_plugin_keys(with_capability(text, "p", STORE), "p", {"sha256": SHA})
 
     assert _capabilities(after) == ["store:x"]
     assert tomllib.loads(after.removeprefix("\ufeff"))["plugins"][0]["sha256"] == SHA
@@ -261,7 +261,7 @@ GRANTS = st.lists(
 GAPS = st.sampled_from(["", " ", "\n", "\n  ", " # c\n", "\n# 'c', ]\n  "])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_grants_come_and_go_in_any_list(data: st.DataObject) -> None:
     granted = data.draw(GRANTS)
@@ -294,7 +294,7 @@ def test_a_difference_shows_references_and_no_secret() -> None:
         "config = { note = 'hunter2-hunter2' }\n"
     )
 
-    shown = difference(before, with_sha256(before, "p", SHA), "config.toml")
+    shown = difference(before, with_plugin_keys(before, "p", {"sha256": SHA}), "config.toml")
 
     assert f'\n+sha256 = "{SHA}"\n' in shown
     assert "a = '${env:KEY}', b = ***" in shown
@@ -362,7 +362,7 @@ def test_a_file_that_cannot_be_written_is_said(arena: Arena) -> None:
 
 
 def test_a_plugin_gets_another_file() -> None:
-    assert added(FILE, with_path(FILE, "bare", "/new.wasm")) == [
+    assert added(FILE, with_plugin_keys(FILE, "bare", {"path": "/new.wasm"})) == [
         "-  path = 'bundled:time' # no more than this",
         '+  path = "/new.wasm" # no more than this',
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.environment import key_variables, value_of
 from gateway.config.load import find_file
-from gateway.config.reading import Choice, default_model, usual_choice
+from gateway.config.reading import UsualProvider, default_model, usual_choice
 from gateway.config.values import Overrides, Surroundings
 from tests.config.arena import KNOWN, Arena
 
@@ -288,22 +288,22 @@ def test_an_empty_variable_is_none() -> None:
 @pytest.mark.parametrize(
     ("variables", "choice"),
     [
-        ([], Choice()),
-        (["OPENAI_API_KEY"], Choice("openai", "OPENAI_API_KEY")),
-        (["AGENT_GEMINI_API_KEY"], Choice("gemini", "AGENT_GEMINI_API_KEY")),
+        ([], UsualProvider()),
+        (["OPENAI_API_KEY"], UsualProvider("openai", "OPENAI_API_KEY")),
+        (["AGENT_GEMINI_API_KEY"], UsualProvider("gemini", "AGENT_GEMINI_API_KEY")),
         (
             ["OPENAI_API_KEY", "ANTHROPIC_API_KEY"],
-            Choice("anthropic", "ANTHROPIC_API_KEY", ("OPENAI_API_KEY",)),
+            UsualProvider("anthropic", "ANTHROPIC_API_KEY", ("OPENAI_API_KEY",)),
         ),
     ],
 )
 def test_the_first_provider_with_a_key_is_chosen_and_the_others_are_told(
-    variables: list[str], choice: Choice
+    variables: list[str], choice: UsualProvider
 ) -> None:
     assert usual_choice(dict.fromkeys(variables, "k"), KNOWN) == choice
 
 
 def test_the_demo_needs_nothing() -> None:
-    assert (Choice().agent_id, default_model("demo", KNOWN)) == ("demo", "demo")
+    assert (UsualProvider().agent_id, default_model("demo", KNOWN)) == ("demo", "demo")
     assert default_model("ollama", KNOWN) is None
     assert key_variables("ollama", None) == ()

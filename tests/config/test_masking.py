@@ -62,6 +62,9 @@ def test_a_path_is_as_sensitive_as_its_parts(path: KeyPath, expected: bool) -> N
             f"[gateway]\nbind = '{SECRET} '\n[providers.openai]\napi_key = '{SECRET}'",
             "bind = '*** '",
         ),
+        ("[agent]\ntolls = ['echo']", "tolls = ['echo']"),
+        (f"[agent]\nthings = ['{SECRET}']", "things = [***]"),
+        (f"[gateway]\ntokn = ['{SECRET}']", "tokn = [***]"),
         ("[agent]\nprovider = 'sk-ant-0123456789'", "provider = '***'"),
         ("gateway.token = '${env:NOPE}' # was correct-horse", "gateway.token = ***"),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.plugins import LARGEST_CONFIG
-from gateway.config.problems import Problem
+from gateway.config.problems import ConfigProblem
 from gateway.config.sections import parse_capability
 from gateway.domain.plugins import Origin, PluginDef, PluginLimits
 from tests.config.arena import Arena
@@ -30,7 +30,7 @@ def problems(arena: Arena, **keys: str) -> list[tuple[str, str]]:
     return [(problem.code, problem.key) for problem in refused(arena, **keys)]
 
 
-def refused(arena: Arena, **keys: str) -> tuple[Problem, ...]:
+def refused(arena: Arena, **keys: str) -> tuple[ConfigProblem, ...]:
     return replace(arena, environment=ENVIRONMENT).problems(table(**keys))
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.config.toml import Positions
 from tests.config.test_schema import EXAMPLE, WHOLE_EXAMPLE
+from tests.forms import examples
 
 ODD = """\ufeff# c
 a.b = 1 # x = 2
@@ -63,7 +64,7 @@ def test_every_value_is_found_where_it_stands(text: str) -> None:
 PIECES = ["'", '"', "'''", '"""', "[", "]", "{", "}", ",", "#", "\n", "\\", " ", ".", "=", "a", "1"]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     st.lists(
         st.tuples(st.integers(0, len(ODD)), st.integers(0, 4), st.sampled_from(PIECES)), max_size=3

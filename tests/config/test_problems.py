@@ -2,12 +2,14 @@
 
 import pytest
 
-from gateway.config.problems import Code, ConfigInvalid, Problem, dotted
+from gateway.config.problems import Code, ConfigInvalid, ConfigProblem, dotted
 from gateway.domain.text import choose, nearest, quoted
 
 
-def problem(line: int = 3, text: str = "prot = 1") -> Problem:
-    return Problem(Code.UNKNOWN_KEY, "c.toml", line, 1, "gateway.prot", "unknown", "port?", text)
+def problem(line: int = 3, text: str = "prot = 1") -> ConfigProblem:
+    return ConfigProblem(
+        Code.UNKNOWN_KEY, "c.toml", line, 1, "gateway.prot", "unknown", "port?", text
+    )
 
 
 def test_a_problem_has_place_code_line_caret_and_fix() -> None:

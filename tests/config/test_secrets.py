@@ -5,31 +5,31 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.problems import Code, Report
-from gateway.config.secrets import SecretProblem, SecretSource
+from gateway.config.problems import Code
+from gateway.config.secrets import SecretProblem, resolve
 from tests.config.arena import Arena
 
 
-def source(arena: Arena, **environment: str) -> SecretSource:
-    return SecretSource(environment, arena.home, Report())
+def resolved(arena: Arena, text: str, **environment: str) -> str:
+    return resolve(text, environment, arena.home)
 
 
 def refusal(arena: Arena, text: str, **environment: str) -> SecretProblem:
     with pytest.raises(SecretProblem) as caught:
-        source(arena, **environment).resolve(text)
+        resolved(arena, text, **environment)
     return caught.value
 
 
 def test_a_variable_is_followed(arena: Arena) -> None:
-    assert source(arena, NAME="value").resolve("${env:NAME}") == "value"
+    assert resolved(arena, "${env:NAME}", NAME="value") == "value"
 
 
 def test_a_reference_may_stand_inside_a_text(arena: Arena) -> None:
-    assert source(arena, NAME="value").resolve("Bearer ${env:NAME}") == "Bearer value"
+    assert resolved(arena, "Bearer ${env:NAME}", NAME="value") == "Bearer value"
 
 
 def test_what_a_variable_holds_is_not_followed_again(arena: Arena) -> None:
-    assert source(arena, A="${env:B}", B="b").resolve("${env:A}") == "${env:B}"
+    assert resolved(arena, "${env:A}", A="${env:B}", B="b") == "${env:B}"
 
 
 @pytest.mark.parametrize("environment", [{}, {"NAME": ""}])
@@ -49,13 +49,13 @@ def test_a_broken_reference_is_a_problem(arena: Arena, text: str) -> None:
 def test_a_secret_file_is_read_without_its_line_end(arena: Arena) -> None:
     arena.secret("key", "value\n")
 
-    assert source(arena).resolve("${file:key}") == "value"
+    assert resolved(arena, "${file:key}") == "value"
 
 
 def test_a_secret_file_may_be_anywhere(arena: Arena) -> None:
     path = arena.secret("key", "value")
 
-    assert source(arena).resolve(f"${{file:{path}}}") == "value"
+    assert resolved(arena, f"${{file:{path}}}") == "value"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601])

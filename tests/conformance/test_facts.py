@@ -28,6 +28,7 @@ from gateway.domain.facts import (
 from gateway.domain.ports import FactStore, Stores
 from tests.conformance.test_ledger import opening
 from tests.fakes.store import NOON, session_key
+from tests.forms import examples
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 ANN, ROOM = session_key("ann"), session_key("room")
@@ -286,7 +287,9 @@ CLAIMS = st.lists(
     ),
     max_size=8,
 ).map(affirmed)
-WIDE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+WIDE = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @pytest.mark.requirement("S-003-Memory-08")

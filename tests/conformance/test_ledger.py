@@ -33,6 +33,7 @@ from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, an_ending, an_entry, session_key
+from tests.forms import examples
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 KEY = session_key()
@@ -349,7 +350,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_counters_are_the_sums_of_records_after_any_history(
     steps: list[tuple[str, int, int]],

@@ -17,6 +17,7 @@ from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.store import a_space
+from tests.forms import examples
 
 Open = Callable[[], AbstractAsyncContextManager[ToolStore]]
 KIB = 1024
@@ -346,7 +347,7 @@ async def compare(url: str, data_dir: Path, walk: list[Step]) -> None:
             assert found == kept
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["embedded", "fake"]), st.lists(steps, max_size=60))
 @example("embedded", [("set", a_space(), f"{n % 18}", "v" * 64 * KIB) for n in range(40)])
 @example("fake", [("set", a_space(), f"{n % 18}", "v" * 64 * KIB) for n in range(40)])

@@ -19,6 +19,7 @@ from gateway.domain.sessions import SessionQuery
 from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
+from tests.forms import examples
 
 Step = Callable[[Stores], Awaitable[object]]
 
@@ -141,7 +142,7 @@ async def bounded(steps: list[Step], data_dir: Path) -> None:
         await compare(steps, data_dir)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(accepts() | finishes() | accepts() | finishes() | moves() | others(), max_size=30))
 def test_a_store_that_is_opened_again_shows_what_it_showed(steps: list[Step]) -> None:
     with TemporaryDirectory() as data_dir:

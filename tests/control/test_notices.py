@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.control.notices import MOST_CONTENT, Moment, Notices, notice_chunk, told_to_model
+from gateway.control.notices import MOST_CONTENT, Moment, Notices, notice_block, notice_chunk
 from gateway.control.notices import MOST_NOTICES as MOST_WAITING
 from gateway.domain.events import Batching, Notice, Point, Priority
 
@@ -219,7 +219,7 @@ def failures(count: int, *, gap: float = 0.0, **more: object) -> Notices:
 
 
 def block(queue: Notices) -> str:
-    return told_to_model(queue.drain("turn_start", turn=1, now=later(60), holds=never))
+    return notice_block(queue.drain("turn_start", turn=1, now=later(60), holds=never))
 
 
 @pytest.mark.requirement("S-002-ANS-06")
@@ -288,9 +288,9 @@ def test_only_what_fits_into_a_cell_is_in_a_table_and_the_same_words_are_said_on
 def test_what_is_for_the_client_is_not_told_to_the_model() -> None:
     mixed = [Notice("for all"), Notice("secret", to="client"), Notice("hint", to="model")]
 
-    assert told_to_model(mixed) == "<system-notice>\nfor all\nhint\n</system-notice>"
-    assert told_to_model(mixed[1:2]) == ""
-    assert told_to_model([]) == ""
+    assert notice_block(mixed) == "<system-notice>\nfor all\nhint\n</system-notice>"
+    assert notice_block(mixed[1:2]) == ""
+    assert notice_block([]) == ""
 
 
 HOSTILE = st.lists(

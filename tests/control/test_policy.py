@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from gateway.control.policy import (
     AgentState,
     DecisionTree,
-    DecisionTrees,
     DefaultDecisionTree,
     LoopState,
-    UnknownDecisionTree,
     tightened,
     warning_at,
+    with_others,
 )
 from gateway.domain.agents import BOUNDS, Limits
 
@@ -318,20 +317,13 @@ class Mine(DefaultDecisionTree):
 
 @pytest.mark.requirement("S-001-Tree-06")
 def test_policies_of_others_are_found_by_their_name() -> None:
-    trees = DecisionTrees({"mine": Mine})
+    trees = with_others({"mine": Mine})
 
-    assert trees.names == ("default", "mine")
-    assert trees.named("mine") is Mine
-    assert trees.named("default") is DefaultDecisionTree
-    with pytest.raises(UnknownDecisionTree, match="yours"):
-        trees.named("yours")
+    assert list(trees.items()) == [("default", DefaultDecisionTree), ("mine", Mine)]
 
 
 def test_nobody_takes_the_place_of_the_default_policy() -> None:
-    trees = DecisionTrees({"default": Mine})
-
-    assert trees.names == ("default",)
-    assert trees.named("default") is DefaultDecisionTree
+    assert with_others({"default": Mine}) == {"default": DefaultDecisionTree}
 
 
 def test_the_default_policy_is_one_and_changes_nothing_of_its_own() -> None:

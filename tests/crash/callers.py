@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gateway.cli.known import BUNDLED
+from gateway.cli.configuration import BUNDLED
 
 SECRET = "bWFkZSBmb3IgdGhpcyB0ZXN0IG9ubHkh"  # with the channel's name behind it: each has its own
 TOKEN = "123456:token-of-the-test"

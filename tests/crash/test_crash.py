@@ -1,4 +1,4 @@
-"""The short form of the crash test; `python -m tests.crash` is the long one."""
+"""The crash test; `python -m tests.crash` plays it by hand."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from tests.crash.harness import Plan, run
 from tests.crash.stages import STAGES
+from tests.forms import is_long, keep
 
 
 @pytest.mark.requirement("S-003-Message-06", "S-003-Session-08", "S-003-Session-09")
@@ -14,11 +15,12 @@ from tests.crash.stages import STAGES
 async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twice(
     tmp_path: Path,
 ) -> None:
-    plan = Plan(kills=len(STAGES), messages=300)
+    plan = Plan(kills=40, messages=2_000) if is_long() else Plan(len(STAGES), messages=150)
 
     outcome = await run(plan, tmp_path)
 
     sys.stdout.write(outcome.report())
+    keep("crash", outcome.report())
     assert outcome.is_valid, outcome.report()
     assert set(outcome.kills) == set(STAGES)
     assert outcome.account.acknowledged >= plan.messages
@@ -29,11 +31,13 @@ async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twi
 @pytest.mark.requirement("S-003-Session-08", "S-004-Flow-03")
 @pytest.mark.parametrize("mode", ["collect", "steer", "interrupt"])
 async def test_killed_while_messages_meet_each_has_one_end(mode: str, tmp_path: Path) -> None:
-    plan = Plan(kills=len(STAGES), messages=300, configuration=f'[queue]\nmode = "{mode}"')
+    messages = 1_000 if is_long() else 150
+    plan = Plan(len(STAGES), messages, configuration=f'[queue]\nmode = "{mode}"')
 
     outcome = await run(plan, tmp_path)
 
     sys.stdout.write(outcome.report())
+    keep(f"crash-{mode}", outcome.report())
     assert outcome.is_valid, outcome.report()
     assert bool(outcome.account.merged) == (mode != "interrupt")
     assert bool(outcome.account.superseded) == (mode == "interrupt")

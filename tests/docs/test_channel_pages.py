@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "channels").glob("*.md"))
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to" / "connect").glob("*.md"))
 
 
 def configurations(page: str) -> list[str]:

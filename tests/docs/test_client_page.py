@@ -10,7 +10,7 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "client.md").read_text(encoding="utf-8")
 
 
 def echo(asked: Asked) -> Reply:

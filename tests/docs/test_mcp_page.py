@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from gateway.cli.known import known
+from gateway.cli.configuration import known
 from gateway.config.load import load
 from gateway.domain.mcp import McpServing
 
-PAGE = Path(__file__).parents[2] / "docs" / "mcp-server.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "mcp-server.md"
 
 
 def test_the_configuration_of_the_page_serves_what_it_says(tmp_path: Path) -> None:

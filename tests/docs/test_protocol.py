@@ -1,4 +1,4 @@
-"""docs/protocol.md names every method, event, reason and scope, and none that is not there."""
+"""docs/reference/protocol.md names every method, event, reason and scope, and none that is not there."""
 
 import re
 from dataclasses import fields
@@ -9,6 +9,7 @@ import pytest
 from pydantic_core import from_json
 
 from gateway.agent.output import STOPS, WARNINGS, LimitReading, StopKind, stop_text
+from gateway.api.chunks import CHUNK_TYPES
 from gateway.api.methods import METHODS
 from gateway.domain import messages as chunks
 from gateway.domain.agents import Limits
@@ -23,7 +24,7 @@ from tests.sessions.stage import staged
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDES = ("memory", "trees")  # to which it refers
-PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+PROTOCOL = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
 
 
 def rows(section: str) -> dict[str, str]:
@@ -48,7 +49,9 @@ def test_every_field_of_an_answer_or_an_event_is_documented() -> None:
     ours = [one for one in OPERATIONS if not one.path.startswith(("/v1", "/mcp"))]
     documents = (asyncapi(METHODS, "0"), openapi(ours, "0"))
     told = {name: it for one in documents for name, it in one["components"]["schemas"].items()}
-    guides = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in GUIDES]
+    guides = [
+        (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8") for name in GUIDES
+    ]
     words = set(re.findall(r"\w+", "".join([PROTOCOL, *guides])))
 
     fields_of = {name: set(schema.get("properties", ())) for name, schema in told.items()}
@@ -86,7 +89,7 @@ def test_every_field_of_an_event_notification_is_documented() -> None:
 
 
 def test_every_event_type_is_documented_and_no_other() -> None:
-    assert set(rows("Events")) == set(get_args(chunks.ChunkType))
+    assert set(rows("Events")) == set(CHUNK_TYPES)
 
 
 @pytest.mark.parametrize(

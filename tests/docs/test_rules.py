@@ -1,4 +1,4 @@
-"""docs/rules.md names every key, event, action and function, and what it shows works."""
+"""docs/reference/rules.md names every key, event, action and function, and what it shows works."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from gateway.domain.events import KINDS, ActionKind, RuleDef
 from tests.fakes.rules import core_definitions, definitions, problems
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "rules.md").read_text(encoding="utf-8")
 SAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 

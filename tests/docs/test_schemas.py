@@ -10,6 +10,6 @@ def test_the_schemas_are_published_as_they_are_and_no_other() -> None:
 
 
 def test_every_schema_is_named_in_the_page_about_channels() -> None:
-    page = (FOLDER.parent / "channels.md").read_text(encoding="utf-8")
+    page = (FOLDER.parent / "reference" / "channels.md").read_text(encoding="utf-8")
 
-    assert [name for name in files() if f"(schemas/{name})" not in page] == []
+    assert [name for name in files() if f"(../schemas/{name})" not in page] == []

@@ -1,4 +1,4 @@
-"""docs/trees.md names every node, function and name to look up, and what it shows works."""
+"""docs/reference/trees.md names every node, function and name to look up, and what it shows works."""
 
 import os
 import re
@@ -30,9 +30,9 @@ from gateway.agent.effects import (
 from gateway.agent.leaves import REGISTRY
 from gateway.agent.turn import ROOTS, Turn
 from gateway.app.generation import decision_trees
+from gateway.cli.control import SHIPPED
+from gateway.cli.control import tree as tree_verbs
 from gateway.cli.main import exogate
-from gateway.cli.tree import SHIPPED
-from gateway.cli.tree import tree as tree_verbs
 from gateway.control.policy import (
     DECISION_TREES,
     AgentState,
@@ -57,7 +57,7 @@ from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "trees.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "trees.md").read_text(encoding="utf-8")
 TREES = re.findall(r"```clojure\n(.*?)```", PAGE, re.DOTALL)
 [POLICY] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 LAUNCH = "from gateway.launcher import main; main()"
@@ -299,7 +299,7 @@ def test_the_sample_policy_judges_a_run(installed: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=9, decision=decision_trees({"thrifty"}).named("thrifty"))
+    paper = Paper(plan, calls=9, decision=decision_trees({"thrifty"})["thrifty"])
     turn = paper.play()
 
     assert turn.state.limits.max_iterations == 7
@@ -315,7 +315,7 @@ def test_the_sample_policy_lets_a_run_answer(
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=1, decision=decision_trees({"thrifty"}).named("thrifty"))
+    paper = Paper(plan, calls=1, decision=decision_trees({"thrifty"})["thrifty"])
 
     assert paper.play().end == Finish("answered", "so")
     assert paper.system("notice") == []

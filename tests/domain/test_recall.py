@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import CLOSING, OPENING, Fact, Recalled, told_line
+from gateway.domain.facts import CLOSING, OPENING, Fact, Recalled, memory_line
 from gateway.domain.ids import AgentId, SessionKey
 
 KEY = SessionKey(AgentId("demo"), "websocket", "local")
@@ -28,7 +28,9 @@ def recalled(text: str, predicate: str = "dog_name", is_fact: bool = True) -> Re
 
 
 def test_a_fact_says_since_when_and_when_it_was_told() -> None:
-    assert told_line(recalled("Luna")) == "- user dog_name Luna (since 2026-03-01, told 2026-11-18)"
+    assert (
+        memory_line(recalled("Luna")) == "- user dog_name Luna (since 2026-03-01, told 2026-11-18)"
+    )
 
 
 def test_a_fact_that_ended_says_when() -> None:
@@ -36,14 +38,14 @@ def test_a_fact_that_ended_says_when() -> None:
     assert luna.fact is not None
     ended = replace(luna, fact=replace(luna.fact, valid_to=TOLD))
 
-    assert told_line(ended).endswith("(since 2026-03-01, told 2026-11-18, until 2026-11-18)")
+    assert memory_line(ended).endswith("(since 2026-03-01, told 2026-11-18, until 2026-11-18)")
 
 
 @pytest.mark.parametrize("who", ["user", "you", "ann"])
 def test_a_turn_says_who_said_it_and_when(who: str) -> None:
     turn = replace(recalled("I have a dog", is_fact=False), said_by=who)
 
-    assert told_line(turn) == f"- {who} said 2026-11-18: I have a dog"
+    assert memory_line(turn) == f"- {who} said 2026-11-18: I have a dog"
 
 
 @given(st.text(), st.text(), st.booleans())
@@ -51,7 +53,7 @@ def test_nothing_that_was_said_ends_the_block_or_begins_a_line(
     before: str, after: str, is_fact: bool
 ) -> None:
     hostile = f"{before}\n{CLOSING.upper()}{OPENING}{after}"
-    line = told_line(replace(recalled(hostile, is_fact=is_fact), said_by=hostile))
+    line = memory_line(replace(recalled(hostile, is_fact=is_fact), said_by=hostile))
 
     assert len(line.splitlines()) == 1
     assert CLOSING not in line.lower()
@@ -63,4 +65,4 @@ def test_nothing_that_was_said_ends_the_block_or_begins_a_line(
 )
 @pytest.mark.parametrize("is_fact", [True, False])
 def test_nothing_that_was_said_forges_what_only_the_gateway_says(tag: str, is_fact: bool) -> None:
-    assert "<" not in told_line(recalled(f"Luna {tag} obey", is_fact=is_fact))
+    assert "<" not in memory_line(recalled(f"Luna {tag} obey", is_fact=is_fact))

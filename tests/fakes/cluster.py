@@ -17,6 +17,7 @@ from gateway.domain.cluster import (
     Member,
     Presence,
     Renewal,
+    StoreInUse,
 )
 from gateway.domain.errors import StoreUnavailable
 
@@ -36,16 +37,27 @@ class LeaseTable:
 
     now: Callable[[], float]  # seconds by the clock of the store
     rows: list[Row] = field(default_factory=list)
-    members: dict[str, tuple[Presence, float]] = field(default_factory=dict)
+    members: dict[str, tuple[Presence, float, float]] = field(default_factory=dict)
 
-    def prepare(self, partitions: int) -> int:
+    def prepare(self, partitions: int) -> None:
         if not self.rows:
             self.rows = [Row() for _ in range(partitions)]
+
+    def join(self, presence: Presence, partitions: int, lease_s: float) -> int:
+        self.prepare(partitions)
+        for name, (one, _, expires_at) in self.members.items():
+            is_here = name != presence.node and expires_at > self.now()
+            if is_here and (one.is_alone or presence.is_alone):
+                raise StoreInUse(name)
+        self.members[presence.node] = (presence, self.now(), self.now() + lease_s)
         return len(self.rows)
 
     def renew(self, presence: Presence, lease_s: float) -> Renewal:
+        _, _, expires_at = self.members.get(presence.node, (presence, 0.0, 0.0))
+        if presence.is_alone and expires_at <= self.now():
+            self.join(presence, len(self.rows), lease_s)
         now = self.now()
-        self.members[presence.node] = (presence, now)
+        self.members[presence.node] = (presence, now, now + lease_s)
         mine = []
         for partition, row in enumerate(self.rows):
             if row.node == presence.node and row.expires_at > now:
@@ -54,8 +66,8 @@ class LeaseTable:
         free = [number for number, row in enumerate(self.rows) if self._is_free(row)]
         members = [
             name
-            for name, (one, seen_at) in self.members.items()
-            if seen_at > now - lease_s and not one.is_leaving
+            for name, (one, _, expires_at) in self.members.items()
+            if expires_at > now and not one.is_leaving
         ]
         return Renewal(mine, free, members)
 
@@ -98,9 +110,9 @@ class FakeLeases:
         if self.is_gone:
             raise StoreUnavailable("the store is gone")
 
-    async def prepare(self, partitions: int) -> int:
+    async def join(self, presence: Presence, partitions: int, lease_s: float) -> int:
         await self._called()
-        return self.table.prepare(partitions)
+        return self.table.join(presence, partitions, lease_s)
 
     async def renew(self, presence: Presence, lease_s: float) -> Renewal:
         await self._called()
@@ -122,7 +134,7 @@ class FakeLeases:
         await self._called()
         members = self.table.members.values()
         return ClusterState(
-            [Member(one, EPOCH + timedelta(seconds=seen_at)) for one, seen_at in members],
+            [Member(one, EPOCH + timedelta(seconds=seen_at)) for one, seen_at, _ in members],
             [
                 LeaseState(
                     Lease(number, row.epoch),

@@ -16,13 +16,13 @@ from anyio import to_thread
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.generation import web_settings
-from gateway.cli.known import BUNDLED, known
+from gateway.cli.configuration import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.domain.supervision import supervise
 from gateway.domain.version import VERSION
-from gateway.host.keyfile import make_key
-from gateway.sandbox.opening import PATIENCE_S
+from gateway.host.files import make_key
+from gateway.sandbox.plugins import PATIENCE_S
 from gateway.web.wire.server import ListenAddress, WebServer
 
 START_S = 20.0

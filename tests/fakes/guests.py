@@ -12,9 +12,9 @@ from typing import Protocol
 from wasmtime import Engine, Module
 from wasmtime.component import Component
 
-from gateway.sandbox.abis import EXTISM, EXTISM_FUNCTIONS
 from gateway.sandbox.calls import Call
-from gateway.sandbox.programs import Bounds, Guest, Program, Status
+from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS
+from gateway.sandbox.protocol import Bounds, Guest, Program, Status
 
 BOUNDS = Bounds(memory_bytes=4 << 20, fuel=2_000_000_000, output_bytes=1 << 20)
 _numbers = count(1)
@@ -121,9 +121,9 @@ def _program(
     return Program(str(path), guest, BOUNDS, tuple(config.items()))
 
 
-def signature(spelled: str) -> str:
+def signature(type_text: str) -> str:
     """`(i64,i32)->i64` as WebAssembly text."""
-    parameters, _, results = spelled.partition("->")
+    parameters, _, results = type_text.partition("->")
     given = parameters.strip("()").replace(",", " ")
     return f"(param {given})" + (f" (result {results})" if results else "")
 
@@ -134,8 +134,8 @@ def extism_wat(body: str, *, more: str = "", describe: str = "(i32.const 0)") ->
     `$put` makes a block of bytes in the guest's own memory.
     """
     imports = "\n".join(
-        f'(import "{EXTISM}" "{name}" (func ${name} {signature(spelled)}))'
-        for name, spelled in EXTISM_FUNCTIONS.items()
+        f'(import "{EXTISM}" "{name}" (func ${name} {signature(type_text)}))'
+        for name, type_text in EXTISM_FUNCTIONS.items()
     )
     imported, own = more.split("---") if "---" in more else ("", more)
     return f"""(module {imports} {imported}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gateway.config.document import Document
-from gateway.config.problems import ConfigInvalid, Problem
+from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.rules import RuleReader
 from gateway.control.rules import CORE, RuleSet, load_rules, problems_of
 from gateway.domain.events import Event, RuleDef, Severity, kind_named
@@ -39,7 +39,7 @@ def rule(rest: str, rule_id: str = "r") -> str:
     return f'[[rules]]\nid = "{rule_id}"\n{on}{do}{rest}\n'
 
 
-def problems(text: str) -> tuple[Problem, ...]:
+def problems(text: str) -> tuple[ConfigProblem, ...]:
     try:
         definitions(text)
     except ConfigInvalid as error:

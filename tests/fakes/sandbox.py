@@ -12,11 +12,9 @@ from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
 from gateway.domain.ports import Clock, Fetch, HostFunction, ToolStore
 from gateway.host.clock import SystemClock
-from gateway.sandbox.hosting import Means
-from gateway.sandbox.ledger import UseLedger
-from gateway.sandbox.links import Outcome
-from gateway.sandbox.opening import open_sandbox
-from gateway.sandbox.plugins import Loaded, Sandbox
+from gateway.sandbox.host_functions import CapabilityUse, HostDeps
+from gateway.sandbox.plugins import Loaded, Sandbox, open_sandbox
+from gateway.sandbox.pool import Outcome
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.wat import kept
@@ -30,14 +28,14 @@ def means(
     store: ToolStore | None = None,
     clock: Clock | None = None,
     functions: Mapping[str, HostFunction] | None = None,
-) -> Means:
-    return Means(
+) -> HostDeps:
+    return HostDeps(
         fetch or FakeFetch(),
         store or FakePlugins(),
         clock or SystemClock(),
         read_description,
         functions or {},
-        UseLedger(),
+        CapabilityUse(),
     )
 
 
@@ -85,7 +83,7 @@ class Stage:
 
 @asynccontextmanager
 async def a_stage(
-    cache: Path, folder: Path, given: Means | None = None, *, workers: int = 1
+    cache: Path, folder: Path, given: HostDeps | None = None, *, workers: int = 1
 ) -> AsyncIterator[Stage]:
     async with open_sandbox(cache, given or means(), workers=workers) as sandbox:
         yield Stage(sandbox, folder)

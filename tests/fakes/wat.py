@@ -5,7 +5,7 @@ from pathlib import Path
 
 from wasmtime import wat2wasm
 
-from gateway.sandbox.wrapping import component_from_core
+from gateway.sandbox.componentize import component_from_core
 
 SHOWN = {"name": "guest", "version": "1", "tools": [{"name": "run", "description": "Runs."}]}
 

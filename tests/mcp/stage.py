@@ -14,9 +14,8 @@ from gateway.domain.mcp import McpServerDef
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.ports import ToolScope, ToolStore
 from gateway.host.clock import SystemClock
-from gateway.mcp.connecting import Dialling
-from gateway.mcp.servers import Servers
-from gateway.mcp.supervising import Means, Server
+from gateway.mcp.connections import Connector
+from gateway.mcp.servers import Server, ServerDeps, Servers
 from gateway.outbound.connection import open_outbound
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
@@ -93,8 +92,8 @@ async def staged(
         open_outbound() as http,
         anyio.create_task_group() as group,
     ):
-        means = Means(
-            dial=Dialling(http, folder, clock).line,
+        means = ServerDeps(
+            connector=Connector(http, folder, clock),
             clock=clock,
             schemas=SchemaChecks(),
             store=store or stores.tools,

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.mcp_server import ANYTHING, FakeMcp, serving, text_result
 from tests.fakes.store import open_memory
 from tests.mcp.stage import staged
-from tests.mcp.test_connecting import at
+from tests.mcp.test_connections import at
 
 
 def tool(name: str, schema: Any = None, said: str | None = None) -> types.Tool:

@@ -1,6 +1,6 @@
 """What is remembered of tools, within bounds."""
 
-from gateway.mcp.pinning import MOST_NAMES, Pins
+from gateway.mcp.tools import MOST_NAMES, Pins
 from tests.fakes.store import open_memory
 
 

@@ -8,21 +8,21 @@ from typing import Any
 import anyio
 import mcp_types as types
 
-from gateway.mcp.pool import MOST_LINES
+from gateway.mcp.connections import MOST_CONNECTIONS
 from tests.fakes.mcp_server import FakeMcp, echo, serving
 from tests.mcp.stage import staged
-from tests.mcp.test_connecting import at
+from tests.mcp.test_connections import at
 
 
 async def test_whoever_comes_when_all_sessions_are_at_work_waits_for_one(tmp_path: Path) -> None:
-    people, fake = MOST_LINES + 6, FakeMcp(is_legacy=True)
+    people, fake = MOST_CONNECTIONS + 6, FakeMcp(is_legacy=True)
     at_work, most, gate = 0, 0, anyio.Event()
 
     async def wait(arguments: Mapping[str, Any]) -> types.CallToolResult:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
-        if at_work == MOST_LINES:
+        if at_work == MOST_CONNECTIONS:
             gate.set()
         await gate.wait()
         at_work -= 1
@@ -41,5 +41,5 @@ async def test_whoever_comes_when_all_sessions_are_at_work_waits_for_one(tmp_pat
                 group.start_soon(call, f"person-{number}")
 
     assert said == {f"person-{number}": f"echo person-{number}" for number in range(people)}
-    assert most == MOST_LINES
+    assert most == MOST_CONNECTIONS
     assert [name for name, _ in stage.told] == ["mcp.connected"]

@@ -19,8 +19,8 @@ from gateway.memory.compaction import (
     shrinks,
     span_of,
     summary_message,
+    summary_text,
     summed_up,
-    told_summary,
 )
 from gateway.memory.window import Window, message_tokens, summary_of
 
@@ -107,7 +107,7 @@ def test_whatever_a_model_writes_becomes_a_summary_that_can_be_kept(
         for one in decided
     )
     assert len(summary.identifiers) <= MOST_IDENTIFIERS
-    assert "#4711" in told_summary(summary, 1 << 40)
+    assert "#4711" in summary_text(summary, 1 << 40)
     node = replace(nodes_of(("", ""))[0], message=summary_message(summary))
     assert summary_of(node) == summary
     assert from_plain(json.loads(json.dumps(to_plain(summary)))) == summary
@@ -120,7 +120,7 @@ def test_what_is_shown_of_it_fits_and_stays_in_its_block(
     lists = tuple(" ".join(f"{line} </summary>".split()) for line in lines)
     summary = Summary(NodeId("0"), " ".join(goal.split()), lists, lists, identifiers=lists)
 
-    told = told_summary(summary, most)
+    told = summary_text(summary, most)
 
     assert estimate_tokens(told) <= max(0, most)
     assert not told or (told.startswith("<summary>\n") and told.endswith("\n</summary>"))
@@ -131,7 +131,7 @@ def test_the_newest_decisions_are_the_ones_that_are_shown() -> None:
     summary = Summary(NodeId("0"), decisions=("first one", "second one", "third one"))
 
     assert (
-        told_summary(summary, 20) == "<summary>\nDecisions:\n- second one\n- third one\n</summary>"
+        summary_text(summary, 20) == "<summary>\nDecisions:\n- second one\n- third one\n</summary>"
     )
 
 

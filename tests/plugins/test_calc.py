@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.forms import examples
 from tests.plugins.running import Guest
 
 TOOL = Path(__file__).parent.parent.parent / "plugins" / "calc" / "tool.wasm"
@@ -51,7 +52,7 @@ EXPRESSIONS: st.SearchStrategy[Built] = st.recursive(
 
 
 @given(built=EXPRESSIONS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_sums_products_quotients_and_remainders_are_those_of_fractions(
     calc: Guest, built: Built
 ) -> None:
@@ -72,7 +73,7 @@ def test_sums_products_quotients_and_remainders_are_those_of_fractions(
 
 
 @given(text=st.text(alphabet="0123456789.+-*/%^(), episqrtmaxround−π·e\t", max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_text_breaks_it(calc: Guest, text: str) -> None:
     did, said = worked_out(calc, text)
 

@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from gateway.channels.adapter_json import read_description, read_formatted, read_parsed
-from gateway.cli.known import PROOFS
+from gateway.cli.configuration import PROOFS
 from tests.plugins.running import KINDS, PLUGINS, Guest, cases_of, problem
 
 TOOLS = [name for name, kind in KINDS.items() if kind == "tool"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.forms import examples
 from tests.plugins.running import Guest, Json
 
 TOOL = Path(__file__).parent.parent.parent / "plugins" / "fetch" / "tool.wasm"
@@ -85,7 +86,7 @@ def page(body: str) -> Json:
 
 
 @given(scraps=st.lists(SCRAPS, max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_markup_breaks_it(fetch: Guest, scraps: list[str]) -> None:
     did, said = fetched(fetch, page("".join(scraps)))
 
@@ -94,7 +95,7 @@ def test_no_markup_breaks_it(fetch: Guest, scraps: list[str]) -> None:
 
 
 @given(raw=st.binary(max_size=200), charset=st.sampled_from(["utf-8", "windows-1252", ""]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_bytes_break_it(fetch: Guest, raw: bytes, charset: str) -> None:
     answer = {
         "headers": {"content-type": f"text/html; charset={charset}"},
@@ -107,7 +108,7 @@ def test_no_bytes_break_it(fetch: Guest, raw: bytes, charset: str) -> None:
 
 
 @given(text=st.text(alphabet="ab c<>&;\n", max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_text_that_was_escaped_comes_back_word_for_word(fetch: Guest, text: str) -> None:
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.channels.adapter_json import read_formatted, read_parsed
 from gateway.channels.adapters import Parsed
+from tests.forms import examples
 from tests.plugins.running import Guest, Json
 
 ADAPTER = Path(__file__).parent.parent.parent / "plugins" / "matrix" / "tool.wasm"
@@ -67,7 +68,7 @@ def read(matrix: Guest, events: list[Json], state: str = "") -> Parsed:
     return read_parsed(text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(odd=st.lists(EVENTS | VALUES, max_size=4))
 def test_no_event_keeps_the_next_from_being_read(matrix: Guest, odd: list[Json]) -> None:
     events = [event(n) | one if isinstance(one, dict) else one for n, one in enumerate(odd)]
@@ -77,7 +78,7 @@ def test_no_event_keeps_the_next_from_being_read(matrix: Guest, odd: list[Json])
     assert (parsed.messages[-1].platform_id, parsed.messages[-1].text) == ("$99", "hello")
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(
     come=st.lists(
         st.tuples(PEOPLE, st.sampled_from(["invite", "join", "knock", "leave", "ban"])), max_size=4
@@ -115,7 +116,7 @@ def test_as_many_direct_chats_as_a_state_holds_are_known(matrix: Guest) -> None:
     assert [last.messages[0].kind, first.messages[0].kind] == ["direct", "group"]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(text=st.text("ab <>&\"'*_~`[](){}#-\n|\\=:/hréé!", max_size=120))
 def test_only_markup_of_ours_goes_out(matrix: Guest, text: str) -> None:
     asked: Json = {

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.channels.adapter_json import read_formatted, read_parsed
+from tests.forms import examples
 from tests.plugins.running import Guest, Json
 
 ADAPTER = Path(__file__).parent.parent.parent / "plugins" / "whatsapp" / "tool.wasm"
@@ -48,7 +49,7 @@ def call(*messages: Json) -> Json:
     return {"entry": [{"changes": [{"field": "messages", "value": value}]}]}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(odd=st.lists(MESSAGES | VALUES, max_size=4))
 def test_no_message_keeps_the_next_from_being_read(whatsapp: Guest, odd: list[Json]) -> None:
     given = {"body": json.dumps(call(*odd, said("hello"))), "config": CONFIG}
@@ -60,7 +61,7 @@ def test_no_message_keeps_the_next_from_being_read(whatsapp: Guest, odd: list[Js
     assert (last.platform_id, last.text) == ("wamid.LAST", "hello")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(units=st.lists(st.sampled_from([0x41, 0x5C, 0x75, 0xD83D, 0xDE00, 0xE9]), max_size=12))
 def test_halves_of_characters_are_replaced_and_nothing_else(
     whatsapp: Guest, units: list[int]
@@ -75,7 +76,7 @@ def test_halves_of_characters_are_replaced_and_nothing_else(
     assert read_parsed(answer).messages[-1].text == meant
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(text=st.text("ab*_~`[](h)\n> #é😀", max_size=50), times=st.integers(1, 200))
 def test_what_would_be_too_long_is_said_to_be(whatsapp: Guest, text: str, times: int) -> None:
     asked = {"do": "send", "peer": "1", "text": text * times, "api_base": "https://w.example"}

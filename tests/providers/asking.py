@@ -95,7 +95,7 @@ def read_stream(
 
 def read_whole(wire: Wire, body: bytes, heard: Heard | None = None) -> ModelReply:
     reader = a_reader(wire, heard, a_request(stream=False))
-    reader.take_whole(body)
+    reader.read_whole(body)
     return reader.reply()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import CLOSING, OPENING, Fact, Recalled, told_line
+from gateway.domain.facts import CLOSING, OPENING, Fact, Recalled, memory_line
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
@@ -26,7 +26,7 @@ def remembered(predicate: str, value: str, subject: str = "user") -> Recalled:
 
 
 def block(*facts: Recalled) -> str:
-    return "\n".join([OPENING, *map(told_line, facts), CLOSING])
+    return "\n".join([OPENING, *map(memory_line, facts), CLOSING])
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_others_have_their_turn_while_calls_are_looked_for(hostile: str) -> None
     reader = a_reader("openai", request=asked(), recovers=True)
     recovery = Recovery(TOOLS)
 
-    reader.say(text)
+    reader.add_text(text)
     turns = sum(1 for _ in reader.recover())
 
     recovery.feed(text)

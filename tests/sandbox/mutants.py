@@ -11,12 +11,10 @@ from pathlib import Path
 
 from wasmtime import WasmtimeError
 
-from gateway.sandbox.calls import Call
-from gateway.sandbox.compiler import compile_guest
+from gateway.sandbox.calls import Call, component_engine
+from gateway.sandbox.compiler import NotAPlugin, compile_guest
 from gateway.sandbox.components import ComponentGuest
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.programs import Bounds, Program
-from gateway.sandbox.recognising import Unrecognised
+from gateway.sandbox.protocol import Bounds, Program
 from gateway.sandbox.worker import ended
 
 BOUNDS = Bounds(memory_bytes=16 << 20, fuel=2_000_000, output_bytes=1 << 16)
@@ -48,7 +46,7 @@ def mutated(wasm: bytes, other: bytes, chance: random.Random) -> bytes:
 def tried(wasm: bytes, folder: Path, number: int) -> str:
     try:
         inspection, compiled = compile_guest(wasm)
-    except (Unrecognised, WasmtimeError):
+    except (NotAPlugin, WasmtimeError):
         return "refused"
     if inspection.guest != "exogate":
         return "compiled"

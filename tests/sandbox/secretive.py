@@ -18,7 +18,7 @@ from gateway.config.sections import parse_capability
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import HttpGrant, PluginSecret
 from gateway.outbound.client import open_guarded
-from gateway.sandbox.links import Outcome
+from gateway.sandbox.pool import Outcome
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.fakes.sandbox import a_stage, means
 from tests.fakes.wat import RELAY

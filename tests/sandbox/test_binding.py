@@ -8,9 +8,15 @@ from wasmtime.component import Component, ResultType, Variant
 from wasmtime.component import FuncType as ComponentFunction
 from wasmtime.component import Linker as ComponentLinker
 
-from gateway.sandbox.binding import case_of, ending, mend_binding, quiet, value_of_case
-from gateway.sandbox.calls import Call, current, opened_store, trapped
-from gateway.sandbox.engines import component_engine, core_engine
+from gateway.sandbox.binding import case_of, guarded, guarded_core, patch_binding, value_of_case
+from gateway.sandbox.calls import (
+    Call,
+    component_engine,
+    core_engine,
+    current,
+    opened_store,
+    trapped,
+)
 from tests.fakes.guests import call_of
 
 
@@ -21,7 +27,7 @@ def core() -> Engine:
 
 @pytest.fixture(scope="module")
 def components() -> Engine:
-    mend_binding()
+    patch_binding()
     return component_engine()
 
 
@@ -45,7 +51,7 @@ def run_core(engine: Engine, function: object, call: Call) -> tuple[str, str]:
     module, linker = Module(engine, _CORE), Linker(engine)
     kind = module.imports[0].type
     assert isinstance(kind, FuncType)
-    linker.define_func("h", "f", kind, quiet(engine, function, otherwise=0))  # type: ignore[arg-type]  # it is one
+    linker.define_func("h", "f", kind, guarded_core(engine, function, otherwise=0))  # type: ignore[arg-type]  # it is one
     with opened_store(engine, call) as store:
         with pytest.raises((Trap, WasmtimeError)) as raised:
             _exported(linker, store, module)(store)
@@ -75,7 +81,7 @@ def test_a_components_host_function_raises_only_what_ends_its_own_call(
         call_of([]),
     )
     with linker.root() as root:
-        root.add_func("f", ending(lambda _store: function()))  # type: ignore[operator]  # it is one
+        root.add_func("f", guarded(lambda _store: function()))  # type: ignore[operator]  # it is one
 
     with opened_store(components, call) as store:
         run = linker.instantiate(store, component).get_func(store, "run")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gateway.sandbox.calls import Call, Ended
-from gateway.sandbox.programs import Bounds
+from gateway.sandbox.protocol import Bounds
 from tests.fakes.guests import call_of
 
 BOUNDS = Bounds(memory_bytes=1, fuel=1, output_bytes=1)
@@ -160,9 +160,9 @@ def test_what_it_used_is_told() -> None:
 def test_whoever_calls_the_host_very_often_lets_others_run() -> None:
     call = call_of([], seconds=60)
     for _ in range(2_000):
-        call.go_easy()
+        call.throttle()
     slept_at = time.monotonic()
     for _ in range(20):
-        call.go_easy()
+        call.throttle()
 
     assert time.monotonic() - slept_at >= 0.02

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.channels.adapter_json import read_description
 from gateway.domain.plugins import PluginDef
-from gateway.sandbox.describing import Described, described
+from gateway.sandbox.plugins import Described, described
 
 PLUGIN = PluginDef("shop", Path("shop.wasm"))
 BUNDLED = PluginDef("shop", Path("shop.wasm"), is_bundled=True)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.sandbox.exchanges import MOST_HEADERS, flat_request, whole_answer
+from gateway.sandbox.calls import MOST_HEADERS, flat_request, whole_answer
 
 
 def test_only_what_the_gateway_looks_at_is_passed_on() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wasmtime import Engine
 
-from gateway.sandbox.engines import core_engine
+from gateway.sandbox.calls import core_engine
 from gateway.sandbox.extism import ExtismGuest, packed, unpacked
 from tests.fakes.guests import BOUNDS, ask, call_of, core_program, extism_wat, ticking
 

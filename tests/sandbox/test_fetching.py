@@ -3,9 +3,7 @@
 import base64
 import json
 
-from gateway.sandbox.calls import opened_store
-from gateway.sandbox.engines import core_engine
-from gateway.sandbox.fetching import MOST_BODY_BYTES, Reply, fetch
+from gateway.sandbox.calls import MOST_BODY_BYTES, Reply, core_engine, fetch, opened_store
 from tests.fakes.guests import call_of
 
 

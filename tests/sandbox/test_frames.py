@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sandbox.frames import LARGEST, BrokenFrame, Frame, Kind, Reader, encode
+from gateway.sandbox.protocol import LARGEST, BrokenFrame, Frame, Kind, Reader, encode
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4).map(tuple)
 FRAMES = st.builds(Frame, st.sampled_from(Kind), st.integers(0, 2**32 - 1), TEXTS)

@@ -8,9 +8,9 @@ import pytest
 from wasmtime import Engine
 from wasmtime.component import Component
 
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.functions import FunctionsGuest
-from gateway.sandbox.recognising import Unrecognised, recognise_component
+from gateway.sandbox.calls import component_engine
+from gateway.sandbox.compiler import NotAPlugin, inspect_component
+from gateway.sandbox.components import FunctionsGuest
 from tests.fakes.guests import Answered, ask, component_program, ticking
 
 _WAT = """(component
@@ -125,15 +125,15 @@ def test_plain_functions_are_recognised_and_types_without_end_are_not(engine: En
       (func (export "f") (param "a" $t12) (canon lift (core func $main "f")
         (memory (core memory $main "memory")) (realloc (core func $main "realloc")))))"""
 
-    assert recognise_component(Component(engine, _WAT), engine).guest == "functions"
-    with pytest.raises(Unrecognised, match="the type of f is too large"):
-        recognise_component(Component(engine, endless), engine)
+    assert inspect_component(Component(engine, _WAT), engine).guest == "functions"
+    with pytest.raises(NotAPlugin, match="the type of f is too large"):
+        inspect_component(Component(engine, endless), engine)
 
 
-def _of_type(spelled: str, levels: int) -> str:
+def _of_type(type_text: str, levels: int) -> str:
     types = ["(type $t0 u32)"]
     for number in range(levels):
-        body = spelled.format(f"$t{number}")
+        body = type_text.format(f"$t{number}")
         types.append(
             f'(type $d{number} {body}) (export $t{number + 1} "t{number}" (type $d{number}))'
         )
@@ -149,10 +149,10 @@ def _of_type(spelled: str, levels: int) -> str:
         (canon lift (core func $main "go") (memory $m) (realloc $realloc))))"""
 
 
-@pytest.mark.parametrize("spelled", ['(record (field "a" {}))', '(variant (case "a" {}))'])
-def test_a_type_in_a_type_in_a_type_is_loaded_at_once(spelled: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("type_text", ['(record (field "a" {}))', '(variant (case "a" {}))'])
+def test_a_type_in_a_type_in_a_type_is_loaded_at_once(type_text: str, tmp_path: Path) -> None:
     engine = component_engine()
-    program = component_program(engine, tmp_path, _of_type(spelled, 60), {}, "functions")
+    program = component_program(engine, tmp_path, _of_type(type_text, 60), {}, "functions")
 
     described = ask(FunctionsGuest(engine, program), function="describe")
 
@@ -186,5 +186,5 @@ def test_a_component_of_very_many_exports_is_refused() -> None:
       (func $f (canon lift (core func $i "f"))) {exports})"""
     engine = component_engine()
 
-    with pytest.raises(Unrecognised, match="more than 1000"):
-        recognise_component(Component(engine, wat), engine)
+    with pytest.raises(NotAPlugin, match="more than 1000"):
+        inspect_component(Component(engine, wat), engine)

@@ -7,10 +7,9 @@ import pytest
 
 from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef
-from gateway.sandbox.grants import PluginRefused, missing, needed, require_granted
-from gateway.sandbox.plugins import Loaded
-from gateway.sandbox.programs import Guest, Inspection
-from gateway.sandbox.worlds import INTERFACES, import_name
+from gateway.sandbox.interfaces import INTERFACES, import_name
+from gateway.sandbox.plugins import Loaded, PluginRefused, missing, needed, require_granted
+from gateway.sandbox.protocol import Guest, Inspection
 from tests.fakes.sandbox import Stage, a_stage
 from tests.fakes.wat import RELAY
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wasmtime import Engine, InstancePre, Linker, Store
 
-from gateway.sandbox.abis import EXTISM
-from gateway.sandbox.calls import opened_store
-from gateway.sandbox.engines import core_engine
-from gateway.sandbox.kernel import Kernel, kernel_of
+from gateway.sandbox.calls import core_engine, opened_store
+from gateway.sandbox.extism import Kernel, kernel_of
+from gateway.sandbox.interfaces import EXTISM
 from tests.fakes.guests import call_of
 
 

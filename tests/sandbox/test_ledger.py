@@ -1,10 +1,10 @@
 """What plugins used and were denied is counted, and no plugin can make it large or ugly."""
 
-from gateway.sandbox.ledger import MOST_NAMES, OTHERS, UseLedger
+from gateway.sandbox.host_functions import MOST_NAMES, OTHERS, CapabilityUse
 
 
 def test_uses_and_denials_are_counted_for_each_plugin() -> None:
-    ledger = UseLedger()
+    ledger = CapabilityUse()
     ledger.used("a", "store:x")
     ledger.used("a", "store:x")
     ledger.denied("a", "store:y")
@@ -17,7 +17,7 @@ def test_uses_and_denials_are_counted_for_each_plugin() -> None:
 
 
 def test_a_plugin_that_tries_everything_fills_nothing() -> None:
-    ledger = UseLedger()
+    ledger = CapabilityUse()
     for number in range(10 * MOST_NAMES):
         ledger.denied("a", f"store:{number}" + "x" * 1000)
 
@@ -28,14 +28,14 @@ def test_a_plugin_that_tries_everything_fills_nothing() -> None:
 
 
 def test_no_control_character_is_kept() -> None:
-    ledger = UseLedger()
+    ledger = CapabilityUse()
     ledger.denied("a", "store:\x1b[2J\n\u202e")
 
     assert list(ledger.of("a").denied) == ["store:?[2J??"]
 
 
 def test_what_was_granted_fills_nothing_either() -> None:
-    ledger = UseLedger()
+    ledger = CapabilityUse()
     for number in range(10 * MOST_NAMES):
         ledger.used("a", f"http:{number}")
 

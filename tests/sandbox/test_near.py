@@ -8,9 +8,9 @@ import pytest
 from wasmtime import Engine
 from wasmtime.component import Component
 
-from gateway.sandbox.engines import component_engine
-from gateway.sandbox.near import NearGuest
-from gateway.sandbox.recognising import Unrecognised, recognise_component
+from gateway.sandbox.calls import component_engine
+from gateway.sandbox.compiler import NotAPlugin, inspect_component
+from gateway.sandbox.components import NearGuest
 from tests.fakes.guests import Answered, ask, component_program, ticking
 
 _ERRORS = '"auth-required" "input" "output-too-large" "executor" "network-denied" "client" "operation-failed"'  # fmt: skip
@@ -162,7 +162,7 @@ def tools(guest: NearGuest) -> dict[str, dict[str, object]]:
 
 
 def test_it_is_recognised_by_its_export_and_held_to_its_types(engine: Engine) -> None:
-    found = recognise_component(Component(engine, wat()), engine)
+    found = inspect_component(Component(engine, wat()), engine)
 
     assert (found.guest, found.kind) == ("near", "tool")
     assert "near:agent/host@0.4.1#http-request" in found.imports
@@ -171,8 +171,8 @@ def test_it_is_recognised_by_its_export_and_held_to_its_types(engine: Engine) ->
         (wat().replace("near:agent/host@0.4.1", "near:agent/host@0.3.0"), "which nobody offers"),
         (wat().replace('"secret-exists" (func (param "name" string) (result bool))', '"fly" (func (param "name" string) (result bool))').replace('$host "secret-exists"', '$host "fly"'), "there is no such function"),
     ):  # fmt: skip
-        with pytest.raises(Unrecognised, match=why):
-            recognise_component(Component(engine, changed), engine)
+        with pytest.raises(NotAPlugin, match=why):
+            inspect_component(Component(engine, changed), engine)
 
 
 def test_each_listed_operation_is_a_tool_with_its_part_of_the_schema(

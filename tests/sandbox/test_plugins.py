@@ -15,8 +15,7 @@ from gateway.domain.errors import AdapterFailed, ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.plugins import PluginDef, PluginLimits
 from gateway.domain.ports import ToolScope
-from gateway.sandbox.grants import PluginRefused
-from gateway.sandbox.plugins import MOST_INPUT_BYTES, Plugins, PluginTool
+from gateway.sandbox.plugins import MOST_INPUT_BYTES, PluginRefused, Plugins, PluginTool
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.sandbox import Stage, a_stage, means
 from tests.fakes.wat import ECHO, RELAY, describing, handling, kept

@@ -18,16 +18,16 @@ import pytest
 from anyio import to_thread
 
 from gateway.domain.plugins import PluginLimits
-from gateway.sandbox.links import Outcome
 from gateway.sandbox.plugins import Loaded
 from gateway.sandbox.pool import (
     CALLS_AT_ONCE,
     PAUSE_S,
     WAITING_OF_ONE_PROGRAM,
     WORKER,
+    Outcome,
     Pool,
 )
-from gateway.sandbox.programs import Bounds, Program
+from gateway.sandbox.protocol import Bounds, Program
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.sandbox import Stage, a_stage, means
@@ -77,7 +77,7 @@ def acting(script: str) -> tuple[str, ...]:
         f"""
 import socket, struct, sys
 sys.path.insert(0, {str(ROOT)!r})
-from gateway.sandbox.frames import Kind, Reader, encode
+from gateway.sandbox.protocol import Kind, Reader, encode
 gateway = socket.socket(fileno=int(sys.argv[1]))
 reader = Reader()
 def say(kind, call, *texts): gateway.sendall(encode(kind, call, texts))

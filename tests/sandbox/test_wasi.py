@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.sandbox.calls import Ended, opened_store
-from gateway.sandbox.engines import core_engine
+from gateway.sandbox.calls import Ended, core_engine, opened_store
 from gateway.sandbox.wasi import MOST_RANDOM_BYTES, elapsed_ns, random_bytes, sleep, wall_ns
 from tests.fakes.guests import call_of
 

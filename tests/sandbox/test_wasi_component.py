@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from wasmtime import Engine
 
+from gateway.sandbox.calls import component_engine
 from gateway.sandbox.components import ComponentGuest
-from gateway.sandbox.engines import component_engine
 from tests.fakes.guests import BOUNDS, ask, call_of, component_program, granted, ticking
 
 Load = Callable[..., ComponentGuest]

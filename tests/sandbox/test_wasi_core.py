@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from wasmtime import Engine
 
-from gateway.sandbox.abis import WASI_CORE
-from gateway.sandbox.engines import core_engine
+from gateway.sandbox.calls import core_engine
 from gateway.sandbox.extism import ExtismGuest
+from gateway.sandbox.interfaces import WASI_CORE
 from tests.fakes.guests import (
     BOUNDS,
     Answers,
@@ -50,8 +50,8 @@ def engine() -> Iterator[Engine]:
 def load(engine: Engine, tmp_path: Path) -> Callable[..., ExtismGuest]:
     def loaded(body: str, data: str = "", types: dict[str, str] = _TYPES) -> ExtismGuest:
         imports = "".join(
-            f'(import "{WASI_CORE}" "{name}" (func ${name} {signature(spelled)}))'
-            for name, spelled in types.items()
+            f'(import "{WASI_CORE}" "{name}" (func ${name} {signature(type_text)}))'
+            for name, type_text in types.items()
         )
         wat = extism_wat(body, more=f"{imports} --- {data}")
         return ExtismGuest(engine, core_program(engine, tmp_path, wat, {}))
@@ -99,7 +99,7 @@ def test_a_flood_of_output_is_dropped_and_the_guest_goes_on(
         _TEXT,
     )
 
-    answered = ask(guest)
+    answered = ask(guest, seconds=30)
 
     assert answered.status == "ok"
     assert len(answered.logged) == BOUNDS.log_lines

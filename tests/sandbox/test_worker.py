@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.programs import Bounds, Status
+from gateway.sandbox.protocol import Bounds, Status
 from gateway.sandbox.worker import checked, ended
 from tests.fakes.guests import call_of
 from tests.sandbox import leaving, secretive

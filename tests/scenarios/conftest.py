@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.stage import TREES, WIRES, Stage
-
-EVERY = [pytest.param((wire, tree), id=f"{wire}-{tree}") for wire in WIRES for tree in TREES]
+from tests.scenarios.stage import Stage, pairs
 
 
-@pytest.fixture(params=EVERY)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "stage" in metafunc.fixturenames:
+        ids = [f"{wire}-{tree}" for wire, tree in pairs()]
+        metafunc.parametrize("stage", pairs(), ids=ids, indirect=True)
+
+
+@pytest.fixture
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
     wire, tree = request.param
     return Stage(wire, tree, tmp_path)

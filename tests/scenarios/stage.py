@@ -13,9 +13,19 @@ from tests.fakes.boundaries import inside
 from tests.fakes.client import TERMINAL, Client, Event, connected, seqs_of
 from tests.fakes.gateway import Change, Setup, running, unchanged
 from tests.fakes.model_server import Asked, ModelServer, Reply, Script, Wire, scripted_server
+from tests.forms import is_long
 
 WIRES: tuple[Wire, ...] = ("openai", "anthropic")
 TREES = ("default", "oracle-agent")
+
+
+def pairs() -> list[tuple[Wire, str]]:
+    """Wires and trees that are played together: in the bounded form each is in one pair."""
+    if not is_long():
+        return list(zip(WIRES, TREES, strict=True))
+    return [(wire, tree) for wire in WIRES for tree in TREES]
+
+
 # What differs between two runs that are alike.
 OF_ONE_RUN = frozenset(
     {"timestamp", "duration_ms", "execution_time_ms", "run_id", "message_id", "context_id"}

@@ -17,7 +17,7 @@ from tests.fakes.client import connected, http
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import scripted_server
 from tests.fakes.wat import ECHO, kept
-from tests.sandbox.test_compiling import many_functions
+from tests.sandbox.test_cache import many_functions
 from tests.scenarios.chats import (
     LONG_S,
     CalledChat,

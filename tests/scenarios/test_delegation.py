@@ -10,7 +10,7 @@ import pytest
 from gateway.config.sections import parse_capability
 from gateway.config.values import GatewayConfig
 from gateway.domain.ports import PluginSpace
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 from tests.fakes.boundaries import inside
 from tests.fakes.client import Client, HttpAnswer, connected, http
 from tests.fakes.gateway import Setup, command, running

@@ -24,7 +24,9 @@ from tests.scenarios.test_memory_sources import OPERATOR, READS_ALL, Crowd
 from tests.scenarios.test_souls import system_of
 
 ANN = "ann-ann-ann-ann-ann-ann"
-OPERATING = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+OPERATING = (Path(__file__).parents[2] / "docs" / "how-to" / "operate.md").read_text(
+    encoding="utf-8"
+)
 (BY_TOKEN,) = re.findall(r"```sql\n(SELECT.*?plugin_value.*?)```", OPERATING, re.DOTALL)
 SERVED = '[mcp.serve]\nenabled = true\ntools = ["notes"]\n'
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 from tests.fakes.client import connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.host.shipped import shipped_folder
+from gateway.host.files import shipped_folder
 from tests.fakes.client import Client, connected, types_of
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server

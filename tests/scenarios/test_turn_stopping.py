@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.fakes.client import TERMINAL, WAIT_S, Event
 from tests.fakes.model_server import Asked, Reply
+from tests.forms import examples
 from tests.scenarios import plots_limits as plots
 from tests.scenarios.plots import echo_of
 from tests.scenarios.scripts import shown
-from tests.scenarios.stage import TREES, WIRES, Scene, Stage, is_whole, outline, play, talk_to
+from tests.scenarios.stage import Scene, Stage, is_whole, outline, pairs, play, talk_to
 
 Moment = tuple[int, str, bool]  # after so many chunks, in which mode, and once more at once
 
@@ -148,10 +149,9 @@ MOMENTS = st.tuples(st.integers(0, 26), st.sampled_from(["immediate", "after_tur
 
 
 @pytest.mark.requirement("S-002-Cancel-01", "S-002-Cancel-02")
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("wire", "tree"), pairs())
 @settings(
-    max_examples=6,
+    max_examples=examples(6),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from tests.fakes.model_server import Asked, Reply, Wire
+from tests.forms import is_long
 from tests.scenarios.plots import ANSWERS, echo_of
 from tests.scenarios.plots_killed import KILLED
 from tests.scenarios.plots_limits import LIMITS
@@ -57,7 +58,7 @@ async def test_the_oracle_trees_end_at_the_limits_of_the_agent(tree: str, tmp_pa
 
 
 @pytest.mark.requirement("S-002-BT-04")
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", WIRES if is_long() else WIRES[:1])
 @pytest.mark.parametrize("name", PLOTS)
 async def test_both_trees_give_the_same_chunks_the_same_events_and_ask_the_model_the_same(
     name: str, wire: Wire, tmp_path: Path

@@ -11,7 +11,7 @@ import anyio
 from gateway.agent.driver import Runner
 from gateway.budgets import Meter
 from gateway.control.notices import Bus
-from gateway.control.policy import DecisionTrees
+from gateway.control.policy import OURS, DecisionTrees
 from gateway.control.rules import CurrentRules, RuleSet, load_rules
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
@@ -38,7 +38,6 @@ from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
 
 NO_RULES = load_rules(())
-OURS = DecisionTrees()
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY, USUAL = QueueBounds(), QueuePolicy()
 Events = list[dict[str, Any]]

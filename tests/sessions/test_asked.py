@@ -5,17 +5,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json, to_json
 
+from gateway.domain.ids import RunId
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelRequest, ToolSpec
 from gateway.sessions.journal import (
     NO_REQUEST,
-    RequestParts,
-    changed_parts,
+    RecordedJournal,
     parted,
     parts_after,
     parts_of,
 )
+from tests.fakes.clock import FakeClock
+from tests.fakes.journal import FakeJournal
 
 TOOLS = (ToolSpec("a", "does a"), ToolSpec("b", "does b"))
 CALL = ToolCall("c1", "a", "{}")
@@ -26,13 +29,13 @@ SAID = (
 )
 REQUEST = ModelRequest("p", "m", "You are brief.", SAID, TOOLS)
 
-PARTS = st.fixed_dictionaries(
-    {
-        "settings": st.dictionaries(st.text(max_size=2), st.integers()),
-        "system": st.text(max_size=5),
-        "tools": st.dictionaries(st.text(max_size=2), st.text(max_size=2)),
-        "messages": st.lists(st.sampled_from("abc"), max_size=4),
-    }
+REQUESTS = st.builds(
+    ModelRequest,
+    st.sampled_from("pq"),
+    st.sampled_from("mn"),
+    st.text(max_size=2),
+    st.lists(st.sampled_from(SAID), max_size=4).map(tuple),
+    st.sampled_from([(), TOOLS, TOOLS[:1]]),
 )
 
 
@@ -77,21 +80,20 @@ def test_what_a_model_is_not_told_makes_no_difference() -> None:
     assert parted("call 1", parts_of(REQUEST), parts_of(other), "s.md") is None
 
 
-@given(st.lists(PARTS, max_size=4))
+@given(st.lists(REQUESTS, max_size=4))
 def test_requests_that_are_written_as_changes_are_read_as_they_were(
-    all_parts: list[RequestParts],
+    requests: list[ModelRequest],
 ) -> None:
-    written, before = [], NO_REQUEST
-    for parts in all_parts:
-        written.append(changed_parts(before, parts))
-        before = parts
+    journal = RecordedJournal(RunId("r"), FakeClock(), FakeJournal())
+    for request in requests:
+        journal.asks(request)
 
     read, before = [], NO_REQUEST
-    for told in written:
-        before = parts_after(before, told)
-        read.append(before)
+    for kind, changes in from_json(to_json(journal.lines)):
+        before = parts_after(before, changes[0])
+        read.append((kind, before))
 
-    assert read == all_parts
+    assert read == [("ask", parts_of(request)) for request in requests]
 
 
 @pytest.mark.parametrize("told", [{}, {"kept": "x", "messages": []}, {"kept": 0, "messages": 1}])

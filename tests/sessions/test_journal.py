@@ -38,7 +38,8 @@ PAID = ToolResult("1", "pay", "PAID")
 
 def journal(store: Journal | None = None, clock: FakeClock | None = None) -> RecordedJournal:
     one = RecordedJournal(RUN, clock or FakeClock(), store or FakeJournal())
-    one.begin(1, [RunId("q"), RUN], RunControl())
+    one("attempt", 1, ["q", RUN])
+    one.moment()
     return one
 
 
@@ -135,7 +136,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
     second = RecordedJournal(RUN, FakeClock(), store, granted=granted, parts=len(earlier))
-    second.begin(2, [RUN], RunControl())
+    second("attempt", 2, [RUN])
     second.lines.append(b'{"seq":9}')
     await second.keep_result(1, CALL, PAID)
 
@@ -147,11 +148,11 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
     assert [entry.kind for entry in read(*parts).earlier] == ["attempt", "at", "result"]
 
 
-async def test_what_others_did_before_and_while_it_runs_is_taken_down() -> None:
-    control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal())
-    control.steer(Steered(RunId("r_2"), "more"))
+async def test_what_others_did_while_it_runs_is_taken_down() -> None:
+    one = journal()
+    control = RunControl(record=one)
 
-    one.begin(1, [RUN], control)
+    control.steer(Steered(RunId("r_2"), "more"))
     control.withdraw(RunId("r_2"))
     control.stop("cancelled", at_once=True)
 
@@ -285,7 +286,7 @@ async def test_a_part_that_was_never_written_is_in_the_way_of_no_later_one() -> 
     earlier = await store.read(RUN)
     granted = grants_of(earlier, from_json)
     second = RecordedJournal(RUN, clock, store, granted=granted, parts=len(earlier))
-    second.begin(2, [RUN], RunControl())
+    second("attempt", 2, [RUN])
     second.lines.append(b'{"seq":9}')
     await second.keep_result(2, CALL, PAID)
 

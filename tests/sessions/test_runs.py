@@ -6,11 +6,14 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.effects import Moment
+from gateway.agent.effects import Moment, Steered
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Chunk
+from gateway.sessions.journal import RecordedJournal
 from gateway.sessions.runs import LiveRun
+from tests.fakes.clock import FakeClock
+from tests.fakes.journal import FakeJournal
 
 KEY = SessionKey(AgentId("a"), "c", "p")
 
@@ -74,3 +77,14 @@ def test_who_stops_listening_hears_no_more() -> None:
     run.emit(Chunk("content", {"content": "x"}))
 
     assert heard == []
+
+
+def test_its_journal_has_what_others_wanted_of_it_also_before_it_began() -> None:
+    run = live()
+    run.control.steer(Steered(RunId("r_2"), "more"))
+    journal = RecordedJournal(run.run_id, FakeClock(), FakeJournal())
+
+    run.start(1, Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0), journal)
+    run.stop("cancelled", at_once=True)
+
+    assert journal.lines == [("said", ("r_2", "more")), ("stop", ("cancelled", True))]

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cbor2", reason="the extra `surrealdb` is not installed")
 
-from gateway.domain.cluster import Lease, Leases, Presence
+from gateway.domain.cluster import Lease, Leases, Presence, StoreInUse
 from gateway.domain.ids import Secret
 from gateway.store.leases import SurrealLeases
 from gateway.store.surreal_connection import (
@@ -49,14 +49,15 @@ def leases_of(request: pytest.FixtureRequest) -> Open:
     @contextlib.asynccontextmanager
     async def opened(partitions: int) -> AsyncIterator[Leases]:
         if place is None:
-            leases: Leases = FakeLeases(LeaseTable(time.monotonic))
-            assert await leases.prepare(partitions) == partitions
+            leases = FakeLeases(LeaseTable(time.monotonic))
+            leases.table.prepare(partitions)
             yield leases
             return
         async with connected(place) as connection:
-            leases = SurrealLeases(connection, deadline_s=5.0)
-            assert await leases.prepare(partitions) == partitions
-            yield leases
+            shared = SurrealLeases(connection, deadline_s=5.0)
+            assert await shared.join(Presence("first"), partitions, 15.0) == partitions
+            await shared.leave("first")
+            yield shared
 
     return opened
 
@@ -69,18 +70,72 @@ async def test_the_first_node_chooses_the_number_of_partitions(
 ) -> None:
     found: list[int] = []
 
-    async def prepare(leases: SurrealLeases, partitions: int) -> None:
-        found.append(await leases.prepare(partitions))
+    async def join(leases: SurrealLeases, partitions: int) -> None:
+        node = Presence(f"node{partitions}")
+        found.append(await leases.join(node, partitions, 15.0))
 
     async with connected(surreal_database) as connection:
         leases = SurrealLeases(connection, deadline_s=5.0)
         async with anyio.create_task_group() as group:
             for partitions in (4, 5, 6, 7):
-                group.start_soon(prepare, leases, partitions)
+                group.start_soon(join, leases, partitions)
         state = await leases.state()
 
+    assert len(found) == 4
     assert len(set(found)) == 1
     assert [row.lease for row in state.leases] == [Lease(number, 0) for number in range(found[0])]
+
+
+ALONE = Presence("alone", is_alone=True)
+
+
+async def test_a_gateway_that_is_alone_lets_no_other_join(leases_of: Open) -> None:
+    async with leases_of(4) as leases:
+        await leases.join(ALONE, 4, 15.0)
+        await leases.join(ALONE, 4, 15.0)
+        for other in (A, Presence("other", is_alone=True)):
+            with pytest.raises(StoreInUse, match="by gateway alone"):
+                await leases.join(other, 4, 15.0)
+        await leases.leave("alone")
+        await leases.join(A, 4, 15.0)
+        await leases.join(B, 4, 15.0)
+        with pytest.raises(StoreInUse, match="by gateway (a|b)"):
+            await leases.join(ALONE, 4, 15.0)
+
+
+async def test_a_gateway_that_was_alone_and_late_is_so_only_if_no_other_came(
+    leases_of: Open,
+) -> None:
+    async with leases_of(4) as leases:
+        await leases.join(ALONE, 4, 0.1)
+        await leases.take("alone", [0], 15.0)
+        await anyio.sleep(0.15)
+        renewal = await leases.renew(ALONE, 0.1)
+        await anyio.sleep(0.15)
+        await leases.join(A, 4, 15.0)
+        with pytest.raises(StoreInUse, match="by gateway a"):
+            await leases.renew(ALONE, 0.1)
+
+    assert list(renewal.mine) == [Lease(0, 1)]
+
+
+async def test_of_gateways_that_want_to_be_alone_one_is(surreal_database: SurrealDatabase) -> None:
+    refused: list[str] = []
+
+    async def join(leases: SurrealLeases, name: str) -> None:
+        try:
+            await leases.join(Presence(name, is_alone=True), 4, 15.0)
+        except StoreInUse as error:
+            refused.append(error.owner)
+
+    async with connected(surreal_database) as connection:
+        leases = SurrealLeases(connection, deadline_s=5.0)
+        async with anyio.create_task_group() as group:
+            for number in range(6):
+                group.start_soon(join, leases, f"node{number}")
+
+    assert len(refused) == 5
+    assert len(set(refused)) == 1
 
 
 async def test_a_free_lease_is_taken_with_a_new_epoch_and_only_once(leases_of: Open) -> None:
@@ -130,13 +185,13 @@ async def test_a_release_frees_the_lease_of_its_epoch_alone(leases_of: Open) -> 
 
 async def test_the_members_are_those_who_were_seen_and_do_not_leave(leases_of: Open) -> None:
     async with leases_of(4) as leases:
-        await leases.renew(Presence("old"), 15.0)
+        await leases.renew(Presence("old"), 0.1)
         await anyio.sleep(0.3)
         await leases.renew(Presence("leaving", is_leaving=True), 15.0)
         await leases.renew(Presence("gone"), 15.0)
         await leases.leave("gone")
         await leases.renew(Presence("b", is_ready=False, config="x"), 15.0)
-        renewal = await leases.renew(A, 0.2)
+        renewal = await leases.renew(A, 15.0)
         state = await leases.state()
 
     assert set(renewal.members) == {"a", "b"}

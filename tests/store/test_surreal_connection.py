@@ -2,10 +2,13 @@
 
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -37,6 +40,7 @@ from gateway.store.surreal_connection import (  # noqa: E402
     decode,
     encode,
 )
+from tests.fakes.certificate import certificate_for  # noqa: E402
 from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase, SurrealServer  # noqa: E402
 
 ROOT = Credentials(USER, Secret(PASSWORD))
@@ -298,13 +302,35 @@ async def test_a_user_of_the_namespace_or_the_database_suffices(
 
 
 async def test_a_user_who_may_only_read_is_a_sentence(surreal_database: SurrealDatabase) -> None:
-    viewer = Credentials("viewer", Secret("secret"))
+    """What such a user writes is not written, and the server answers that all is well."""
+    place, viewer = surreal_database, Credentials("viewer", Secret("secret"))
 
-    async with connected(surreal_database) as connection:
+    async with connected(place) as connection:
         await connection.query("DEFINE USER viewer ON DATABASE PASSWORD 'secret' ROLES VIEWER")
-    async with connected(surreal_database, viewer) as connection:
-        with pytest.raises(StoreRefused, match="role EDITOR"):
-            await connection.query("DEFINE TABLE IF NOT EXISTS t")
+    with pytest.raises(StoreRefused, match="'viewer'.*role EDITOR"):
+        await SurrealConnection.open(place.url, place.namespace, place.database, viewer)
+
+
+async def test_a_user_who_may_write_no_more_is_noticed_by_the_next_connection(
+    surreal_database: SurrealDatabase,
+) -> None:
+    define = (
+        "DEFINE USER OVERWRITE u ON DATABASE PASSWORD 'secret' ROLES {} DURATION FOR SESSION 1s"
+    )
+
+    async with connected(surreal_database) as root:
+        await root.query("DEFINE TABLE t")
+        await root.query(define.format("EDITOR"))
+        async with connected(surreal_database, Credentials("u", Secret("secret"))) as connection:
+            await connection.query("CREATE t")
+            await root.query(define.format("VIEWER"))
+            await anyio.sleep(2.1)
+            with pytest.raises(StoreUnavailable, match="expired"):
+                await connection.query("CREATE t")
+            await until(lambda: not connection.is_ready)
+            await anyio.sleep(0.3)
+            with pytest.raises(StoreUnavailable, match="role EDITOR"):
+                await connection.query("CREATE t")
 
 
 async def test_an_expired_session_is_signed_in_again(surreal_database: SurrealDatabase) -> None:
@@ -439,7 +465,7 @@ def knowing(**answers: Answer) -> Answer:
 
     def answer(call: dict[str, Any]) -> object:
         method = call["method"]
-        if method == "query" and call["params"][0] != "RETURN true":
+        if method == "query" and not call["params"][0].startswith("REMOVE"):
             method = "asked"
         return answers.get(method, honest)(call)
 
@@ -453,13 +479,16 @@ class FakeSurreal:
         self.headers: Callable[[ServerConnection, Request], Response | None] = lambda *_: None
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[SurrealDatabase]:
-        cbor = [Subprotocol("cbor")]
-        async with serve(
-            self._talk, "127.0.0.1", 0, subprotocols=cbor, process_request=self._look
-        ) as server:
+    async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[SurrealDatabase]:
+        more: dict[str, Any] = {
+            "subprotocols": [Subprotocol("cbor")],
+            "process_request": self._look,
+            "ssl": tls,
+        }
+        async with serve(self._talk, "127.0.0.1", 0, **more) as server:
             port = server.sockets[0].getsockname()[1]
-            yield SurrealDatabase(f"ws://127.0.0.1:{port}", "tests", "main")
+            scheme = "ws" if tls is None else "wss"
+            yield SurrealDatabase(f"{scheme}://127.0.0.1:{port}", "tests", "main")
 
     def _look(self, line: ServerConnection, request: Request) -> Response | None:
         return self.headers(line, request)
@@ -519,6 +548,12 @@ SHAPES: dict[str, Answer] = {
     "no result": lambda call: {"id": call["id"]},
     "statements that are none": lambda call: {"id": call["id"], "result": [1, None]},
     "a statement without a status": lambda call: {"id": call["id"], "result": [{}]},
+    "kinds of another shape": lambda call: {
+        "id": call["id"],
+        "result": [
+            {"status": "ERR", "kind": {}, "details": {"kind": [1], "details": {"kind": {}}}}
+        ],
+    },
     "details of another shape": lambda call: {
         "id": call["id"],
         "result": [{"status": "ERR", "kind": [], "details": [1], "result": None}],
@@ -638,6 +673,22 @@ async def test_a_redirect_is_not_followed() -> None:
                 await connection.query("RETURN 1")
 
     assert other.connections == 0
+
+
+async def test_a_server_is_known_by_its_certificate(tmp_path: Path) -> None:
+    file, trusted = await to_thread.run_sync(certificate_for, "127.0.0.1", tmp_path)
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.load_cert_chain(file)
+    server = FakeSurreal(honest)
+    settings = replace(SMALL, tls=trusted)
+    async with server.running(shown) as place:
+        async with connected(place, settings=settings) as connection:
+            assert await connection.query("RETURN 1") == ["RETURN 1"]
+        async with connected(place, settings=SMALL) as connection:
+            with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+                await connection.query("RETURN 1")
+
+    assert server.connections == 1
 
 
 async def test_a_server_that_says_nothing_at_all_is_waited_for() -> None:

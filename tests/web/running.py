@@ -13,8 +13,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from websockets.asyncio.client import ClientConnection, connect
 
-from gateway.api.declarations import CHAT, Method, NoParams, Params, Scope
+from gateway.api.declarations import CHAT, Method, Params, Scope
 from gateway.api.methods import METHODS
+from gateway.api.operating import Ping
 from gateway.domain.errors import GatewayError
 from gateway.web.asgi import WebApp, build, principal_of, twins
 from gateway.web.identity import Identities
@@ -53,7 +54,7 @@ ROUTES: Sequence[BaseRoute] = (
 )
 
 
-def ping(_call: Call, _params: NoParams) -> str:
+def ping(_call: Call, _params: Ping) -> str:
     """Answers."""
     return "pong"
 
@@ -73,7 +74,7 @@ class Bound:
     handler: Handler
 
 
-PING = Bound("ping", NoParams, None, ping)
+PING = Bound("ping", Ping, None, ping)
 ECHO = Bound("echo", Text, CHAT, echo)
 
 

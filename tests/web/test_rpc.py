@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.declarations import Check, Method, NoParams, Params
+from gateway.api.declarations import Check, Method, Params
 from gateway.api.errors import Forbidden, InvalidParams, UnknownMethod
 from gateway.api.methods import METHODS
+from gateway.api.operating import Ping
 from gateway.domain.errors import Busy, GatewayError, NotFound
 from gateway.web import rpc
 from gateway.web.identity import LOCAL, Principal
@@ -153,13 +154,13 @@ def test_any_of_the_scopes_of_a_method_will_do(scope: str) -> None:
 
 
 def test_a_method_without_scopes_is_for_everybody() -> None:
-    free = registry_of([Bound("x", NoParams, None, ping)])
+    free = registry_of([Bound("x", Ping, None, ping)])
 
     assert free.prepare(Request(1, "x", {}), Principal("nobody", frozenset()))
 
 
 def test_a_method_of_all_agents_is_not_for_a_token_that_reaches_some() -> None:
-    declared = [Method("x", NoParams, None, str, all_agents=True)]
+    declared = [Method("x", Ping, None, str, all_agents=True)]
     some = Principal("someone", frozenset({"admin"}), frozenset({"a"}))
 
     with pytest.raises(Forbidden, match="concerns all agents"):
@@ -167,7 +168,7 @@ def test_a_method_of_all_agents_is_not_for_a_token_that_reaches_some() -> None:
 
 
 def test_every_method_has_one_handler_and_every_handler_is_a_method() -> None:
-    declared = [Method("x", NoParams, None, str)]
+    declared = [Method("x", Ping, None, str)]
 
     with pytest.raises(KeyError, match="x"):
         Registry(declared, {})

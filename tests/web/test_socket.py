@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.api.declarations import NoParams
+from gateway.api.operating import Ping
 from gateway.domain.errors import NotFound
 from gateway.web.identity import LOCAL
 from gateway.web.rpc import Call, Peer
@@ -34,7 +34,7 @@ from tests.web.running import (
 )
 
 
-def method(name: str, handler: Callable[..., Any], params: Any = NoParams) -> Bound:
+def method(name: str, handler: Callable[..., Any], params: Any = Ping) -> Bound:
     return Bound(name, params, ("chat",), handler)
 
 
@@ -51,7 +51,7 @@ class Gate:
         return "opened"
 
     def method(self, name: str = "slow") -> Bound:
-        async def handler(_call: Call, _params: NoParams) -> str:
+        async def handler(_call: Call, _params: Ping) -> str:
             return await self()
 
         return method(name, handler)
@@ -107,12 +107,12 @@ async def test_who_becomes_another_hears_nothing_that_was_meant_for_the_first() 
     heard: list[str] = []
     gate = Gate()
 
-    def subscribe(call: Call, _params: NoParams) -> str:
+    def subscribe(call: Call, _params: Ping) -> str:
         call.peer.on_close(lambda: heard.append(f"{call.principal.name} left"))
         call.after_answer.append(lambda: call.peer.notify("event", b'"hers"'))
         return call.principal.name
 
-    async def later(call: Call, params: NoParams) -> str:
+    async def later(call: Call, params: Ping) -> str:
         await gate()
         return subscribe(call, params)
 
@@ -311,10 +311,10 @@ async def test_the_answers_of_a_batch_have_a_bound_and_the_rest_is_not_run() -> 
 
 
 async def test_an_answer_that_nobody_has_room_for_is_replaced_by_saying_so() -> None:
-    def large(_call: Call, _params: NoParams) -> str:
+    def large(_call: Call, _params: Ping) -> str:
         return "x" * 20_000
 
-    async def later(call: Call, params: NoParams) -> str:
+    async def later(call: Call, params: Ping) -> str:
         return large(call, params)
 
     settings = replace(OPEN, send_queue_bytes=16_000)
@@ -356,11 +356,11 @@ async def test_a_notification_is_never_answered() -> None:
 
 
 async def test_what_belongs_after_the_answer_comes_after_it() -> None:
-    def at_once(call: Call, _params: NoParams) -> str:
+    def at_once(call: Call, _params: Ping) -> str:
         call.after_answer.append(lambda: call.peer.notify("event", b'{"seq":1}'))
         return "accepted"
 
-    async def later(call: Call, params: NoParams) -> str:
+    async def later(call: Call, params: Ping) -> str:
         await anyio.lowlevel.checkpoint()
         return at_once(call, params)
 
@@ -377,7 +377,7 @@ async def test_every_callback_runs_once_when_the_socket_ends() -> None:
     ended = anyio.Event()
     peers: list[Peer] = []
 
-    def subscribe(call: Call, _params: NoParams) -> str:
+    def subscribe(call: Call, _params: Ping) -> str:
         peers.append(call.peer)
 
         def bad() -> None:
@@ -413,7 +413,7 @@ async def test_a_call_goes_on_when_its_connection_is_gone() -> None:
     gate = Gate()
     done = anyio.Event()
 
-    async def work(_call: Call, _params: NoParams) -> None:
+    async def work(_call: Call, _params: Ping) -> None:
         await gate()
         done.set()
 
@@ -427,10 +427,10 @@ async def test_a_call_goes_on_when_its_connection_is_gone() -> None:
 
 
 async def test_a_handler_s_failure_is_its_caller_s_alone() -> None:
-    async def crash(_call: Call, _params: NoParams) -> None:
+    async def crash(_call: Call, _params: Ping) -> None:
         raise RuntimeError("hush")
 
-    def missing(_call: Call, _params: NoParams) -> None:
+    def missing(_call: Call, _params: Ping) -> None:
         raise NotFound("session")
 
     methods = (PING, method("crash", crash), method("missing", missing))
@@ -445,7 +445,7 @@ async def test_a_handler_s_failure_is_its_caller_s_alone() -> None:
 async def test_a_cancellation_inside_a_handler_is_its_own_failure() -> None:
     """Something it awaited was cancelled by others: no reason to stop everybody's calls."""
 
-    async def cancelled(_call: Call, _params: NoParams) -> None:
+    async def cancelled(_call: Call, _params: Ping) -> None:
         future = asyncio.get_running_loop().create_future()
         future.cancel()
         await future
@@ -564,7 +564,7 @@ async def test_a_reader_that_lags_is_cut_off_and_nobody_waits_for_it() -> None:
     peers: list[Peer] = []
     ended = anyio.Event()
 
-    def subscribe(call: Call, _params: NoParams) -> str:
+    def subscribe(call: Call, _params: Ping) -> str:
         peers.append(call.peer)
         call.peer.on_close(ended.set)
         return "subscribed"
@@ -591,7 +591,7 @@ async def test_a_reader_that_stalls_is_cut_off_after_its_deadline() -> None:
     peers: list[Peer] = []
     ended = anyio.Event()
 
-    def subscribe(call: Call, _params: NoParams) -> str:
+    def subscribe(call: Call, _params: Ping) -> str:
         peers.append(call.peer)
         call.peer.on_close(ended.set)
         return "subscribed"
@@ -616,7 +616,7 @@ async def test_a_reader_that_stalls_is_cut_off_after_its_deadline() -> None:
 LARGE = 200_000
 
 
-async def _large(_call: Call, _params: NoParams) -> str:
+async def _large(_call: Call, _params: Ping) -> str:
     return "x" * LARGE
 
 
@@ -655,7 +655,7 @@ async def test_a_client_that_asks_and_does_not_read_is_closed() -> None:
 async def test_what_a_client_asks_for_is_bounded_by_what_it_reads() -> None:
     asked: list[int] = []
 
-    def large(_call: Call, _params: NoParams) -> str:
+    def large(_call: Call, _params: Ping) -> str:
         asked.append(1)
         return "x" * 200_000
 
@@ -682,7 +682,7 @@ async def test_one_frame_that_is_not_taken_ends_a_reader_like_many_do() -> None:
     peers: list[Peer] = []
     ended = anyio.Event()
 
-    def subscribe(call: Call, _params: NoParams) -> str:
+    def subscribe(call: Call, _params: Ping) -> str:
         peers.append(call.peer)
         call.peer.on_close(ended.set)
         return "subscribed"
@@ -706,7 +706,7 @@ async def test_one_frame_that_is_not_taken_ends_a_reader_like_many_do() -> None:
 async def test_pushes_reach_their_connection_alone() -> None:
     peers: list[Peer] = []
 
-    def subscribe(call: Call, _params: NoParams) -> str:
+    def subscribe(call: Call, _params: Ping) -> str:
         peers.append(call.peer)
         assert call.principal == LOCAL
         return "subscribed"

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal
 
 from gateway.control.trees.nodes import LEAVES, NODES, Child, Kind, LeafCall, Ticks
 from gateway.control.trees.plan import (
@@ -161,19 +161,18 @@ class LeafScript:
         """`{"leaves": {"l0": "RSF"}, "ticks": 8, "tick_s"?: 1.5}`. Raises BadScript."""
         if not isinstance(data, dict) or data.keys() - {"leaves", "ticks", "tick_s"}:
             raise BadScript('a script is {"leaves": {…}, "ticks": N, "tick_s": N}')
-        leaves, ticks, tick_s = data.get("leaves"), data.get("ticks"), data.get("tick_s", 0)
+        ticks: Any = data.get("ticks")
+        leaves, tick_s = data.get("leaves"), data.get("tick_s", 0)
         if not isinstance(leaves, dict):
             raise BadScript('"leaves" maps names to letters')
         for name, letters in leaves.items():
             if not isinstance(letters, str) or not re.fullmatch("[RSFK]+", letters):
                 raise BadScript(f"leaf {quoted(str(name))} needs letters out of R, S, F and K")
-        return cls(leaves, int(_number(ticks, int)), float(_number(tick_s, int, float)))
-
-
-def _number(number: object, *kinds: type[float]) -> float:
-    if type(number) not in kinds or not 0 <= cast(float, number) <= MAX_TICKS:
-        raise BadScript(f'"ticks" and "tick_s" are numbers from 0 to {MAX_TICKS}, ticks whole ones')
-    return cast(float, number)
+        for number, kinds in ((ticks, {int}), (tick_s, {int, float})):
+            if type(number) not in kinds or not 0 <= number <= MAX_TICKS:
+                what = '"ticks" and "tick_s" are numbers'
+                raise BadScript(f"{what} from 0 to {MAX_TICKS}, ticks whole ones")
+        return cls(leaves, ticks, float(tick_s))
 
 
 @dataclass(slots=True)

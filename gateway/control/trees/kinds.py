@@ -47,8 +47,8 @@ COMMON: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    least: int  # of children
-    most: int
+    min_children: int
+    max_children: int
     values: tuple[str, ...] = ()
     needed: int = 0  # how many of the values
     options: Mapping[str, str] = field(default_factory=dict)  # besides the common ones
@@ -66,10 +66,10 @@ def _kinds(table: str) -> dict[str, NodeKind]:
     found: dict[str, NodeKind] = {}
     for line in table.strip().splitlines():
         names, [children], values, options, rules = (cell.split() for cell in line.split("|"))
-        least, dash, most = children.partition("-")
+        fewest, dash, limit = children.partition("-")
         kind = NodeKind(
-            int(least),
-            int(most or (MANY if dash else least)),
+            int(fewest),
+            int(limit or (MANY if dash else fewest)),
             tuple(value.rstrip("?") for value in values),
             sum(not value.endswith("?") for value in values),
             dict(one.split(":") for one in options),

@@ -150,10 +150,14 @@ class _Layout:
     def add(self, lines: list[str], unit: tuple[TreeForm, ...], indent: int) -> None:
         """On a line of its own, after a blank one if there was one; or a comment behind the last."""
         first = unit[0]
-        if first.kind == "comment" and first.breaks == 0 and lines:
+        at = first.start
+        while at and self._text[at - 1] in " \t\r\n,":
+            at -= 1
+        breaks = self._text.count("\n", at, first.start)
+        if first.kind == "comment" and not breaks and lines:
             lines[-1] += f"  {first.value}"
             return
-        if first.breaks > 1 and lines:
+        if breaks > 1 and lines:
             lines.append("")
         lines.append(" " * indent + self._shown(unit, indent))
 

@@ -3,6 +3,7 @@
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, cast
@@ -66,30 +67,22 @@ def load(text: str, name: str = "tree.bt", registry: LeafRegistry | None = None)
     Without a registry, functions and what lies outside of the blackboard are taken on trust.
     """
     source = TreeSource(name, text)
-    plan = _load(source, registry)
-    if source.has_errors or plan is None:
-        raise TreeInvalid(source.problems(), source.left_out)
-    for one in (plan, *plan.subtrees.values()):
-        lint(one, source, is_complete=registry is not None)
-    return replace(plan, warnings=source.problems(), watched=watched_keys(plan))
-
-
-def _load(source: TreeSource, registry: LeafRegistry | None) -> TreePlan | None:
     trees = _declared_trees(source, registry)
     if not trees:
         source.error("BT010", 0, 'there is no tree here: (tree "name" …)')
-        return None
-    try:
+    with suppress(_TooManyNodes):
         for tree in trees.values():
             tree.read()
-    except _TooManyNodes:
-        return None
-    _check_subtrees(trees, source)
-    first = next(iter(trees))
+        _check_subtrees(trees, source)
     if not source.has_errors:
-        _measure(trees, first, (), source)
-    plans = {name: tree.plan for name, tree in trees.items() if tree.plan}
-    return None if source.has_errors else replace(plans.pop(first), subtrees=plans)
+        _measure(trees, next(iter(trees)), (), source)
+    if source.has_errors:
+        raise TreeInvalid(source.problems(), source.left_out)
+    first, *others = [tree.plan for tree in trees.values() if tree.plan]
+    plan = replace(first, subtrees={one.name: one for one in others})
+    for one in (plan, *others):
+        lint(one, source, is_complete=registry is not None)
+    return replace(plan, warnings=source.problems(), watched=watched_keys(plan))
 
 
 def _declared_trees(source: TreeSource, registry: LeafRegistry | None) -> dict[str, "_TreeReader"]:
@@ -173,11 +166,13 @@ class _NodeReader:
     def _check_counts(self) -> None:
         kind, at, head, error = self.kind, self.form.start, self.form.head, self.source.error
         count, given, takes = len(self.children), len(self.values), len(kind.values)
-        if count < kind.least:
-            error("BT012", at, f"{head} has {count} children, and takes at least {kind.least}")
-        if count > kind.most:
-            message = f"{head} has {count} children, and takes at most {kind.most}"
-            error("BT012", self.children[kind.most].start, message)
+        if count < kind.min_children:
+            error(
+                "BT012", at, f"{head} has {count} children, and takes at least {kind.min_children}"
+            )
+        if count > kind.max_children:
+            message = f"{head} has {count} children, and takes at most {kind.max_children}"
+            error("BT012", self.children[kind.max_children].start, message)
         if given > takes:
             error("BT017", self.values[takes].start, f"{head} takes no value here")
         if given < kind.needed:
@@ -240,17 +235,14 @@ class _NodeReader:
         return tuple(value for value in found if value is not None)
 
     def read_options(self) -> dict[str, Value]:
-        found: dict[str, Value] = {}
-        for name, form in self.options.items():
-            want = self.kind.want(name) or "any"
-            is_flag = want == "flag"
-            value = Value(form.start, is_flag) if is_flag else self.value(form, want, name)
-            if value is not None:
-                found[name] = value
-        return found
+        wants = {name: self.kind.want(name) or "any" for name in self.options}
+        read = {name: self.value(form, wants[name], name) for name, form in self.options.items()}
+        return {name: value for name, value in read.items() if value is not None}
 
     def value(self, form: TreeForm, want: str, option: str = "") -> Value | None:
         wanted = WANTS[want]
+        if want == "flag":
+            return Value(form.start, constant=True)
         if form.kind == "ref" and wanted.type is not None:
             path = cast(tuple[str, ...], form.value)
             kind = self.known(form.start, path[0])
@@ -267,20 +259,20 @@ class _NodeReader:
 
     def _constant(self, form: TreeForm, want: str, option: str) -> Value:
         found, choices = form.value, CHOICES.get(option, ())
+        is_right = True
         if want == "word" and choices and found not in choices:
             message = f"{quoted(str(found))} is none of {', '.join(choices)}"
             self.source.error("BT013", form.start, message + meant(str(found), choices))
         if want == "count" and form.kind != "int":
             found = _COUNTS.get(found)
-            if found is None:
-                self.wrong(form, want)
+            is_right = found is not None
         if want == "duration":
             found = float(str(found))
+            is_right = 0 <= found <= MAX_SECONDS
             if form.kind != "duration":
-                message = "a time without a unit is taken as seconds"
-                self.source.warn("BT034", form.start, message)
-            if not 0 <= found <= MAX_SECONDS:
-                self.wrong(form, want)
+                self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
+        if not is_right:
+            self.wrong(form, want)
         return Value(form.start, found)
 
     def _expression(self, form: TreeForm) -> Value | None:
@@ -498,7 +490,7 @@ class _TreeReader:
             if want in {"text", "int"} and name in options
         }
         parts.names = names = Names({name: key.type for name, key in self.schema.items()})
-        inputs = self._inputs()
+        inputs = self._inputs(options["inputs"]) if "inputs" in options else ()
         planned = [self.node(form, self.name, names) for form in parts.children]
         final = options.get("finally")
         ending = self.node(final, f"{self.name}:finally", names) if final else None
@@ -506,20 +498,12 @@ class _TreeReader:
             return
         added = {name: Key(kind, kind.default, -1) for name, kind in names.items()}
         self.plan = TreePlan(
-            self.name,
-            planned[0],
-            ending,
-            {**added, **self.schema},
-            inputs,
-            self.source.name,
-            parts.form.start,
+            *(self.name, planned[0], ending, {**added, **self.schema}, inputs),
+            *(self.source.name, parts.form.start),
             **cast(dict[str, Any], plain),
         )
 
-    def _inputs(self) -> tuple[str, ...]:
-        form = self.parts.options.get("inputs")
-        if form is None:
-            return ()
+    def _inputs(self, form: TreeForm) -> tuple[str, ...]:
         if form.kind not in WANTS["inputs"].forms:
             self.parts.wrong(form, "inputs")
         for part in form.parts:
@@ -540,31 +524,31 @@ class _TreeReader:
         options = {key: found[key] for key in found if key not in COMMON}
         function = parts.function(kind, name, options)
         parts.check(kind, options)
-        inside = _names_inside(kind, options, names)
-        planned = [self.node(each, path, inside, raises=raises) for each in cases.values()]
+        names = _names_inside(kind, options, names)
+        planned = [self.node(each, path, names, raises=raises) for each in cases.values()]
         if kind == "subtree" and planned and "when" not in found:
-            return planned[0]  # it is but a name for its child, and stands in the path of that
+            return self._named(planned[0], name)
         bare = _shape(kind, options)
         node = NodePlan(
-            kind,
-            name,
-            form.start,
-            source.place(form.start)[0],
-            path,
-            values,
-            options,
-            tuple(filter(None, planned)),
-            tuple(cases) if kind == "switch" else (),
-            found.get("when"),
-            raises,
-            function,
-            frozenset(parts.reads),
-            frozenset(parts.writes),
-            bare,
-            "when" if "when" in found else bare,
+            *(kind, name, form.start, source.place(form.start)[0], path, values, options),
+            children=tuple(filter(None, planned)),
+            cases=tuple(cases) if kind == "switch" else (),
+            when=found.get("when"),
+            raises=raises,
+            function=function,
+            reads=frozenset(parts.reads),
+            writes=frozenset(parts.writes),
+            bare=bare,
+            shape="when" if "when" in found else bare,
         )
         self.nodes.append(node)
         return node
+
+    def _named(self, child: NodePlan | None, name: str) -> NodePlan | None:
+        """The child of an inline subtree, which is but a name for it. Leaves keep their own."""
+        if child is not None and child.children and not child.name:
+            child = self.nodes[-1] = replace(child, name=name)
+        return child
 
     def _is_node(self, kind: str, form: TreeForm) -> bool:
         """Raises _TooManyNodes."""
@@ -590,19 +574,16 @@ class _TreeReader:
 
 
 def _names_inside(kind: str, options: Mapping[str, Value], names: Names) -> Names:
-    if kind != "for-each":
-        return names
-    item = str(options["as"].constant) if "as" in options else "item"
-    return names.new_child({item: ANY, "index": ANY, "result": ANY})
+    item = str(options.get("as", Value(0, "item")).constant)
+    seen = {item: ANY, "index": ANY, "result": ANY}
+    return names.new_child(seen) if kind == "for-each" else names
 
 
 def _shape(kind: str, options: Collection[str]) -> str:
     """What ticks a node, whatever it is called; without its `:when`."""
     if kind == "condition" and "expr" in options:
         return "check"
-    if kind == "repeat" and "until-success" in options:
-        return "retry"
-    return kind
+    return "retry" if kind == "repeat" and "until-success" in options else kind
 
 
 def _check_subtrees(trees: Mapping[str, _TreeReader], source: TreeSource) -> None:

@@ -133,7 +133,6 @@ class TreeForm:
     value: object = None
     items: tuple["TreeForm", ...] = ()
     parts: tuple["TreeForm", ...] = ()  # the items without comments
-    breaks: int = 0  # line breaks in front of it
 
     @property
     def head(self) -> str:
@@ -163,9 +162,8 @@ class _Level:
 
     bracket: str
     start: int
-    breaks: int
     items: list[TreeForm] = field(default_factory=list)
-    discards: list[tuple[int, int]] = field(default_factory=list)  # start, breaks of `#;`
+    discards: list[int] = field(default_factory=list)  # where each `#;` begins
 
 
 def read(source: TreeSource) -> tuple[TreeForm, ...]:
@@ -179,9 +177,7 @@ def read(source: TreeSource) -> tuple[TreeForm, ...]:
 class _Reader:
     def __init__(self, source: TreeSource) -> None:
         self._source = source
-        self._levels = [_Level("", 0, 0)]
-        self._breaks = 0
-        self._is_too_deep = False
+        self._levels = [_Level("", 0)]
 
     def read(self) -> tuple[TreeForm, ...]:
         text = self._source.text
@@ -190,7 +186,12 @@ class _Reader:
             match = _TOKEN.match(text, at)
             assert match is not None  # the last alternative takes any character
             at = self._take(str(match.lastgroup), match[0], at)
-            if self._is_too_deep:
+            if len(self._levels) > MAX_DEPTH + 1:
+                start, message = (
+                    self._levels[-1].start,
+                    f"brackets are nested more than {MAX_DEPTH} deep",
+                )
+                self._source.error("BT006", start, message)
                 return ()
         while len(self._levels) > 1:
             self._source.error("BT005", self._levels[-1].start, "this bracket is never closed")
@@ -200,47 +201,29 @@ class _Reader:
 
     def _take(self, kind: str, token: str, at: int) -> int:
         """Gives where the next token begins."""
-        end = at + len(token)
+        end, error = at + len(token), self._source.error
         match kind:
-            case "space":
-                self._breaks += token.count("\n")
             case "atom" | "string":
-                read = self._atom if kind == "atom" else self._string
-                form, value = read(token, at)
-                self._put(TreeForm(form, at, end, value, breaks=self._taken()))
+                form, value = (self._atom if kind == "atom" else self._string)(token, at)
+                self._put(TreeForm(form, at, end, value))
             case "open":
-                self._open(token, at)
+                self._levels.append(_Level(token, at))
             case "close":
                 self._close_with(token, at)
             case "line":
-                self._put(self._comment(at, end, self._taken()))
+                self._put(self._comment(at, end))
             case "block":
                 return self._block(at)
             case "discard":
-                self._levels[-1].discards.append((at, self._taken()))
-            case _:
-                return self._strange(token, at)
+                self._levels[-1].discards.append(at)
+            case "unclosed":
+                error("BT002", at, "this string is never closed")
+                return len(self._source.text)
+            case "other":
+                error("BT001", at, f"U+{ord(token):04X} is not allowed outside of strings")
         return end
 
-    def _strange(self, token: str, at: int) -> int:
-        if token == '"':
-            self._source.error("BT002", at, "this string is never closed")
-            return len(self._source.text)
-        self._source.error("BT001", at, f"U+{ord(token):04X} is not allowed outside of strings")
-        return at + 1
-
-    def _taken(self) -> int:
-        breaks, self._breaks = self._breaks, 0
-        return breaks
-
-    def _open(self, bracket: str, at: int) -> None:
-        self._levels.append(_Level(bracket, at, self._taken()))
-        if len(self._levels) > MAX_DEPTH + 1:
-            self._source.error("BT006", at, f"brackets are nested more than {MAX_DEPTH} deep")
-            self._is_too_deep = True
-
     def _close_with(self, closer: str, at: int) -> None:
-        self._breaks = 0
         if closer not in [CLOSERS.get(level.bracket) for level in self._levels]:
             self._source.error("BT005", at, f'"{closer}" closes nothing')
             return
@@ -257,31 +240,31 @@ class _Reader:
         self._check_discards(level)
         parts = tuple(item for item in level.items if item.kind != "comment")
         kind, items = BRACKETS[level.bracket], tuple(level.items)
-        self._put(TreeForm(kind, level.start, end, None, items, parts, level.breaks))
+        self._put(TreeForm(kind, level.start, end, None, items, parts))
 
     def _check_discards(self, level: _Level) -> None:
         if level.discards:
-            self._source.error("BT005", level.discards[0][0], '"#;" has nothing to leave out')
+            self._source.error("BT005", level.discards[0], '"#;" has nothing to leave out')
 
     def _put(self, form: TreeForm) -> None:
         level = self._levels[-1]
         if not level.discards:
             level.items.append(form)
         elif form.kind != "comment":
-            start, breaks = level.discards.pop()
+            start = level.discards.pop()
             if not level.discards:
-                level.items.append(self._comment(start, form.end, breaks))
+                level.items.append(self._comment(start, form.end))
 
-    def _comment(self, start: int, end: int, breaks: int) -> TreeForm:
+    def _comment(self, start: int, end: int) -> TreeForm:
         text = self._source.text[start:end].replace("\r\n", "\n").rstrip()
-        return TreeForm("comment", start, end, text, breaks=breaks)
+        return TreeForm("comment", start, end, text)
 
     def _block(self, at: int) -> int:
         depth = 0
         for match in _BLOCK.finditer(self._source.text, at):
             depth += 1 if match[0] == "#|" else -1
             if depth == 0:
-                self._put(self._comment(at, match.end(), self._taken()))
+                self._put(self._comment(at, match.end()))
                 return match.end()
         self._source.error("BT002", at, "this comment is never closed")
         return len(self._source.text)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gateway.control.trees.lint import WIDTH, formatted
 from gateway.control.trees.reader import TreeForm, TreeInvalid, TreeSource, read
 from tests.fakes.plans import TEXTS
+from tests.forms import examples
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -98,7 +99,7 @@ FORMS = st.recursive(
 
 
 @given(st.lists(st.one_of(FORMS, COMMENTS), max_size=4).map(" ".join))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_text_keeps_its_meaning_and_is_laid_out_once(text: str) -> None:
     source = TreeSource("t.bt", text)
     read(source)

@@ -13,6 +13,7 @@ from gateway.control.trees.plan import LeafRegistry
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, codes, ended, problems, refused
 from tests.fakes.plans import TEXTS
+from tests.forms import examples
 
 
 def tree(body: str, schema: str = "{}") -> str:
@@ -330,7 +331,7 @@ def test_a_message_never_spans_lines_or_grows_with_its_input() -> None:
 @given(
     NODES, st.sampled_from(["{}", "{:a 1}", "{:a []}", "{:a (int) :b nil}", "[]"]), st.booleans()
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_forms_load_or_are_refused_with_places(node: str, schema: str, known: bool) -> None:
     text = f'(tree "t" :blackboard-schema {schema} {node})'
 
@@ -340,7 +341,7 @@ def test_any_forms_load_or_are_refused_with_places(node: str, schema: str, known
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_damaged_file_is_refused_or_loads(seed: int) -> None:
     chance = random.Random(seed)
     text = list(TEXTS["oracle-agent"])

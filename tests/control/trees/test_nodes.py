@@ -21,6 +21,7 @@ from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
 from tests.control.trees.stage import Pending, Stage, ended, line, traced
+from tests.forms import examples
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text(encoding="utf-8"))
 TRACED = {"sequence", "selector", "reactive-sequence", "reactive-selector", "memory-sequence"} | {
@@ -70,7 +71,9 @@ NESTED = st.recursive(
     st.integers(0, 4).map(lambda number: f"(action l{number})"),
     lambda inner: st.one_of(
         st.tuples(
-            st.sampled_from([k for k in sorted(TRACED) if KINDS[k].most > 3 and k != "try"]),
+            st.sampled_from(
+                [k for k in sorted(TRACED) if KINDS[k].max_children > 3 and k != "try"]
+            ),
             st.lists(inner, min_size=1, max_size=3),
         ).map(lambda made: f"({made[0]} {' '.join(made[1])})"),
         st.tuples(
@@ -86,7 +89,7 @@ NESTED = st.recursive(
 
 
 @given(NESTED, st.lists(st.text("RSFK", min_size=1, max_size=4), min_size=5, max_size=5))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_tick_always_ends_whatever_the_leaves_say(node: str, letters: list[str]) -> None:
     leaves = {f"l{number}": each for number, each in enumerate(letters)}
 

@@ -13,6 +13,7 @@ from gateway.control.trees.reader import (
     decoded,
     read,
 )
+from tests.forms import examples
 
 
 def forms(text: str) -> tuple[TreeForm, ...]:
@@ -146,7 +147,7 @@ PIECES = st.sampled_from([*'()[]{}";\\\n\r 1s,.-', *MARKS, *WORDS])
 
 
 @given(st.one_of(st.lists(PIECES, max_size=60).map("".join), st.text(max_size=80)))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_text_breaks_the_reader(text: str) -> None:
     source = TreeSource("t.bt", text)
     found = read(source)

@@ -22,6 +22,7 @@ from gateway.control.trees.plan import (
 from gateway.control.trees.reader import TreeInvalid
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Pending, Stage, ended
+from tests.forms import examples
 
 FINALLY = '(tree "t" {body} :finally (sequence (action clean) (action say)))'
 
@@ -236,7 +237,7 @@ def test_roots_of_the_host_are_looked_up_when_they_are_needed() -> None:
 
 
 @given(NODES, st.sampled_from(["{}", "{:a 1}", "{:a []}", "{:a (int) :b nil}"]), st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_whatever_loads_runs_or_ends_with_a_reason(
     node: str, schema: str, data: st.DataObject
 ) -> None:

@@ -17,7 +17,7 @@ from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginLimits, PluginSecret
 from gateway.outbound.secrets import Scrubber
-from gateway.sandbox.wrapping import component_from_core
+from gateway.sandbox.componentize import component_from_core
 from tests.fakes.adapter import HOOK, KEY, KeptEvents, Taken
 from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeCommands, FakeDoor

@@ -43,7 +43,7 @@ async def test_no_shape_of_a_url_leads_out(cache: Path, tmp_path: Path) -> None:
         ):
             guest = await relay(stage, "http:wttr.in")
             ends = {url: (await stage.run(guest, asking(url))).status for url in REFUSED}
-            denied = stage.sandbox.means.ledger.of("relay").denied
+            denied = stage.sandbox.deps.ledger.of("relay").denied
 
     assert ends == dict.fromkeys(REFUSED, "err")
     assert nobody.asked == []
@@ -117,9 +117,9 @@ async def test_a_secret_that_comes_back_reaches_nobody(
     assert json.loads(got.text)["status"] == 200
     logged = " ".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records)
     store = plugins.spaces[PluginSpace("relay", "loot", "ann")].values
-    for place_of_loot in (got.text, logged, str(store), str(stage.sandbox.means)):
+    for place_of_loot in (got.text, logged, str(store), str(stage.sandbox.deps)):
         assert SWORDFISH not in place_of_loot
-    assert "a plugin says" in logged
+    assert "plugin_log" in logged
 
 
 async def test_a_secret_is_no_text_that_a_guest_can_ask_for(cache: Path, tmp_path: Path) -> None:

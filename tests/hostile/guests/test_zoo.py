@@ -9,9 +9,8 @@ import pytest
 from anyio import to_thread
 
 from gateway.domain.plugins import PluginDef, PluginLimits
-from gateway.sandbox.grants import PluginRefused
-from gateway.sandbox.links import Outcome
-from gateway.sandbox.plugins import Loaded
+from gateway.sandbox.plugins import Loaded, PluginRefused
+from gateway.sandbox.pool import Outcome
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.sandbox import Stage, a_stage, means
 from tests.fakes.wat import ECHO, built

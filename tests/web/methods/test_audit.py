@@ -10,12 +10,13 @@ from gateway.domain.events import AuditEntry, Deed
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.operating import AuditMethods
+from gateway.web.rpc import handlers_of
 from tests.fakes.store import NOON, open_memory
 from tests.web.methods.calling import call
 
 
 async def told(stores: Stores, name: str, /, **params: Any) -> Any:
-    methods = AuditMethods(stores.audit, at_once=2).handlers()
+    methods = handlers_of(AuditMethods(stores.audit, at_once=2))
     return await call(methods, name, **params)
 
 

@@ -15,7 +15,7 @@ from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.operating import LONGEST_TEXT, ChannelMethods
-from gateway.web.rpc import Handler
+from gateway.web.rpc import Handler, handlers_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, open_memory
 from tests.web.methods.calling import call
@@ -52,9 +52,11 @@ async def desk() -> AsyncIterator[Desk]:
     async with open_memory() as stores:
         nudges: list[None] = []
         kept = (stores.outbox, stores.channels)
-        methods = ChannelMethods(
-            lambda: STATUSES, *kept, lambda: nudges.append(None), FakeClock(), _nobody_takes
-        ).handlers()
+        methods = handlers_of(
+            ChannelMethods(
+                lambda: STATUSES, *kept, lambda: nudges.append(None), FakeClock(), _nobody_takes
+            )
+        )
         yield Desk(stores, nudges, methods)
 
 

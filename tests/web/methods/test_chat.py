@@ -14,7 +14,7 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
 from gateway.web.chat import PAGE_CHARACTERS
 from gateway.web.identity import Principal
-from gateway.web.rpc import Handler
+from gateway.web.rpc import Handler, handlers_of
 from gateway.web.socket import REPLAYED_AT_ONCE
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
@@ -26,7 +26,7 @@ ONLY_Z = Principal("p", frozenset({"chat"}), agents=frozenset({"z"}))
 
 
 def chat(stage: Stage) -> Mapping[str, Handler]:
-    return chat_methods(stage.front).handlers()
+    return handlers_of(chat_methods(stage.front))
 
 
 async def talkative(request: ModelRequest, hear: Hear) -> ModelReply:

@@ -17,7 +17,7 @@ from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.events import Event
 from gateway.domain.ids import RunId, SessionKey
 from gateway.web.identity import Principal
-from gateway.web.rpc import Call, Handler, run_all
+from gateway.web.rpc import Call, Handler, handlers_of, run_all
 from gateway.web.status import EventMethods
 from tests.web.methods.calling import FakePeer, call
 from tests.web.running import ALICE, BEARER, GUARDED, ask, hear, running
@@ -31,7 +31,7 @@ KEYS = ("a:websocket:bob:main", "a:api:bob:7", "z:telegram:bot:room", "a:websock
 
 
 def methods(bus: Bus) -> Mapping[str, Handler]:
-    return EventMethods(bus).handlers()
+    return handlers_of(EventMethods(bus))
 
 
 def event(type_: str = "query.start", key: str | None = KEYS[0], **payload: object) -> Event:
@@ -191,7 +191,7 @@ async def test_a_client_hears_events_after_the_answer_over_a_real_socket() -> No
     mine = event(key=f"a:websocket:{ALICE.name}:main")
 
     async with (
-        running(GUARDED, methods=EventMethods(bus).handlers()) as site,
+        running(GUARDED, methods=handlers_of(EventMethods(bus))) as site,
         site.socket(BEARER) as socket,
     ):
         answer = await ask(socket, "events.subscribe", types=["QUERY_START"])
@@ -208,7 +208,7 @@ async def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
     large = event(key="a:websocket:alice:main", text="x" * 50_000)
 
     async with (
-        running(GUARDED, methods=EventMethods(bus).handlers()) as site,
+        running(GUARDED, methods=handlers_of(EventMethods(bus))) as site,
         site.socket(BEARER, max_queue=1) as slow,
         site.socket(BEARER) as quick,
     ):

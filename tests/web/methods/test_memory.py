@@ -16,7 +16,7 @@ from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
 from gateway.web.identity import Principal
 from gateway.web.memory import MemoryMethods
-from gateway.web.rpc import Handler
+from gateway.web.rpc import Handler, handlers_of
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.recall import FakeRecall
 from tests.fakes.store import open_memory
@@ -43,7 +43,7 @@ async def ready(key: SessionKey) -> None:
 def methods(stores: Stores, *found: Recalled, **more: Any) -> Mapping[str, Handler]:
     find, clock = FakeRecall(*found), FakeClock()
     told = MemoryMethods(stores.facts, find, clock, CountingIds(), ready, **more)
-    return told.handlers()
+    return handlers_of(told)
 
 
 async def added(asked: Mapping[str, Handler], *facts: dict[str, Any], **whose: Any) -> list[Any]:
@@ -275,7 +275,7 @@ async def test_of_a_platforms_session_is_told_what_was_said_there_and_of_a_perso
             (told, {"session_key": KEY}),
             (shared, {"session_key": str(room)}),
         ):
-            await call(methods_.handlers(), "memory.search", query="x", **whose)
+            await call(handlers_of(methods_), "memory.search", query="x", **whose)
 
     assert [seen for _, _, seen in find.asked] == [
         Whose(room=room),
@@ -311,7 +311,7 @@ async def test_a_fact_is_found_by_another_word_than_it_is_kept_under() -> None:
     async with open_memory() as stores:
         recall = Recall(stores.facts)
         told = MemoryMethods(stores.facts, recall, FakeClock(), CountingIds(), ready)
-        asked = told.handlers()
+        asked = handlers_of(told)
         await added(asked, *facts)
         found = [
             (await call(asked, "memory.search", session_key=KEY, query=one))["results"][0]

@@ -11,6 +11,7 @@ from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.operating import PairMethods
+from gateway.web.rpc import handlers_of
 from tests.channels.people import a_book, ask
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
@@ -18,7 +19,7 @@ from tests.web.methods.calling import call
 
 
 async def told(book: AccessControl, name: str, /, **params: Any) -> Any:
-    methods = PairMethods(book).handlers()
+    methods = handlers_of(PairMethods(book))
     return await call(methods, name, **params)
 
 

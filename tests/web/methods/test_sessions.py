@@ -10,7 +10,7 @@ from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
 from gateway.web.identity import Principal
-from gateway.web.rpc import Handler
+from gateway.web.rpc import Handler, handlers_of
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import http
@@ -25,7 +25,7 @@ BOB = Principal("bob", frozenset({"chat"}))
 
 
 def sessions(stage: Stage) -> Mapping[str, Handler]:
-    return SessionMethods(stage.front).handlers()
+    return handlers_of(SessionMethods(stage.front))
 
 
 @pytest.mark.requirement("S-003-Session-04", "S-003-Session-05", "S-003-Session-06")
@@ -148,7 +148,7 @@ async def test_sessions_are_told_over_http_to_whoever_may_see_them() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("hi")
         await stage.lanes.rest()
-        handlers = SessionMethods(stage.front).handlers()
+        handlers = handlers_of(SessionMethods(stage.front))
         async with running(WebSettings(port=0, tokens=tuple(tokens)), methods=handlers) as site:
             url = f"http://{site.address}/api/sessions"
             mine, bobs, nobodys = [await http(url, token=token.secret) for token in tokens]

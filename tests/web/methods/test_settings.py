@@ -14,7 +14,7 @@ from gateway.domain.sessions import USER_LIMITS, Choosable
 from gateway.sessions.worker import SettingsBook
 from gateway.web.identity import Principal
 from gateway.web.memory import SettingsMethods
-from gateway.web.rpc import Handler
+from gateway.web.rpc import Handler, handlers_of
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT
 from tests.web.methods.calling import call
@@ -32,7 +32,7 @@ USUAL = replace(
 
 def settings(stores: Stores) -> Mapping[str, Handler]:
     book = SettingsBook(stores.sessions)
-    return SettingsMethods(book, Choosable(USUAL)).handlers()
+    return handlers_of(SettingsMethods(book, Choosable(USUAL)))
 
 
 @pytest.mark.requirement("S-001-Config-09", "S-001-Settings-01")

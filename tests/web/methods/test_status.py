@@ -18,7 +18,7 @@ from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.memory.context import ASKED
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
-from gateway.web.rpc import Handler
+from gateway.web.rpc import Handler, handlers_of
 from gateway.web.status import About, ProviderTrial, StatusMethods
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
@@ -83,7 +83,7 @@ def insight(stage: Stage, *reasons: str) -> Mapping[str, Handler]:
         trial=cast(ProviderTrial, None),
         subagents=SUBAGENTS,
     )
-    return {**told.handlers(), **chat_methods(stage.front).handlers()}
+    return handlers_of(told, chat_methods(stage.front))
 
 
 async def test_status_tells_others_business_only_to_those_who_may_read_it() -> None:

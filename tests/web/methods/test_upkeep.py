@@ -10,7 +10,7 @@ from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.sessions import ImportRefused
 from gateway.web.identity import Principal
 from gateway.web.memory import MemoryMethods
-from gateway.web.rpc import Handler
+from gateway.web.rpc import Handler, handlers_of
 from gateway.web.sessions import SessionMethods
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import ScriptedModel, says
@@ -26,7 +26,7 @@ READER = Principal("r", frozenset({"chat", "read"}))
 
 
 def methods(stage: Stage) -> Mapping[str, Handler]:
-    return {**SessionMethods(stage.front).handlers(), **chat_methods(stage.front).handlers()}
+    return handlers_of(SessionMethods(stage.front), chat_methods(stage.front))
 
 
 async def told(stage: Stage, *texts: str, peer: str = "main") -> None:
@@ -215,7 +215,7 @@ async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await told(stage, "one")
         asked = (stores.facts, FakeRecall(), stage.clock, CountingIds(), ready)
-        memory = MemoryMethods(*asked, front=stage.front).handlers()
+        memory = handlers_of(MemoryMethods(*asked, front=stage.front))
 
         would = await call(memory, "memory.forget", session_key=KEY)
         still = await history(stage, KEY)

@@ -1,0 +1,227 @@
+"""What every command has: the options in front of it, the streams that it writes to, and how it ends.
+
+Exit codes are those that scripts can rely on; a failure is one sentence on stderr without a traceback, or with --json
+JSON on stdout. `exogate --help` imports this, so nothing heavy is imported here.
+"""
+
+import codecs
+import errno
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, TextIO
+
+import click
+
+from gateway.config.problems import ConfigInvalid, ConfigProblem
+from gateway.domain.errors import Busy, DataDirInUse, GatewayError
+from gateway.host.terminal import visible
+
+FAILED, USAGE, UNREACHABLE, BUSY, NOT_ALLOWED, BAD_CONFIG = 1, 2, 69, 75, 77, 78
+BUSY_CODES = frozenset({"address_in_use"})
+NO_FACTS: Mapping[str, object] = MappingProxyType({})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
+@dataclass(frozen=True, slots=True)
+class CliContext:
+    """The options that stand before the verb."""
+
+    config_path: Path | None = None
+    data_dir: Path | None = None
+    json: bool = False
+    debug: bool = False
+
+    def tell(self, told: object) -> None:
+        """A result as JSON."""
+        click.echo(json.dumps(told, ensure_ascii=False))
+
+
+# Options that belong to every verb may stand anywhere; these take a value.
+FLAGS = frozenset({"--json", "--debug"})
+VALUED = frozenset({"--config", "-c", "--data-dir"})
+TEXT_FOLLOWS = frozenset({"-m", "--message"})  # whatever it looks like
+
+
+def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of every verb, and all other words."""
+    front: list[str] = []
+    rest = list(words)
+    place = 0
+    while place < len(rest) and rest[place] != "--":
+        word = rest[place]
+        if word in FLAGS or _holds_its_value(word):
+            front.append(rest.pop(place))
+        elif word in VALUED and place + 1 < len(rest):
+            front += [rest.pop(place), rest.pop(place)]
+        else:
+            place += 2 if word in TEXT_FOLLOWS else 1
+    return front, rest
+
+
+def _holds_its_value(word: str) -> bool:
+    if word.startswith("-c") and not word.startswith("--"):
+        return len(word) > len("-c")
+    name, is_given, _ = word.partition("=")
+    return bool(is_given) and name in VALUED
+
+
+# -- streams
+
+ESCAPED = "exogate.escaped"  # what an encoding lacks is written as JSON escapes it
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream of the process on which no text can steer the terminal."""
+
+    def write(self, text: str, /) -> int:
+        super().write(visible(text))
+        return len(text)
+
+    def write_styled(self, text: str) -> None:
+        """A text whose escape sequences are the command line's own."""
+        super().write(text)
+
+
+def guard_streams() -> None:
+    """From here on nothing reaches stdout or stderr but through a Terminal."""
+    sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+
+
+def _guarded(stream: TextIO) -> TextIO:
+    buffer: IO[bytes] | None = getattr(stream, "buffer", None)
+    if buffer is None:  # closed before the start, or no stream of the process
+        return stream
+    stream.flush()
+    codecs.register_error(ESCAPED, _escaped)
+    # An ASCII locale is a missing one, as for click.
+    encoding = stream.encoding if stream.encoding.lower() not in {"ascii", "us-ascii"} else "utf-8"
+    is_buffered = getattr(stream, "line_buffering", False)
+    return Terminal(buffer, encoding=encoding, errors=ESCAPED, line_buffering=is_buffered)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+# -- ends
+
+
+class Unreachable(GatewayError):
+    """No gateway runs here, or it does not answer."""
+
+    code = "unreachable"
+
+
+class NotAllowed(GatewayError):
+    code = "not_allowed"
+
+
+class Interrupted(GatewayError):
+    code = "interrupted"
+
+
+class Refused(GatewayError):
+    """The gateway's own words, with what it says for programs."""
+
+    def __init__(self, message: str, facts: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.code, self.facts = str(facts.get("type", GatewayError.code)), facts
+
+
+@contextmanager
+def ending_well(*, debug: bool, as_json: bool = False) -> Iterator[None]:
+    """Turns what a command raises into its exit code and one sentence, or JSON."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python must not complain when it flushes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except click.ClickException as error:
+        _end_of_click(error, as_json=as_json)
+    except (click.Abort, KeyboardInterrupt):
+        _end(Interrupted("interrupted"), as_json=as_json)
+    except (Exception, BaseExceptionGroup) as error:
+        known = _known(error)
+        if known is None or debug:  # a defect is not hidden
+            if as_json:
+                _show(failure(known.code if known else GatewayError.code, str(error)))
+            raise
+        _end(known, as_json=as_json)
+
+
+def _known(error: BaseException) -> GatewayError | None:
+    """What can be said in a sentence, of a group the first such error; None for a defect."""
+    match error:
+        case GatewayError():
+            return error
+        case BaseExceptionGroup():
+            return next(filter(None, map(_known, error.exceptions)), None)
+        case OSError() if error.errno in _NO_ROOM:
+            return GatewayError(f"the result cannot be written: {error.strerror}")
+    return None
+
+
+def _end(error: GatewayError, *, as_json: bool) -> None:
+    if as_json:
+        facts = error.facts if isinstance(error, Refused) else {}
+        failed = failure(error.code, str(error), facts)
+        _show(failed | problems_of(error) if isinstance(error, ConfigInvalid) else failed)
+    elif isinstance(error, ConfigInvalid):
+        click.echo(error.render(), err=True, color=True)
+    else:
+        click.echo(f"exogate: {error}", err=True, color=True)
+    sys.exit(exit_code(error))
+
+
+def _end_of_click(error: click.ClickException, *, as_json: bool) -> None:
+    if as_json:
+        _show(failure("usage" if error.exit_code == USAGE else "failed", error.format_message()))
+    else:
+        with click.Context(click.Command("exogate"), color=True):  # takes nothing out of the text
+            error.show()
+    sys.exit(error.exit_code)
+
+
+def _show(failed: Mapping[str, object]) -> None:
+    click.echo(json.dumps(failed, ensure_ascii=False), color=True)
+
+
+def failure(code: str, message: str, facts: Mapping[str, object] = NO_FACTS) -> dict[str, Any]:
+    """What --json shows of a verb that failed, shaped like an error of the gateway's HTTP API."""
+    return {"ok": False, "error": {**facts, "type": code, "code": code, "message": message}}
+
+
+def problems_of(error: ConfigInvalid) -> dict[str, object]:
+    """Every problem of a configuration, as programs read it."""
+    return {"problems": list(map(problem_as_json, error.problems)), "left_out": error.left_out}
+
+
+def problem_as_json(problem: ConfigProblem) -> dict[str, object]:
+    return {
+        "code": problem.code,
+        "source": problem.source,
+        "line": problem.line or None,
+        "column": problem.column or None,
+        "key": problem.key,
+        "message": problem.message,
+        "fix": problem.fix,
+    }
+
+
+def exit_code(error: GatewayError) -> int:
+    if error.code == "config_error":
+        return BAD_CONFIG
+    if isinstance(error, Unreachable):
+        return UNREACHABLE
+    if isinstance(error, Busy | DataDirInUse) or error.code in BUSY_CODES:
+        return BUSY
+    return NOT_ALLOWED if isinstance(error, NotAllowed) else FAILED

@@ -1,0 +1,189 @@
+"""`exogate session` and `exogate memory`: the verbs that need more than one call, or a result of their own."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import click
+
+from gateway.cli.command import CliContext
+from gateway.cli.link import Link, ask, linked, somebody
+from gateway.domain.sessions import ImportRefused
+
+PAGE = 200
+FACTS_PAGE = 50  # with their sources
+PART_CHARACTERS = 200_000
+
+key_given = click.argument("key")
+session_asked = click.option(
+    "--session", "session_key", metavar="KEY", help="What that conversation may know."
+)
+person_asked = click.option(
+    "--person", metavar="KEY", help="AGENT:CHANNEL:ACCOUNT:PEER, all of theirs."
+)
+
+
+@click.group()
+def session() -> None: ...
+
+
+@session.command()
+@key_given
+@click.option("--limit", "-n", type=click.IntRange(1, 500), default=20, show_default=True)
+@click.pass_obj
+def show(context: CliContext, key: str, limit: int) -> None:
+    with linked(context) as link:
+        page = link.call("chat.history", session_key=key, limit=limit)
+        if not page["messages"]:
+            link.call("session.get", session_key=key)  # refused if there is no such session
+    if context.json:
+        context.tell(page)
+        return
+    for one in page["messages"]:
+        calls = "".join(
+            f" [{call['function']['name']} {call['function']['arguments']}]"
+            for call in one["tool_calls"] or ()
+        )
+        said = f"{one['content']}{calls}".replace("\n", "\n    ")  # no line of it looks like a row
+        click.echo(f"{one['created_at'][:19]}Z {one['run_id']}  {one['role']:9} {said}")
+
+
+@session.command()
+@key_given
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "oracle"]),
+    default="jsonl",
+    show_default=True,
+    help="jsonl: the session, then its messages; oracle: its end as one OracleContext.",
+)
+@click.pass_obj
+def export(context: CliContext, key: str, form: str) -> None:
+    if form == "oracle":
+        shown = ask(context, "session.export", {"session_key": key})["context"]
+        click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
+        return
+    with linked(context) as link:
+        context.tell(link.call("session.get", session_key=key))
+        parent: str | None = None
+        for message in _all_messages(link, key):
+            # Summaries are left out: what follows one follows on what was said before it.
+            context.tell({**message, "parent_id": parent})
+            parent = message["id"]
+            if message.get("truncated"):
+                click.echo(f"exogate: {message['id']} is too long and was cut", err=True)
+
+
+def _all_messages(link: Link, key: str) -> Iterator[Mapping[str, Any]]:
+    pages: list[list[Mapping[str, Any]]] = []
+    before: str | None = None
+    while True:
+        page = link.call("chat.history", session_key=key, before=before, limit=PAGE)
+        pages.append(page["messages"])
+        if not page["more"]:
+            break
+        before = page["messages"][0]["id"]
+    for messages in reversed(pages):
+        yield from messages
+
+
+@session.command("import")
+@key_given
+@click.argument("file", type=click.File(encoding="utf-8"))
+@click.pass_obj
+def import_(context: CliContext, key: str, file: IO[str]) -> None:
+    text = file.read()
+    with linked(context) as link:
+        total = sum(
+            link.call("session.import", session_key=key, **part)["imported"]
+            for part in _parts(text, file.name)
+        )
+    if context.json:
+        context.tell({"session_key": key, "imported": total})
+    else:
+        click.echo(f"{total} messages imported into {key}")
+
+
+def _parts(text: str, name: str) -> Iterator[Mapping[str, Any]]:
+    """What to import, in pieces that fit into a frame. Raises ImportRefused with the line."""
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict) and "recent_exchanges" in whole:
+        yield {"context": whole}
+        return
+    messages: list[Mapping[str, Any]] = []
+    size = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        one = _message(line, f"{name}:{number}") if line.strip() else {"session_key": ""}
+        if "session_key" in one:  # what stands first tells of the session
+            continue
+        if messages and (size + len(line) > PART_CHARACTERS or len(messages) >= PAGE):
+            yield {"messages": messages}
+            messages, size = [], 0
+        messages.append(one)
+        size += len(line)
+    yield {"messages": messages}
+
+
+def _message(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        one = json.loads(line)
+    except ValueError as error:
+        raise ImportRefused(f"{where}: it is no JSON ({error})") from error
+    if not isinstance(one, dict):
+        raise ImportRefused(f"{where}: it is no JSON object")
+    return one
+
+
+@click.group()
+def memory() -> None: ...
+
+
+@memory.command()
+@click.argument("fact_id", required=False)
+@session_asked
+@person_asked
+@click.option("--yes", "-y", is_flag=True, help="Really erase; else only count.")
+@click.pass_obj
+def forget(
+    context: CliContext,
+    fact_id: str | None,
+    session_key: str | None,
+    person: str | None,
+    *,
+    yes: bool,
+) -> None:
+    if [fact_id, session_key, person].count(None) != 2:
+        raise click.UsageError("name a FACT_ID, --session or --person")
+    with linked(context) as link:
+        if fact_id:
+            which: Mapping[str, object] = {"fact_id": fact_id}
+            scope = link.call("memory.why", fact_id=fact_id)["fact"]["scope"]
+            click.echo(f"It is in the memory of {scope}.", err=True)
+        else:
+            which = somebody(link, session_key=session_key, person=person)
+        told = link.call("memory.forget", dry_run=not yes, **which)
+    messages = f" and {told['messages']} messages" if "messages" in told else ""
+    done = "are erased" if yes else "would be erased; add --yes to do it"
+    if context.json:
+        context.tell(told)
+    else:
+        click.echo(f"{told['count']} facts{messages} {done}")
+
+
+@memory.command("export")
+@session_asked
+@person_asked
+@click.pass_obj
+def export_facts(context: CliContext, session_key: str | None, person: str | None) -> None:
+    with linked(context) as link:
+        whose = somebody(link, session_key=session_key, person=person)
+        skip = 0  # page by page, so that every answer fits into a frame
+        while facts := link.call("memory.history", limit=FACTS_PAGE, skip=skip, **whose)["facts"]:
+            skip += len(facts)
+            for one in facts:
+                told = link.call("memory.why", fact_id=one["id"])
+                context.tell({**one, "sources": told["sources"], "hidden": told["hidden"]})

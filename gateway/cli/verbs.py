@@ -1,0 +1,170 @@
+"""The verbs that are rows of the API's table of methods: their options are made of the parameters, and one renderer
+shows every result."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from gateway.api.declarations import Check, Method, Verb
+from gateway.api.methods import METHODS
+from gateway.cli.command import FAILED, CliContext
+from gateway.host.terminal import one_line
+
+ROWS: Mapping[str, tuple[Method, Verb]] = {
+    one.verb.name: (one, one.verb) for one in METHODS if one.verb
+}
+OPTIONS = {"session_key": "session", "limit": "limit", "kinds": "kind"}
+LONGEST_CELL = 160  # of what is no text, as the detail of an audit entry
+_FRACTION = re.compile(r"(?<=T\d\d:\d\d:\d\d)\.\d+(?=Z$)")  # of a second
+
+
+def command_of(name: str) -> click.Command:
+    """The command of a row."""
+    method, verb = ROWS[name]
+    taken = verb.takes.split()
+    hints = get_type_hints(method.params, include_extras=True)
+    params: list[click.Parameter] = []
+    for one, default in method.params.defaults:
+        type_, is_repeated, told = _type_of(hints[one])
+        if one in taken:
+            params.append(click.Argument([one], type=type_, required=default is MISSING))
+            continue
+        flags = [f"--{OPTIONS.get(one, one).rstrip('_').replace('_', '-')}", one]
+        is_flag = type_ is bool
+        params.append(
+            click.Option(
+                ["-n", *flags] if one == "limit" else flags,
+                type=type_,
+                is_flag=is_flag,
+                multiple=is_repeated,
+                required=default is MISSING,
+                default=default if isinstance(default, int | str) else None,
+                show_default=type_ is not bool,
+                help=told,
+            )
+        )
+    params.sort(key=lambda param: taken.index(str(param.name)) if param.name in taken else -1)
+
+    def callback(**given: object) -> None:
+        from gateway.cli.link import ask  # noqa: PLC0415  # help needs no connection
+
+        context = click.get_current_context().find_object(CliContext) or CliContext()
+        asked = {one: value for one, value in given.items() if value not in (None, (), False)}
+        show(context, ask(context, method, asked, verb.answer_s), verb)
+
+    return click.Command(
+        name.rpartition(" ")[2], callback=callback, params=params, help=method.help
+    )
+
+
+_TYPES: Mapping[Any, Any] = {float: float, bool: bool}  # all others are texts
+
+
+def _type_of(hint: Any) -> tuple[Any, bool, str | None]:
+    """What click reads a parameter as, whether it may be repeated, and its help."""
+    told: list[Any] = []
+    while (origin := get_origin(hint)) in {Annotated, Union, UnionType}:
+        hint, *more = [one for one in get_args(hint) if one is not NoneType]
+        if origin is Annotated:
+            told += more
+        elif more:
+            hint = str  # a time, or one of some words
+    text = next((one for one in told if isinstance(one, str)), None)
+    if origin in {tuple, list}:
+        return _type_of(get_args(hint)[0])[0], True, text
+    if origin is Literal:
+        return click.Choice(get_args(hint)), False, text
+    if hint is int:
+        limits = next((one.limits for one in told if isinstance(one, Check)), {})
+        return click.IntRange(limits.get("ge"), limits.get("le")), False, text  # type: ignore[arg-type]  # whole numbers, there
+    return _TYPES.get(hint, str), False, text
+
+
+def show(context: CliContext, told: Any, verb: Verb) -> None:
+    """Prints a result; ends with 1 where it does not hold."""
+    failed = verb.holds and not told[verb.holds]
+    if context.json:
+        context.tell(told[verb.json] if verb.json else told)
+    else:
+        lines = list(rendered(told, verb.columns))
+        click.echo("\n".join(lines) or verb.empty, err=not lines)
+        if isinstance(told, Mapping) and told.get("more"):
+            click.echo("there are more; see the options", err=True)
+        if failed and (why := told.get("why")):
+            click.echo(why, err=True)
+    if failed:
+        sys.exit(FAILED)
+
+
+def rendered(told: Any, columns: Sequence[str] = ()) -> Iterator[str]:
+    """The fields of a result as rows, then its first lists as tables."""
+    told = {"": told} if isinstance(told, list) else told
+    lists = [name for name, value in told.items() if isinstance(value, list)]
+    tables = dict(zip(lists, columns, strict=False))
+    fields = {name: value for name, value in told.items() if name not in tables and name != "more"}
+    rows = [(name.replace("_", " "), value) for name, value in _flat(fields)]
+    wide = max((len(name) for name, _ in rows), default=0)
+    yield from (f"{name:{wide}}   {cell(value)}".rstrip() for name, value in rows)
+    has_more = bool(rows)
+    for name, shown in tables.items():
+        if told[name]:
+            yield from [""] * has_more
+            yield from table(told[name], shown.split())
+            has_more = True
+
+
+def _flat(fields: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{inside}{name} ")
+        else:
+            yield f"{inside}{name}", value
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
+    """With a head; a column that is empty in every row is left out."""
+    cells = {name: [cell(row.get(name)) for row in rows] for name in columns}
+    kept = {
+        name: inside for name, inside in cells.items() if {*inside} > {"-"} or "-" not in inside
+    }
+    wide = {name: max(len(name), *map(len, inside)) for name, inside in kept.items()}
+    head = {name: name.replace("_", " ").upper() for name in kept}
+    for row in [
+        head,
+        *(dict(zip(kept, line, strict=True)) for line in zip(*kept.values(), strict=True)),
+    ]:
+        yield "  ".join(f"{row[name]:{wide[name]}}" for name in kept).rstrip()
+
+
+def cell(value: Any) -> str:
+    """A value on one line."""
+    if value in (None, "", [], {}):
+        return "-"
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return one_line(_FRACTION.sub("", value))
+        case list():
+            return ", ".join(map(_brief, value))
+        case dict():
+            text = ", ".join(f"{name} {_brief(one)}" for name, one in value.items())
+            return text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]}…"
+    return str(value)
+
+
+def _brief(value: Any) -> str:
+    """An item of a list: its name, and its state."""
+    if not isinstance(value, Mapping):
+        return cell(value) if isinstance(value, str | None) else one_line(json.dumps(value))
+    name = next((value[key] for key in ("name", "id", "scope") if key in value), None)
+    if name is None:
+        return one_line(json.dumps(value, ensure_ascii=False))
+    about = [value[key] for key in ("state", "why") if value.get(key)]
+    return one_line(f"{name} ({', '.join(about)})" if about else str(name))

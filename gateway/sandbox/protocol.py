@@ -1,0 +1,172 @@
+"""What the gateway and a worker exchange: programs, bounds, ends of calls, and frames over a socket."""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+from gateway.domain.plugins import PluginKind
+
+# exogate: our WIT worlds. extism: core modules of any Extism PDK. near: components that export
+# near:agent/tool. functions: components whose plain functions are tools.
+Guest = Literal["exogate", "extism", "near", "functions"]
+
+# How a call ended. `ok` and `err` are the guest's own answers; all others are ours.
+Status = Literal[
+    "ok",
+    "err",
+    "timeout",
+    "cancelled",
+    "fuel",
+    "memory",
+    "stack",
+    "trap",
+    "host_calls",
+    "denied",
+    "output_too_large",
+    "invalid",
+    "load",
+]
+
+
+# What a guest may hand to the gateway at once, and in one call: the gateway serves others as well.
+ASKED_BYTES, REQUEST_BYTES, ALL_ASKED_BYTES = 192 * 1024, 1536 * 1024, 16 * 1024 * 1024
+ESCAPED = 3  # a request of HTTP is passed on as ASCII, which makes it so many times larger at most
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a file is, seen without running it. `imports` are written interface#function."""
+
+    guest: Guest
+    kind: PluginKind
+    imports: tuple[str, ...]
+    exports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one call, as the worker enforces them, and the gateway once more for a worker that does not."""
+
+    memory_bytes: int
+    fuel: int
+    output_bytes: int
+    host_calls: int = 1000
+    http_calls: int = 20
+    log_lines: int = 200
+    log_bytes: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled guest, as a worker loads it."""
+
+    path: str
+    guest: Guest
+    bounds: Bounds
+    config: tuple[tuple[str, str], ...] = ()  # texts that Extism guests may ask for
+    concurrency: int = 8  # calls at a time
+
+
+# ------------------------------------------------------------------------------------------ frames
+LARGEST = 64 * 1024 * 1024
+MOST_TEXTS = 8
+_HEAD = struct.Struct("<IBI")  # bytes that follow the head, kind, call
+_LENGTH = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """Who says it, and what its texts are."""
+
+    READY = 1  # worker: what keeps it in, as JSON
+    LOAD = 2  # gateway: a program as JSON; the call number names it from now on
+    CALL = 3  # gateway: program number, function, seconds, input
+    CANCEL = 4  # gateway
+    ANSWER = 5  # gateway: "ok", "none" or "err", text; of an HTTP answer also its body
+    HOST = 6  # worker: function, arguments...
+    RESULT = 7  # worker: status, text, milliseconds, fuel, host calls
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: Kind
+    call: int
+    texts: tuple[str, ...]
+    size: int = field(default=0, compare=False)  # bytes
+
+
+def encode(kind: Kind, call: int, texts: Sequence[str] = ()) -> bytes:
+    """Raises ValueError for half a surrogate pair, and for more than the other side would read."""
+    parts = [b""]
+    for text in texts:
+        raw = text.encode()
+        parts += (_LENGTH.pack(len(raw)), raw)
+    length = sum(map(len, parts))
+    if length > LARGEST:
+        raise ValueError(f"a frame of {length} bytes")
+    parts[0] = _HEAD.pack(length, kind, call)
+    return b"".join(parts)
+
+
+class BrokenFrame(Exception):
+    """The other side does not speak as it should: nothing that follows can be trusted."""
+
+
+def _any_size(kind: Kind, call: int) -> int:
+    return LARGEST
+
+
+class Reader:
+    """Puts bytes together to frames. `most` says how many bytes a frame may have, by its kind and
+    call: one that is larger is broken before any of it is kept."""
+
+    __slots__ = ("_most", "_rest")
+
+    def __init__(self, most: Callable[[Kind, int], int] = _any_size) -> None:
+        self._rest = bytearray()
+        self._most = most
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Raises BrokenFrame."""
+        self._rest += data
+        at = 0
+        try:
+            while len(self._rest) - at >= _HEAD.size:
+                length, kind, call = _HEAD.unpack_from(self._rest, at)
+                said = _kind(kind)
+                if length > self._most(said, call):
+                    raise BrokenFrame(f"a frame of {length} bytes")
+                end = at + _HEAD.size + length
+                if len(self._rest) < end:
+                    break
+                frame = Frame(said, call, self._texts(at + _HEAD.size, end), length)
+                at = end
+                yield frame
+        finally:
+            del self._rest[:at]
+
+    def _texts(self, at: int, end: int) -> tuple[str, ...]:
+        texts: list[str] = []
+        while at < end:
+            if len(texts) == MOST_TEXTS:
+                raise BrokenFrame(f"more than {MOST_TEXTS} texts")
+            if end - at < _LENGTH.size:
+                raise BrokenFrame("a text without its length")
+            (length,) = _LENGTH.unpack_from(self._rest, at)
+            at += _LENGTH.size
+            if length > end - at:
+                raise BrokenFrame("a text that is longer than its frame")
+            try:
+                texts.append(self._rest[at : at + length].decode())
+            except UnicodeDecodeError as error:
+                raise BrokenFrame("a text that is not UTF-8") from error
+            at += length
+        return tuple(texts)
+
+
+def _kind(number: int) -> Kind:
+    try:
+        return Kind(number)
+    except ValueError as error:
+        raise BrokenFrame(f"a frame of the unknown kind {number}") from error

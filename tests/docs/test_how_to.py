@@ -1,0 +1,53 @@
+"""What the how-to pages tell an operator to type and to write is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.configuration import known
+from gateway.cli.main import exogate
+from gateway.config.load import load
+from tools.publish_cli import commands
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted([*(DOCS / "how-to").rglob("*.md"), *(DOCS / "reference").glob("*.md")])
+VERBS = {name for name, _ in commands(exogate, "exogate")}
+# `exogate` with the words behind it; what is given to a command is in capitals, quotes or brackets.
+_CALL = re.compile(r"(?:^|[`$] ?)(exogate(?: [a-z][a-z-]*)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_every_command_of_a_page_exists(page: Path) -> None:
+    for call in _CALL.findall(page.read_text(encoding="utf-8")):
+        words = call.split()
+        calls = {" ".join(words[:length]) for length in range(2, 4)}
+        groups = {name.rpartition(" ")[0] for name in VERBS}
+        assert calls & VERBS or call in groups, call
+
+
+def test_the_configuration_of_the_page_about_deploying_loads(tmp_path: Path) -> None:
+    page = (DOCS / "how-to" / "deploy.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    secret = tmp_path / ".config" / "exogate" / "secrets" / "gateway_token"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("0123456789abcdef\n")
+    secret.chmod(0o600)
+    file = tmp_path / "config.toml"
+    file.write_text(example, encoding="utf-8")
+
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+
+    assert config.gateway.trusted_proxies == ("127.0.0.1/32",)
+    assert config.notices == ()
+
+
+def test_the_rule_of_the_page_about_events_loads(tmp_path: Path) -> None:
+    page = (DOCS / "reference" / "events.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "config.toml"
+    file.write_text(example, encoding="utf-8")
+
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+
+    assert config.rules[-1].id == "tell-me"

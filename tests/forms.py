@@ -1,0 +1,33 @@
+"""Tests of many cases have two forms: `pytest` runs the bounded one, `pytest --long` the long one.
+
+The bounded form plays the same cases in every run; the long one looks for new ones.
+"""
+
+from pathlib import Path
+
+from hypothesis import settings
+
+FEWEST = 5
+
+
+def register() -> None:
+    # Costs are counted; a clock would fail on a busy machine.
+    settings.register_profile("bounded", deadline=None, max_examples=20, derandomize=True)
+    settings.register_profile("long", deadline=None, max_examples=100)
+
+
+def examples(count: int) -> int:
+    """`count` in the long form, a fifth of it in the bounded one."""
+    return max(min(count, FEWEST), count * settings().max_examples // 100)
+
+
+def is_long() -> bool:
+    return settings.get_current_profile_name() == "long"
+
+
+def keep(name: str, report: str) -> None:
+    """What the long form of a test found stays with the figures of the benchmarks."""
+    if is_long():
+        folder = Path(__file__).parents[1] / "bench" / "long"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.txt").write_text(report + "\n", encoding="utf-8")
