@@ -22,9 +22,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_socket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-Chunk: TypeAlias = dict[
-    str, Any
-]  # `type` says which; its fields are those of docs/reference/protocol.md
+Chunk: TypeAlias = dict[str, Any]  # `type` says which; docs/reference/chunks.md has its fields
 
 ENDS = ("done", "error")
 WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # before each new attempt to connect

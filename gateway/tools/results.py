@@ -20,9 +20,7 @@ from gateway.domain.messages import BYTES_A_TOKEN, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import SessionStore, ToolScope, ToolStore
 
-MOST_RESULT = (
-    262_144  # characters of a result in a conversation; docs/reference/protocol.md tells it
-)
+MOST_RESULT = 262_144  # characters in a conversation; docs/reference/protocol.md tells it
 MOST_KEPT = 4_194_304  # and of the whole, for the tool `result`
 RESULT_SHARE = 4  # one result takes at most so much of context.token_budget: one in
 

@@ -40,3 +40,14 @@ def test_the_configuration_of_the_page_about_deploying_loads(tmp_path: Path) -> 
 
     assert config.gateway.trusted_proxies == ("127.0.0.1/32",)
     assert config.notices == ()
+
+
+def test_the_rule_of_the_page_about_events_loads(tmp_path: Path) -> None:
+    page = (DOCS / "reference" / "events.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "config.toml"
+    file.write_text(example, encoding="utf-8")
+
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+
+    assert config.rules[-1].id == "tell-me"
