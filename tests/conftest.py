@@ -24,6 +24,9 @@ TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, als
 
 collect_ignore = ["oracles"]  # run by tests/oracles/run, in an environment of their own
 
+# What works on a database in memory, which never waits for a disk.
+MEMORY = {"_memory", "_run", "open_surreal"}
+
 # The test runner's own way into the loop, one task a fixture and test.
 RUNNER = "TestRunner._call_in_runner_task"
 
@@ -97,4 +100,5 @@ def nothing_blocks_the_loop() -> Iterator[BlockBuster]:
         for name, function in guard.functions.items():
             if name.startswith(("sqlite3", "threading.Lock")):
                 function.can_block_in("tests/fakes/store.py", {"_done", "read"})
+                function.can_block_in("gateway/store/surreal.py", MEMORY)
         yield guard

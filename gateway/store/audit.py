@@ -4,10 +4,12 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+import anyio
+
 from gateway.domain.events import AuditEntry, Deed, DeedKind, entry_after
 from gateway.store.tables import TABLES
 from gateway.store.transaction import Transaction, given
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.writer import OfStore, Reading, Remembered, Writing, reading
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,14 @@ def _after(tx: Transaction, seq: int, *, limit: int) -> Sequence[AuditEntry]:
 class StoredAudit(OfStore):
     """Implements the port Audit."""
 
-    append = writing(append_deed, durable=False)
+    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
+        super().__init__(writer, readers, pen)
+        self._turn = anyio.Lock()
+
+    async def append(self, deed: Deed) -> None:
+        async with self._turn:  # each entry needs the one before
+            await self._writer.write(partial(append_deed, deed=deed), durable=False)
+
     newest = reading(_newest, caught_up=True)
     after = reading(_after, caught_up=True)
 

@@ -33,6 +33,7 @@ def _may_ask(tx: Transaction, asked: Pairing) -> bool:
 
 
 def _ask(tx: Transaction, asked: Pairing) -> bool:
+    tx.guard("pairing", asked.channel, asked.account)
     if not _may_ask(tx, asked):
         return False
     tx.delete("pairing", {"state": "asked", "expires_at <=": asked.asked_at})
@@ -43,11 +44,12 @@ def _ask(tx: Transaction, asked: Pairing) -> bool:
 def _decide_pairing(
     tx: Transaction, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
 ) -> Pairing | None:
-    terms = {"code_digest": code_digest, "state": "asked", "expires_at >": now}
-    row = tx.first("pairing", terms)
-    if row is None:
+    terms = {"code_digest": code_digest, "expires_at >": now}
+    rows = tx.find("pairing", terms, limit=1, index="by_code")
+    if not rows:
         return None
-    asked = Pairing(**row)
+    asked = Pairing(**rows[0])
+    tx.guard("pairing", asked.channel, asked.account)
     there: Terms = {"channel": asked.channel, "account": asked.account, "state": "paired"}
     owns = state == "paired" and (is_owner or tx.first("pairing", there, "person") is None)
     whose = _of_person(asked.channel, asked.account, asked.person)

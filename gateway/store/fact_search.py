@@ -41,7 +41,7 @@ from gateway.store.facts import (
 )
 from gateway.store.faults import require_text
 from gateway.store.transaction import place_of
-from gateway.store.writer import OfStore, Pen, Query, Readers, Writer
+from gateway.store.writer import OfStore, Pen, Query, Reading, Remembered, Writing
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last
@@ -61,7 +61,7 @@ class FactBase(OfStore):
     unknown names need no query. Names that are already in the database are loaded a page at a
     time. Only the event loop's thread uses the bits."""
 
-    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
         super().__init__(writer, readers, pen)
         self._bits = bytearray(_BITS // 8)
         self._upto: int | None = 0  # groups up to this one are noted; None: all

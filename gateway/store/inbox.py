@@ -264,7 +264,7 @@ def _is_open(run_id: RunId, session: SessionRow, tx: Transaction) -> bool:
 
 # --- what is read --------------------------------------------------------------------------------
 def _unfinished(tx: Transaction) -> Sequence[Entry]:
-    return _to_entries(tx.find("run", {"finished_at": None}, order="id"), tx)
+    return _to_entries(tx.find("run", {}, order="id", index="unfinished"), tx)
 
 
 # Logs of earlier versions have fractions of milliseconds. Quotes within a text are escaped.

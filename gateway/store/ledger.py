@@ -36,7 +36,7 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.store.transaction import Row, Transaction, given
-from gateway.store.writer import OfStore, Operation, Pen, Readers, Writer
+from gateway.store.writer import OfStore, Operation, Reading, Remembered, Writing
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class StoredLedger(OfStore):
     begins without a slice gets a row if it lasts, so that the next process knows of it.
     """
 
-    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
         super().__init__(writer, readers, pen)
         self._open = {one.id: one for one in map(_to_reservation, pen.unsettled)}
         self.latest = max([pen.last_day, *(one.day for one in self._open.values())])

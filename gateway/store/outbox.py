@@ -54,12 +54,13 @@ def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
 
 def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
     """The oldest open one of a session, and each that has none."""
-    waiting: Terms = {"state": "pending", "channel": channel, "due_at <=": now}
+    waiting: Terms = {"channel": channel, "due_at <=": now}
     due, after = list[Row](), 0
     while len(due) < limit:
-        rows = tx.find("delivery", {**waiting, "id >": after}, order="id", limit=_PAGE)
+        page = {**waiting, "id >": after}
+        rows = tx.find("delivery", page, order="id", limit=_PAGE, index="due")
         sessions = tuple({row["session"] for row in rows} - {None})
-        open_ones = tx.find("delivery", {"session": sessions, "state": _OPEN}, "id session")
+        open_ones = tx.find("delivery", {"session": sessions}, "id session", index="open")
         oldest: dict[int, int] = {}
         for one in open_ones:
             oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
@@ -73,8 +74,8 @@ def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequenc
 def _dead_letters(
     tx: Transaction, channel: str | None, *, before: int | None, limit: int
 ) -> Sequence[Delivery]:
-    terms = given({"state": _DEAD, "id <": before, "channel": channel})
-    return _deliveries(tx.find("delivery", terms, order="-id", limit=limit), tx)
+    terms = given({"id <": before, "channel": channel})
+    return _deliveries(tx.find("delivery", terms, order="-id", limit=limit, index="dead"), tx)
 
 
 def _interrupted(tx: Transaction) -> Sequence[Delivery]:
@@ -82,8 +83,7 @@ def _interrupted(tx: Transaction) -> Sequence[Delivery]:
 
 
 def _tally(tx: Transaction) -> Mapping[tuple[str, DeliveryState], int]:
-    # Two halves, so that the small indexes serve and not the whole table.
-    halves = (tx.tally("delivery", {"state": some}, "channel state") for some in (_OPEN, _DEAD))
+    halves = (tx.tally("delivery", {}, "channel state", index=one) for one in ("open", "dead"))
     return {(channel, state): count for half in halves for (channel, state), count in half.items()}
 
 
@@ -150,7 +150,7 @@ def _settle(  # noqa: PLR0913  # as the port has it
 
 
 def _strand(tx: Transaction, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
-    rows = tx.find("delivery", {"state": "pending"}, "id channel account")
+    rows = tx.find("delivery", {}, "id channel account", index="due")
     known = set(accounts)
     stranded = {one["id"] for one in rows if (one["channel"], one["account"]) not in known}
     for some in in_parts(stranded):

@@ -41,7 +41,10 @@ from gateway.store.writer import (
     OfStore,
     Pen,
     Readers,
+    Reading,
+    Remembered,
     Writer,
+    Writing,
     open_to_read,
     writing,
 )
@@ -49,21 +52,20 @@ from gateway.store.writer import (
 
 def _sweep(tx: Transaction, *, before: datetime, limit: int) -> int:
     """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
-    old: Terms = {"has_journal": True, "finished_at <": before}
-    rows = tx.find("run", old, "id run_id", order="finished_at", limit=limit)
+    old: Terms = {"finished_at <": before}
+    rows = tx.find("run", old, "run_id", order="finished_at", limit=limit, index="with_journal")
     for row in rows:
-        tx.delete("journal", {"run_id": row["run_id"]})
-        swept = {"has_journal": False, "log": None, "tape": None}
-        tx.change("run", {"id": row["id"]}, swept)
+        tx.delete("journal", row)
+        tx.change("run", row, {"has_journal": False, "log": None, "tape": None})
     return max(len(rows), sweep_originals(tx, before, limit))
 
 
-def _expire(tx: Pen, agent: AgentId, *, before: datetime, limit: int) -> int:
-    old: Terms = {"state": "active", "agent": agent, "updated_at <": before}
+def _expire(tx: Transaction, agent: AgentId, *, before: datetime, limit: int) -> int:
+    old: Terms = {"agent": agent, "updated_at <": before}
     rows = tx.find("session", old, "id", limit=limit, index="active")
     if rows:
         tx.change("session", {"id": tuple(row["id"] for row in rows)}, {"state": "closed"})
-        tx.refresh()  # it remembers which sessions are closed
+        tx.forget_sessions()  # it remembers which are closed
     return len(rows)
 
 
@@ -71,7 +73,13 @@ class StoreUpkeep(OfStore):
     """Implements the port StoreCare."""
 
     def __init__(
-        self, writer: Writer, readers: Readers, pen: Pen, *, clock: Clock, ledger: StoredLedger
+        self,
+        writer: Writing,
+        readers: Reading,
+        pen: Remembered,
+        *,
+        clock: Clock,
+        ledger: StoredLedger,
     ) -> None:
         super().__init__(writer, readers, pen)
         self._clock, self._ledger = clock, ledger
@@ -80,20 +88,16 @@ class StoreUpkeep(OfStore):
     expire = writing(_expire, durable=False)
 
     async def probe(self) -> None:
-        at = (to_micros(self._clock.now()),)
-        await self._writer.write(lambda pen: pen.db.execute(_PROBE, at), durable=False)
+        probed = {"probed_at": self._clock.now()}  # without an fsync, which wears a disk
+        await self._writer.write(lambda tx: tx.change("pulse", {"id": 1}, probed), durable=False)
 
     async def close(self) -> None:
         """Writes what is waiting, refuses what comes; a second close does nothing."""
         with CancelScope(shield=True):
             self._ledger.close()
-            self._writer.stop("the store is closed")
-            self._readers.stop()
-            await to_thread.run_sync(self._writer.join)
-            await to_thread.run_sync(self._readers.join)
+            await self._writer.close()
+            await self._readers.close()
 
-
-_PROBE = "UPDATE pulse SET probed_at = ?"  # without an fsync, which wears a disk
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +153,7 @@ class StoredTools(StoredValues, StoredOriginals):
     """Implements the port ToolStore."""
 
 
-def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Stores:
+def stores_over(writer: Writing, readers: Reading, pen: Remembered, clock: Clock) -> Stores:
     """Every port over one writer and its readers."""
     over = (writer, readers, pen)
     ledger = StoredLedger(*over)
@@ -281,7 +285,7 @@ def _open_to_write(path: Path, now: int, *, durable: bool) -> sqlite3.Connection
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("PRAGMA journal_size_limit = 67108864")
         migrate(db)
-        db.execute(_PROBE, (now,))
+        db.execute("UPDATE pulse SET probed_at = ?", (now,))
     except sqlite3.Error as error:
         told = at_opening(error, str(path))  # before the log goes that was too large
         db.close()

@@ -30,7 +30,8 @@ ENCODED: Mapping[type, Callable[[Any], Any]] = {datetime: to_micros, SessionKey:
 @dataclass(frozen=True, slots=True)
 class Column:
     """`options`: `key`, `unique`, `=` and the default, `in` or `within` and the values it may have,
-    `of` and the table whose key it holds. `is_optional`: it may be missing."""
+    `of` and the table whose key it holds, `record`: a row is known by it where rows have no numbers.
+    `is_optional`: it may be missing."""
 
     name: str
     type: str
@@ -51,7 +52,7 @@ class Column:
                     words.append(f"CHECK ({self.name} IN ({values}))")
                 case "within":
                     words.append(f"CHECK ({self.name} BETWEEN {value.replace('..', ' AND ')})")
-                case _:
+                case _ if option in _OPTIONS:
                     words.append(f"{_OPTIONS[option]} {value}")
         return " ".join(words)
 
@@ -91,6 +92,31 @@ class Table:
         )
 
     @cached_property
+    def record(self) -> Sequence[str]:
+        """The columns that a row is known by in a database of records: its natural key."""
+        marked = [one.name for one in self.columns if "record" in one.options]
+        several = [_names(one) for one in self.constraints]
+        keys = [one.name for one in self.columns if "key" in one.options]
+        return marked or (several[0] if several else keys)
+
+    @cached_property
+    def number(self) -> str | None:
+        """The column with a number that a new row gets if it has none."""
+        typed = (one for one in self.columns if "key" in one.options)
+        return next((one.name for one in typed if one.type == "int"), None)
+
+    @cached_property
+    def once(self) -> Mapping[str, Sequence[str]]:
+        """What else no two rows have in common: columns by the name of their index."""
+        alone = {one.name: [one.name] for one in self.columns if "unique" in one.options}
+        told = {one.name: one.columns.split(", ") for one in self.indexes if one.is_unique}
+        return {name: some for name, some in (alone | told).items() if some != [*self.record]}
+
+    @cached_property
+    def optional(self) -> frozenset[str]:
+        return frozenset(one.name for one in self.columns if one.is_optional)
+
+    @cached_property
     def enumerated(self) -> frozenset[str]:
         """The columns that have one of a few words."""
         return frozenset(one.name for one in self.columns if "in" in one.options)
@@ -99,6 +125,12 @@ class Table:
     def where(self) -> Mapping[str, str]:
         """The condition of each index that holds a part of the table."""
         return {one.name: one.where for one in self.indexes if one.where}
+
+    @cached_property
+    def marks(self) -> Mapping[str, str]:
+        """The same without those that hold whatever has a value in their own column."""
+        own = {one.name: f"{one.columns.split(', ')[0]} IS NOT NULL" for one in self.indexes}
+        return {name: told for name, told in self.where.items() if told != own[name]}
 
     def decoders(self, names: Sequence[str]) -> Sequence[tuple[str, Callable[[Any], object]]]:
         """Of the columns whose values in a row are no longer those of the database."""
@@ -127,6 +159,12 @@ class Table:
 
 
 _OPTIONS = {"key": "PRIMARY KEY", "unique": "UNIQUE", "of": "REFERENCES"}
+
+
+def _names(constraint: str) -> list[str]:
+    return constraint.partition("(")[2].rstrip(")").split(", ")
+
+
 _INDEX = re.compile(r"(UNIQUE )?INDEX (\w+) \((.+?)\)(?: WHERE (.+))?")
 
 
@@ -151,7 +189,7 @@ def _parsed(declared: str) -> Table:
 _DECLARED = (
     """session
     id int key
-    key key unique
+    key key unique record
     agent,channel,account,peer text
     created_at,updated_at time
     state text =:active in:active|closed
@@ -166,7 +204,7 @@ _DECLARED = (
     """,
     """run
     id int key     # order of acceptance over all sessions
-    run_id text unique
+    run_id text unique record
     session int of:session
     seq int        # order of acceptance within the session
     state text in:queued|running|done|dead
@@ -220,7 +258,7 @@ _DECLARED = (
     """,
     """delivery
     id int key
-    delivery_id text unique
+    delivery_id text unique record
     run_id text?           # missing: no turn made it
     session int? of:session
     channel,account,peer text
@@ -395,7 +433,7 @@ _DECLARED = (
     # caller who keeps the conversation it is a run that is forgotten when it ends.
     """original
     id int key
-    reference text unique
+    reference text unique record
     session key
     run_id,tool text
     content blob

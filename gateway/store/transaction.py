@@ -108,6 +108,11 @@ class Transaction(ABC):
     @abstractmethod
     def delete(self, table: str, terms: Terms) -> int: ...
 
+    @abstractmethod
+    def guard(self, *names: str) -> None:
+        """Of operations that guard the same, one comes after the other: for those that rely on what is
+        not there."""
+
     def first(self, table: str, terms: Terms, columns: str = "", *, order: str = "") -> Row | None:
         rows = self.find(table, terms, columns, order=order, limit=1)
         return rows[0] if rows else None
@@ -118,7 +123,7 @@ class Transaction(ABC):
     # --- sessions ----------------------------------------------------------------------------
     def __init__(self) -> None:
         self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
-        self._last_stamp = 0
+        self.last_stamp = 0
         self.series: dict[tuple[str, str, str], int] = {}
 
     def session(self, key: SessionKey) -> SessionRow | None:
@@ -157,6 +162,10 @@ class Transaction(ABC):
             self._sessions.popitem(last=False)
         return session
 
+    def forget_sessions(self) -> None:
+        """They are read anew."""
+        self._sessions.clear()
+
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
         """The keys of the sessions of these numbers."""
         found: dict[int, SessionKey] = {}
@@ -181,9 +190,9 @@ class Transaction(ABC):
     def stamp(self, micros: int) -> int:
         """A unique time for `updated_at`, so that paging skips no session. A clock that is set back
         by more than a minute is believed."""
-        if self._last_stamp - _SET_BACK_US < micros <= self._last_stamp:
-            micros = self._last_stamp + 1
-        self._last_stamp = micros
+        if self.last_stamp - _SET_BACK_US < micros <= self.last_stamp:
+            micros = self.last_stamp + 1
+        self.last_stamp = micros
         return micros
 
 
@@ -221,6 +230,8 @@ class SqliteTransaction(Transaction):
         limit: int | None = None,
         index: str = "",
     ) -> list[Row]:
+        if () in terms.values():  # none of no values, which no index can look up
+            return []
         values: list[object] = []
         where = _condition(table, terms, values, index)
         if limit is not None:
@@ -235,6 +246,9 @@ class SqliteTransaction(Transaction):
                 if found[name] is not None:
                     found[name] = decode(found[name])
         return rows
+
+    def guard(self, *names: str) -> None:
+        """One thread writes, so they do that anyway."""
 
     def tally(
         self, table: str, terms: Terms, columns: str = "", *, index: str = ""

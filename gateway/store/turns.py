@@ -2,7 +2,7 @@
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
@@ -26,8 +26,8 @@ from gateway.domain.facts import (
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
-from gateway.store.transaction import SqliteTransaction, place_of, seq_of
-from gateway.store.writer import OfStore, Pen, Readers, Writer, reading, writing
+from gateway.store.transaction import SEQ_BITS, SqliteTransaction, Transaction, place_of, seq_of
+from gateway.store.writer import OfStore, Pen, Reading, Remembered, Writing, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -48,7 +48,7 @@ _NO_WORDS: frozenset[str] = frozenset()
 
 
 class TurnIndex(OfStore):
-    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
         super().__init__(writer, readers, pen)
         # By session: how long it was when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
@@ -295,7 +295,7 @@ def forget_turns(pen: Pen, session: int) -> None:
     _change_index(_TAKE_WORDS, texts, pen.db)
 
 
-async def rewrite_index(writer: Writer) -> None:
+async def rewrite_index(writer: Writing) -> None:
     """Merges a part in each commit, so that other writes wait only for a part."""
     while await writer.write(_merge, durable=False):
         pass
@@ -368,91 +368,90 @@ def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey
     return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
-def _next(table: str) -> Callable[..., SaidPage]:
-    """`table` is `heard`, in which a missing row means that nothing was read, or `unread`."""
-
-    def find(tx: SqliteTransaction, key: SessionKey, *, limit: int) -> SaidPage:
-        db = tx.db
-        found = db.execute(_PLACE[table], (str(key),)).fetchone()
-        if found is None:
-            return SaidPage()
-        session, seq = found
-        bounds = (place_of(session, seq), place_of(session + 1, 0), max(0, limit))
-        rows = db.execute(_NODES, bounds).fetchall()
-        said = tuple(
-            SaidMessage(node, run, sender, text, to_time(at))
-            for node, run, role, message, sender, text, at in rows
-            # Of what stands there as a user's, only that was said which was accepted or imported.
-            if role == "user" and message in {None, node}
-        )
-        return SaidPage(said, rows[-1][0] if rows else None)
-
-    return find
+# --- how far patterns and a model have read ------------------------------------------------------
+def _unscanned(tx: Transaction) -> Sequence[SessionKey]:
+    upto = {row["session"]: row["seq"] for row in tx.find("heard", {})}
+    rows = tx.find("session", {}, "id key last_seq", order="-updated_at")
+    return [row["key"] for row in rows if row["last_seq"] > upto.get(row["id"], 0)]
 
 
-def _mark_heard(pen: Pen, upto: Mapping[SessionKey, NodeId]) -> None:
-    pen.db.executemany(_LOOKED, [(node,) for node in upto.values()])
+def _queued(tx: Transaction) -> Sequence[SessionKey]:
+    rows = tx.find("unread", {"is_owed": True}, "session")
+    return [*tx.keys_of(row["session"] for row in rows).values()]
 
 
-def _owe(pen: Pen, key: SessionKey, since: NodeId) -> None:
-    pen.db.execute(_OWE, (since,))
+def _next_heard(tx: Transaction, key: SessionKey, *, limit: int) -> SaidPage:
+    row = tx.first("heard", {"session": key}, "seq")
+    return _page(tx, key, row["seq"] if row else 0, limit)
 
 
-def _read(pen: Pen, key: SessionKey, upto: NodeId) -> bool:
-    session = pen.session(key)
-    place = pen.place(session, upto) if session else None
-    if session is None or place is None:
+def _next_unread(tx: Transaction, key: SessionKey, *, limit: int) -> SaidPage:
+    row = tx.first("unread", {"session": key, "is_owed": True}, "seq")
+    return _page(tx, key, row["seq"], limit) if row else SaidPage()
+
+
+def _page(tx: Transaction, key: SessionKey, after: int, limit: int) -> SaidPage:
+    session = tx.first("session", {"key": key}, "id")
+    if session is None or limit < 1:
+        return SaidPage()
+    first, last = place_of(session["id"], after), place_of(session["id"], after + limit)
+    columns = "id run_id role text created_at"
+    nodes = tx.find("node", {"place >": first, "place <=": last}, columns, order="place")
+    ids = tuple({row["run_id"] for row in nodes if row["role"] == "user"})
+    runs = tx.find("run", {"run_id": ids}, "run_id message_id sender")
+    made = {row["run_id"]: row for row in runs}
+    said = []
+    for row in nodes:
+        run = made.get(row["run_id"], _NO_RUN)
+        # Of what stands there as a user's, only that was said which was accepted or imported.
+        if row["role"] == "user" and run["message_id"] in {None, row["id"]}:
+            what = (row["id"], row["run_id"], run["sender"], row["text"], row["created_at"])
+            said.append(SaidMessage(*what))
+    return SaidPage(tuple(said), nodes[-1]["id"] if nodes else None)
+
+
+_NO_RUN = {"message_id": None, "sender": None}
+
+
+def _mark_scanned(tx: Transaction, upto: Mapping[SessionKey, NodeId]) -> None:
+    for node in upto.values():
+        if (found := tx.first("node", {"id": node}, "place")) is not None:
+            session, seq = found["place"] >> SEQ_BITS, seq_of(found["place"])
+            row = tx.first("heard", {"session": session}, "seq")
+            if row is None or row["seq"] < seq:
+                tx.insert("heard", {"session": session, "seq": seq}, taken="replace")
+
+
+def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
+    found = tx.first("node", {"id": since}, "place")
+    if found is None:
+        return
+    session, seq = found["place"] >> SEQ_BITS, seq_of(found["place"]) - 1
+    row = tx.first("unread", {"session": session})
+    if row is not None:
+        seq = row["seq"] if row["is_owed"] else max(row["seq"], seq)
+    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, taken="replace")
+
+
+def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
+    session = tx.session(key)
+    place = tx.place(session, upto) if session else None
+    row = tx.first("unread", {"session": session.id}) if session and place else None
+    if session is None or place is None or row is None:
         return False
-    bounds = (place_of(session.id, 0), place_of(session.id, session.last_seq), session.id)
-    row = pen.db.execute(_READ, (place, *bounds)).fetchone()
-    return bool(row and row[0])
+    is_owed = seq_of(place) < session.last_seq
+    read = {"seq": max(row["seq"], seq_of(place)), "is_owed": is_owed}
+    tx.change("unread", {"session": session.id}, read)
+    return is_owed
 
 
 class ExtractionQueue(OfStore):
     """How far patterns and a model have read."""
 
-    unscanned = reading(lambda tx: _keys(_UNREAD, -1, tx.db))
-    next_unscanned = reading(_next("heard"))
-    mark_scanned = writing(_mark_heard, durable=False)
-    queue_for_model = writing(_owe, durable=False)
-    queued_for_model = reading(lambda tx: _keys(_OWED, -1, tx.db))
-    next_queued = reading(_next("unread"))
-    mark_extracted = writing(_read, durable=False)
-
-
-_UNREAD = """
-SELECT s.key FROM session s LEFT JOIN heard h ON h.session = s.id
-WHERE s.last_seq > coalesce(h.seq, 0) ORDER BY s.updated_at DESC LIMIT ?
-"""
-_OWED = "SELECT s.key FROM unread u JOIN session s ON s.id = u.session WHERE u.is_owed LIMIT ?"
-_PLACE = {
-    "heard": """
-        SELECT s.id, coalesce(h.seq, 0) FROM session s LEFT JOIN heard h ON h.session = s.id
-        WHERE s.key = ?
-    """,
-    "unread": """
-        SELECT s.id, u.seq FROM session s JOIN unread u ON u.session = s.id
-        WHERE s.key = ? AND u.is_owed
-    """,
-}
-_NODES = """
-SELECT n.id, n.run_id, n.role, r.message_id, r.sender,
-       CASE n.role WHEN 'user' THEN n.text END, n.created_at
-FROM node n LEFT JOIN run r ON n.role = 'user' AND r.run_id = n.run_id
-WHERE n.place > ? AND n.place < ? ORDER BY n.place LIMIT ?
-"""
-_SEQ = "n.place & 0xffffffff"
-_LOOKED = f"""
-INSERT INTO heard (session, seq) SELECT n.place >> 32, {_SEQ} FROM node n WHERE n.id = ?
-ON CONFLICT (session) DO UPDATE SET seq = max(seq, excluded.seq)
-"""
-_OWE = f"""
-INSERT INTO unread (session, seq, is_owed) SELECT n.place >> 32, ({_SEQ}) - 1, 1 FROM node n
-WHERE n.id = ?
-ON CONFLICT (session) DO UPDATE
-SET seq = CASE WHEN is_owed THEN seq ELSE max(seq, excluded.seq) END, is_owed = 1
-"""
-_READ = """
-UPDATE unread SET seq = max(seq, ?1 - ?2), is_owed = ?1 < ?3 WHERE session = ?4
-RETURNING is_owed
-"""
+    unscanned = reading(_unscanned)
+    next_unscanned = reading(_next_heard)
+    mark_scanned = writing(_mark_scanned, durable=False)
+    queue_for_model = writing(_queue, durable=False)
+    queued_for_model = reading(_queued)
+    next_queued = reading(_next_unread)
+    mark_extracted = writing(_mark_extracted, durable=False)

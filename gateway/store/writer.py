@@ -12,7 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from anyio import to_thread
 
 from gateway.domain.errors import GatewayError, StoreLost, StoreRefused, StoreUnavailable
 from gateway.store.faults import (
@@ -25,7 +27,7 @@ from gateway.store.faults import (
     sentence,
     unavailable,
 )
-from gateway.store.transaction import SqliteTransaction
+from gateway.store.transaction import Row, SqliteTransaction
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ class Pen(SqliteTransaction):
         """Reads the cache anew. After a rollback nothing in it is true."""
         self._sessions.clear()
         self.series.clear()
-        self.accepted, self._last_stamp, notices = self.db.execute(_REFRESH).fetchone()
+        self.accepted, self.last_stamp, notices = self.db.execute(_REFRESH).fetchone()
         self.may_hold_notices = bool(notices)
 
 
@@ -117,7 +119,7 @@ MADE_ANEW_BYTES = 64 * 1024 * 1024
 GIVE_UP_AFTER = 3  # I/O errors in a row: the kernel may have dropped what it could not write
 
 # Errors that one operation causes. All others are faults of the database.
-_OF_ONE = (
+OF_ONE = (
     sqlite3.IntegrityError,
     sqlite3.DataError,
     ValueError,
@@ -165,7 +167,7 @@ class Commits:
             if durable:
                 pen.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
             pen.db.execute("COMMIT")
-        except _OF_ONE as error:
+        except OF_ONE as error:
             return self._apart(error, operations, durable=durable)
         except sqlite3.Error as error:
             return self._failed(error, len(operations))
@@ -324,6 +326,11 @@ class Writer:
     def join(self) -> None:
         self._thread.join()
 
+    async def close(self) -> None:
+        """Writes what is waiting, refuses what comes; a second close does nothing."""
+        self.stop("the store is closed")
+        await to_thread.run_sync(self.join)
+
     def _run(self) -> None:
         batch: list[_Ticket] = []
         try:
@@ -414,6 +421,10 @@ class Readers:
         for thread in self._threads:
             thread.join()
 
+    async def close(self) -> None:
+        self.stop()
+        await to_thread.run_sync(self.join)
+
     def _run(self) -> None:
         tx: SqliteTransaction | None = None
         while (ticket := self._queue.get()) is not None:
@@ -459,10 +470,33 @@ def open_to_read(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
 
 
 # --- the methods of a port -----------------------------------------------------------------------
+class Writing(Protocol):
+    async def write(self, operation: Callable[[Any], T], *, durable: bool) -> T: ...
+    def write_soon(self, operation: Callable[[Any], Any], failed: _Failed) -> None: ...
+    async def caught_up(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Reading(Protocol):
+    async def read(self, query: Callable[[Any], T]) -> T: ...
+    async def close(self) -> None: ...
+
+
+class Remembered(Protocol):
+    """What a store knows of its tables without a look."""
+
+    @property
+    def may_hold_notices(self) -> bool: ...
+    @property
+    def unsettled(self) -> Sequence[Row]: ...
+    @property
+    def last_day(self) -> str: ...
+
+
 class OfStore:
     """One subject of the store: operations over its writer and its readers."""
 
-    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
         self._writer, self._readers, self._pen = writer, readers, pen
 
 

@@ -1,7 +1,7 @@
 """What every store promises about settings, the state of rules and notices for other sessions."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,17 +22,6 @@ from tests.fakes.store import NOON, an_ending, an_entry, session_key
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 HERE, THERE = session_key("here"), session_key("there")
 ODD = ["ann", "Ann", "ann ", "", "a%3Ab", "telegram:x:5", "é", "e\u0301", "\0", "null"]
-
-
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def bounded() -> AsyncIterator[Stores]:
-        with anyio.fail_after(5):
-            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
-                yield stores
-
-    return bounded
 
 
 # --- settings ----------------------------------------------------------------------------------

@@ -18,11 +18,6 @@ from tests.fakes.store import NOON
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 
 
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    return lambda: opening(request.param, tmp_path / "data")
-
-
 def a_deed(number: int = 1) -> Deed:
     at = NOON + timedelta(microseconds=number)
     return Deed(at, "budget.changed", "config", {"what": "é\n", "after": number})

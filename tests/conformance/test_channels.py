@@ -1,7 +1,7 @@
 """What every store promises to channels: each message once, and nothing forgotten in between."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,17 +25,6 @@ OLD, NEW = ChannelMemo("tg", "bot", "adapter", "7"), ChannelMemo("tg", "bot", "a
 SOCKET = ChannelMemo("tg", "bot", "socket", '{"seq":3}')
 WHENCE = '{"peer":"room","thread":"t"}'
 MUCH = timedelta(days=8)
-
-
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def bounded() -> AsyncIterator[Stores]:
-        with anyio.fail_after(5):
-            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
-                yield stores
-
-    return bounded
 
 
 def message(name: str, *memos: ChannelMemo, platform_id: str = "1") -> NewEntry:

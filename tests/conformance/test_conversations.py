@@ -1,12 +1,10 @@
 """Whole conversations: begun anew, marked, pruned, taken in, closed, in every store."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
-import anyio
 import pytest
 
 from gateway.domain.errors import NotFound
@@ -14,22 +12,9 @@ from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import IMPORTED, ImportRefused
-from gateway.store.opening import open_store
-from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, session_key
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
-
-
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def bounded() -> AsyncIterator[Stores]:
-        with anyio.fail_after(5):
-            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
-                yield stores
-
-    return bounded
 
 
 async def exchange(stores: Stores, name: str, *, after: str | None = None, most: int = 0) -> None:

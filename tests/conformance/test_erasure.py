@@ -1,8 +1,8 @@
 """What is erased is in no table, no index and no byte of a file; who erased, and how much, stays."""
 
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +25,6 @@ from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_ke
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 CANARY = "kanarienvogel"
 MINE, OTHERS = session_key(), session_key("other")
-
-
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def bounded() -> AsyncIterator[Stores]:
-        with anyio.fail_after(5):
-            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
-                yield stores
-
-    return bounded
 
 
 async def talk(stores: Stores, key: SessionKey, word: str) -> None:

@@ -36,11 +36,6 @@ HERS = Whose(scope=scope_of(ANN, None))
 DAY = timedelta(days=1)
 
 
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    return lambda: opening(request.param, tmp_path / "data")
-
-
 def a_claim(object_: str = "NYC", since: int = 0, **changes: object) -> Claim:
     """Said `since` days after noon in a direct chat."""
     at = NOON + since * DAY

@@ -1,33 +1,16 @@
 """What every store promises about what was said and not looked at yet."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from pathlib import Path
-
-import anyio
-import pytest
 
 from gateway.domain.facts import SaidMessage, SaidPage
 from gateway.domain.ids import MessageId, NodeId, SessionKey
 from gateway.domain.ports import Stores
-from gateway.store.opening import open_store
-from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 HERE, THERE = session_key("here"), session_key("there")
-
-
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def bounded() -> AsyncIterator[Stores]:
-        with anyio.fail_after(5):
-            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
-                yield stores
-
-    return bounded
 
 
 async def a_turn(stores: Stores, name: str, key: SessionKey, *, after: str | None = None) -> None:

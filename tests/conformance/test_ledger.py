@@ -49,11 +49,6 @@ async def opening(url: str, data_dir: Path) -> AsyncIterator[Stores]:
             yield stores
 
 
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    return lambda: opening(request.param, tmp_path / "data")
-
-
 def always(_: Sequence[Tally]) -> Grant:
     return Grant(90, Amount(100, 7))
 

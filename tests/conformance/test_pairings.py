@@ -21,11 +21,6 @@ HOUR = timedelta(hours=1)
 ANN = ("chat", "default", "ann")
 
 
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    return lambda: opening(request.param, tmp_path / "data")
-
-
 def asking(person: str, *, account: str = "default", minutes: int = 0) -> Pairing:
     at = NOON + timedelta(minutes=minutes)
     digest = f"digest of {account}/{person} at {minutes}"

@@ -1,11 +1,10 @@
 """What every store promises, whatever it is made of."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import anyio
 import pytest
@@ -19,25 +18,12 @@ from gateway.domain.outbox import TWICE, DeliveryState
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
 from gateway.store.faults import TextRefused
-from gateway.store.opening import open_store
-from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 HOSTILE = (
     "nul \0 control \x01\x1f\x7f rtl \u202e\u2066 astral \U0001f600 combining e\u0301 \ufeff \uffff"
 )
-
-
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def bounded() -> AsyncIterator[Stores]:
-        with anyio.fail_after(5):
-            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
-                yield stores
-
-    return bounded
 
 
 async def exchange(

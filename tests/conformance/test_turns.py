@@ -1,13 +1,11 @@
 """What every store promises about finding what was said."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from gateway.domain.errors import NotFound
@@ -16,23 +14,10 @@ from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.ports import Stores
 from gateway.store.faults import TextRefused
-from gateway.store.opening import open_store
-from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 HERE, THERE = session_key("here"), session_key("there")
-
-
-@pytest.fixture(params=["embedded"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def bounded() -> AsyncIterator[Stores]:
-        with anyio.fail_after(5):
-            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
-                yield stores
-
-    return bounded
 
 
 async def say(

@@ -145,7 +145,7 @@ async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             facts = stores.facts
             assert isinstance(facts, FactBase)
-            facts._readers = readers = Counting(facts._readers)  # type: ignore[assignment]
+            facts._readers = readers = Counting(facts._readers)  # type: ignore[assignment,arg-type]
             await facts.facts_matching(bob, asked, limit=9)
             before = readers.reads
             nothing = [

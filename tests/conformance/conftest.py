@@ -1,0 +1,51 @@
+"""Every promise is proved on each engine; on the shared one with a real server."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.domain.ids import Secret
+from gateway.domain.ports import Stores
+from gateway.store.opening import open_store
+from gateway.store.surreal import open_surreal
+from gateway.store.surreal_connection import Credentials, SurrealConnection
+from tests.fakes.clock import FakeClock
+from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
+
+# What needs facts or words, which the shared store does not have yet.
+NOT_YET = {"test_facts", "test_turns", "test_erasure"}
+NOT_YET |= {
+    "test_what_was_taken_in_is_found_by_its_words",
+    "test_what_is_erased_while_it_is_being_sent_is_not_sent_again",
+}
+
+Open = Callable[[], AbstractAsyncContextManager[Stores]]
+
+
+@pytest.fixture(params=["embedded", "shared"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "shared":
+        if NOT_YET & {request.module.__name__.rpartition(".")[2], request.node.originalname}:
+            pytest.skip("the shared store has no facts and no words yet")
+        database: SurrealDatabase = request.getfixturevalue("surreal_database")
+        return lambda: bounded(over(database))
+    return lambda: bounded(open_store("embedded", tmp_path / "data", clock=FakeClock()))
+
+
+@asynccontextmanager
+async def bounded(opening: AbstractAsyncContextManager[Stores]) -> AsyncIterator[Stores]:
+    with anyio.fail_after(10):
+        async with opening as stores:
+            yield stores
+
+
+@asynccontextmanager
+async def over(database: SurrealDatabase) -> AsyncIterator[Stores]:
+    credentials = Credentials(USER, Secret(PASSWORD))
+    place = (database.url, database.namespace, database.database)
+    connection = await SurrealConnection.open(*place, credentials)
+    async with open_surreal(connection, FakeClock()) as stores:
+        yield stores
