@@ -83,6 +83,8 @@ class LiveRun:
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
         ids = encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
+        if attempt > 1:
+            self.emit(_made_anew(moment.wall))
         if journal is not None:
             for one in self.control.requests:
                 journal(one.kind, *astuple(one))
@@ -180,6 +182,16 @@ class LiveRun:
             **AT_REST,
             **self.progress(),
         }
+
+
+def _made_anew(at: datetime) -> Chunk:
+    data = {
+        "system_type": "notice",
+        "system_message": "The gateway restarted; this answer is made again.",
+        "metadata": {"discard_from_seq": 1},
+        "timestamp": at,
+    }
+    return Chunk("system", data)
 
 
 LiveRuns = dict[str, LiveRun]  # those that have not ended, by id

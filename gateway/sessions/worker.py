@@ -339,8 +339,6 @@ class RunWorker:
         if agent is None:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
             return refused(batch, parent, "config_error", told, journal.moment())
-        if run.attempt > 1:
-            run.emit(_made_anew(journal.moment().wall))
         facts, drive = {"run": run.run_id}, self._drive
         result = await result_of("a run failed", facts, drive, batch, agent, episode, journal, read)
         if result is None:
@@ -529,13 +527,3 @@ def _said(batch: TurnBatch) -> Sequence[SaidMessage]:
         new, node_id = one.new, NodeId(one.new.message_id)
         said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, new.accepted_at))
     return said
-
-
-def _made_anew(at: datetime) -> Chunk:
-    data = {
-        "system_type": "notice",
-        "system_message": "The gateway restarted; this answer is made again.",
-        "metadata": {"discard_from_seq": 1},
-        "timestamp": at,
-    }
-    return Chunk("system", data)

@@ -8,10 +8,16 @@ import pytest
 from gateway.cli.configuration import known
 from gateway.cli.main import exogate
 from gateway.config.load import load
+from tests.fakes.client import http
+from tests.fakes.gateway import Setup, running
+from tests.fakes.model_server import Reply, scripted_server
 from tools.publish_cli import commands
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted([*(DOCS / "how-to").rglob("*.md"), *(DOCS / "reference").glob("*.md")])
+(REQUEST,) = re.findall(
+    r"-d '(.*)'", (DOCS / "reference" / "protocol.md").read_text(encoding="utf-8")
+)
 VERBS = {name for name, _ in commands(exogate, "exogate")}
 # `exogate` with the words behind it; what is given to a command is in capitals, quotes or brackets.
 _CALL = re.compile(r"(?:^|[`$] ?)(exogate(?: [a-z][a-z-]*)+)", re.MULTILINE)
@@ -51,3 +57,29 @@ def test_the_rule_of_the_page_about_events_loads(tmp_path: Path) -> None:
     config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
 
     assert config.rules[-1].id == "tell-me"
+
+
+def test_the_first_example_of_the_page_about_the_configuration_loads(tmp_path: Path) -> None:
+    page = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
+    example = page.split("```toml\n", 1)[1].split("```", 1)[0]
+    file = tmp_path / "config.toml"
+    file.write_text(example, encoding="utf-8")
+
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+
+    assert config.budgets.daily.tokens == 200_000
+
+
+async def test_the_request_of_the_page_about_the_protocol_is_answered(tmp_path: Path) -> None:
+    async with (
+        scripted_server([Reply("noon")]) as model,
+        running(Setup(model.url), tmp_path) as site,
+    ):
+        answer = await http(
+            site.url + "/api/chat",
+            method="POST",
+            headers={"Content-Type": "application/json"},
+            body=REQUEST.encode(),
+        )
+
+    assert (answer.status, answer.json["response"]) == (200, "noon")

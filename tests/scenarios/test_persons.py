@@ -24,10 +24,10 @@ from tests.scenarios.test_memory_sources import OPERATOR, READS_ALL, Crowd
 from tests.scenarios.test_souls import system_of
 
 ANN = "ann-ann-ann-ann-ann-ann"
-OPERATING = (Path(__file__).parents[2] / "docs" / "how-to" / "operate.md").read_text(
+UPGRADING = (Path(__file__).parents[2] / "docs" / "how-to" / "upgrade.md").read_text(
     encoding="utf-8"
 )
-(BY_TOKEN,) = re.findall(r"```sql\n(SELECT.*?plugin_value.*?)```", OPERATING, re.DOTALL)
+(BY_TOKEN,) = re.findall(r"```sql\n(SELECT.*?plugin_value.*?)```", UPGRADING, re.DOTALL)
 SERVED = '[mcp.serve]\nenabled = true\ntools = ["notes"]\n'
 
 

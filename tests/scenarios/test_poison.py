@@ -47,7 +47,7 @@ async def test_after_three_deaths_it_is_set_aside_and_told_and_its_neighbours_ar
         async with command(config) as site, connected(site.url) as client:
             for sent in (bad, after):
                 await client.call("chat.resume", run_id=sent["run_id"], after_seq=0)
-            told = (await client.ended(bad["run_id"]))[-1]
+            first, told = await client.ended(bad["run_id"])
             answered = (await client.ended(after["run_id"]))[-1]
             again = await client.send("poison", peer="a", idempotency_key="bad")
             inspected = await client.call("run.inspect", run_id=bad["run_id"])
@@ -61,6 +61,7 @@ async def test_after_three_deaths_it_is_set_aside_and_told_and_its_neighbours_ar
         False,
     )
     assert "set aside" in told["message"]
+    assert (first["metadata"]["discard_from_seq"], told["seq"]) == (1, first["seq"] + 1)
     assert answered["response"] == "answer to after it"
     assert (again["duplicate"], again["run_id"]) == (True, bad["run_id"])
     assert inspected["termination_reason"] == "failed"
