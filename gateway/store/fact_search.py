@@ -1,7 +1,6 @@
 """Queries of facts in SQLite."""
 
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -33,6 +32,10 @@ from gateway.store.facts import (
     FactRow,
     claims_of,
     is_forgotten,
+    list_all,
+    load_facts,
+    load_forgotten,
+    load_group,
     names_of,
     ranked,
     require_claims,
@@ -40,8 +43,8 @@ from gateway.store.facts import (
     to_told,
 )
 from gateway.store.faults import require_text
-from gateway.store.transaction import place_of
-from gateway.store.writer import OfStore, Pen, Query, Reading, Remembered, Writing
+from gateway.store.transaction import SqliteTransaction, place_of
+from gateway.store.writer import OfStore, Reading, Remembered, Writing
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last
@@ -86,7 +89,7 @@ class FactBase(OfStore):
 
     async def _has_any(self, whose: Whose) -> bool:
         if self._upto is not None:
-            rows = await self._readers.read(_of_tables(_groups, after=self._upto))
+            rows = await self._readers.read(partial(_groups, self._upto))
             self._note(*(name for _, name in rows))
             self._upto = rows[-1][0] if len(rows) == _PAGE else None
         return self.knows(whose)
@@ -97,7 +100,7 @@ class FactBase(OfStore):
         if not await self._has_any(whose):
             return []
         even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
-        return await self._readers.read(_of_tables(_matching, whose, even, max(0, limit)))
+        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
 
     async def facts_around(
         self, whose: Whose, names: Sequence[str], *, limit: int
@@ -106,14 +109,14 @@ class FactBase(OfStore):
         if not await self._has_any(whose):
             return []
         forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
-        return await self._readers.read(_of_tables(_around, whose, forms, max(0, limit)))
+        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
 
     async def select_facts(self, query: FactQuery) -> Sequence[Fact]:
         find = _select if query.known_at is None else _known_then
-        return await self._readers.read(_of_tables(find, query))
+        return await self._readers.read(partial(find, query))
 
     async def origin_of(self, fact_id: str) -> Provenance | None:
-        return await self._readers.read(_of_tables(_origin, fact_id))
+        return await self._readers.read(partial(_origin, fact_id))
 
     async def erase_facts(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
         if dry_run:
@@ -122,69 +125,71 @@ class FactBase(OfStore):
         return await self._writer.write(erase, durable=True)
 
 
-def _of_tables(query: Callable[..., T], *args: object, **more: object) -> Query[T]:
-    return lambda tx: query(*args, db=tx.db, **more)
-
-
-def _groups(db: sqlite3.Connection, after: int) -> Sequence[tuple[int, str]]:
-    return db.execute(_NEXT_GROUPS, (after, _PAGE)).fetchall()
+def _groups(after: int, tx: SqliteTransaction) -> Sequence[tuple[int, str]]:
+    rows = tx.find("fact_group", {"id >": after}, "id name", order="id", limit=_PAGE)
+    return [(row["id"], row["name"]) for row in rows]
 
 
 def _add(
-    pen: Pen, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
+    tx: SqliteTransaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
-    told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, pen)]
+    told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
     kept = [id_ for _, id_ in told]
-    writing.add(pen, scope, [claim for claim, _ in told], ids=kept, now=now)
-    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for id_ in kept]
-    return [_with_sources(row, pen.db) for row in found]
+    writing.add(tx, scope, [claim for claim, _ in told], ids=kept, now=now)
+    found = [_rows([(_OF_CLAIM, (id_,))], "", (), tx)[0] for id_ in kept]
+    return [_with_sources(row, tx) for row in found]
 
 
-def _is_forgotten(claim: Claim, scope: str, pen: Pen) -> bool:
+def _is_forgotten(claim: Claim, scope: str, tx: SqliteTransaction) -> bool:
     if (source := claim.source) is None:
         return False
     names = names_of(scope, str(source.session_key), source.message_id)
-    return is_forgotten(names, source.at, pen.db)
+    if not tx.is_whole:
+        load_forgotten(names, tx)
+    return is_forgotten(names, source.at, tx)
 
 
 def _rows(
-    terms: Sequence[_Term], rest: str, values: Sequence[object], db: sqlite3.Connection
+    terms: Sequence[_Term], rest: str, values: Sequence[object], tx: SqliteTransaction
 ) -> list[FactRow]:
     where = " AND ".join(term for term, _ in terms)
     given = [value for _, some in terms for value in some]
-    rows = db.execute(f"{FACT} WHERE {where} {rest}", (*given, *values)).fetchall()
+    rows = tx.db.execute(f"{FACT} WHERE {where} {rest}", (*given, *values)).fetchall()
     return [to_fact_row(row) for row in rows]
 
 
-def _with_sources(row: FactRow, db: sqlite3.Connection) -> Fact:
-    found = db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
+def _with_sources(row: FactRow, tx: SqliteTransaction) -> Fact:
+    found = tx.db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
     named = tuple(dict.fromkeys(one for (one,) in found))
     return replace(row.fact, source_message_ids=named) if named else row.fact
 
 
-def _group_of(whose: Whose, db: sqlite3.Connection) -> int:
-    """0 if nothing was learned there."""
+def _group_of(whose: Whose, tx: SqliteTransaction) -> int:
+    """0 if nothing was learned there. All that was is read, where the tables are elsewhere."""
+    if not tx.is_whole:
+        load_group("scope", whose.scope or str(whose.room), tx)
+        load_group("session", str(whose.room), tx)
     kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
-    row = db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
+    row = tx.db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
     return int(row[0]) if row else 0
 
 
 # --- by what it is about, and when ---------------------------------------------------------------
 
 
-def _select(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
-    terms = _about(query, db)
+def _select(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
+    terms = _about(query, tx)
     if query.at is not None:
         at = to_micros(query.at)
         terms.append(("f.valid_from <= ? AND (f.valid_to IS NULL OR f.valid_to > ?)", (at, at)))
     elif not query.with_history:
         terms.append(_IS_CURRENT)
-    rows = _rows(terms, _OLDEST, (max(0, query.limit),), db)
-    return [_with_sources(row, db) for row in rows]
+    rows = _rows(terms, _OLDEST, (max(0, query.limit),), tx)
+    return [_with_sources(row, tx) for row in rows]
 
 
-def _about(query: FactQuery, db: sqlite3.Connection) -> list[_Term]:
-    group, is_room = _group_of(query.whose, db), query.whose.room is not None
+def _about(query: FactQuery, tx: SqliteTransaction) -> list[_Term]:
+    group, is_room = _group_of(query.whose, tx), query.whose.room is not None
     names: dict[str, str] = {}
     if query.subject is not None:
         names["subject"] = form(query.subject)
@@ -218,24 +223,24 @@ def _range(group: int) -> tuple[int, int]:
     return place_of(group, 0), place_of(group + 1, 0)
 
 
-def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
+def _known_then(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
     """What the claims known at that time say."""
     assert query.known_at is not None
-    about = _about(query, db)
+    about = _about(query, tx)
     where = " AND ".join(term for term, _ in about)
     values = tuple(value for _, some in about for value in some)
     topics = f"SELECT DISTINCT f.topic FROM fact f WHERE {where}"
-    if db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
+    if tx.db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
         raise QueryRefused(
             f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
             "name a subject that fewer of them are about"
         )
     in_topics = f"f.topic IN ({topics})"
-    rows = {row.place: row for row in _rows([(in_topics, values)], "", (), db)}
+    rows = {row.place: row for row in _rows([(in_topics, values)], "", (), tx)}
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
-        for (scope, _), told in _told_by(query.known_at, rows, db).items()
+        for (scope, _), told in _told_by(query.known_at, rows, tx).items()
         for belief in settled(scope, told, before=before, now=query.known_at)
         if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
     ]
@@ -243,11 +248,11 @@ def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
 
 
 def _told_by(
-    then: datetime, rows: Mapping[int, FactRow], db: sqlite3.Connection
+    then: datetime, rows: Mapping[int, FactRow], tx: SqliteTransaction
 ) -> Mapping[tuple[str, int], list[Told]]:
     """Claims by scope and topic."""
     told: dict[tuple[str, int], list[Told]] = {}
-    for claim in claims_of([*rows], db):
+    for claim in claims_of([*rows], tx):
         row = rows[claim[2]]
         one = to_told(claim, row.fact)
         if one.learned_at <= then:
@@ -259,18 +264,22 @@ def _told_by(
 
 
 def _matching(
-    whose: Whose, words: Sequence[str], limit: int, db: sqlite3.Connection
+    whose: Whose, words: Sequence[str], limit: int, tx: SqliteTransaction
 ) -> Sequence[Fact]:
     """All words in one statement, within the places of the scope, so other facts do not matter."""
-    group = _group_of(whose, db)
+    group = _group_of(whose, tx)
     ranges, said_there = [_range(group)], list[_Term]()
     if whose.room is not None:  # in a direct chat everything lies at the person's own places
         said_there.append(("f.session = ?", (group,)))
-        ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
+        ranges.append(_range(_group_of(Whose(scope=str(whose.room)), tx)))
+    if not tx.is_whole:
+        list_all(tx)
     hits: dict[str, list[int]] = {}
     asked, most = _HITS.format(", ".join(["(?)"] * len(words))), max(limit, _MOST_HITS)
     for some in ranges if words else ():
-        for word, places in db.execute(asked, (*map('"{}"'.format, words), *some, most)).fetchall():
+        for word, places in tx.db.execute(
+            asked, (*map('"{}"'.format, words), *some, most)
+        ).fetchall():
             if places:
                 hits.setdefault(word, []).extend(map(int, places.split(",")))
     facts: list[Fact] = []
@@ -278,39 +287,42 @@ def _matching(
         if len(facts) >= limit:
             break
         its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
-        rows = _rows([its, *said_there, _IS_CURRENT], "", (), db)  # none: erased meanwhile
-        facts += [_with_sources(row, db) for row in rows]
+        rows = _rows([its, *said_there, _IS_CURRENT], "", (), tx)  # none: erased meanwhile
+        facts += [_with_sources(row, tx) for row in rows]
     return facts
 
 
 def _around(
-    whose: Whose, forms: Sequence[str], limit: int, db: sqlite3.Connection
+    whose: Whose, forms: Sequence[str], limit: int, tx: SqliteTransaction
 ) -> Sequence[Fact]:
-    group, theirs = _group_of(whose, db), _theirs(whose)
+    group, theirs = _group_of(whose, tx), _theirs(whose)
     found: dict[str, FactRow] = {}
     for name, end in product(forms, ("about", "form")):
         terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
-        found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), db)}
+        found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), tx)}
     rows = sorted(found.values(), key=lambda row: by_time(row.fact), reverse=True)
-    return [_with_sources(row, db) for row in rows[:limit]]
+    return [_with_sources(row, tx) for row in rows[:limit]]
 
 
-def _origin(fact_id: str, db: sqlite3.Connection) -> Provenance | None:
-    rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), db)
+def _origin(fact_id: str, tx: SqliteTransaction) -> Provenance | None:
+    if not tx.is_whole:
+        claim = tx.first("fact_claim", {"id": fact_id}, "fact")
+        load_facts({"place": claim["fact"] if claim else None}, tx)
+        load_facts({"superseded_by": fact_id}, tx)
+    rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), tx)
     if not rows:
         return None
     fact = rows[0].fact
-    claims = db.execute(f"{CLAIM} {_ITS_SOURCES}", (rows[0].place, _MOST_SOURCES)).fetchall()
+    claims = tx.db.execute(f"{CLAIM} {_ITS_SOURCES}", (rows[0].place, _MOST_SOURCES)).fetchall()
     told = [to_told(claim, fact) for claim in claims]
-    older = _rows([("f.superseded_by = ?", (fact_id,))], _OLDEST, (-1,), db)
+    older = _rows([("f.superseded_by = ?", (fact_id,))], _OLDEST, (-1,), tx)
     return Provenance(
-        _with_sources(rows[0], db),
+        _with_sources(rows[0], tx),
         tuple(dict.fromkeys(one.claim.source for one in told if one.claim.source)),
         tuple(row.fact.id for row in older),
     )
 
 
-_NEXT_GROUPS = "SELECT id, name FROM fact_group WHERE id > ? ORDER BY id LIMIT ?"
 _IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
 _OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
 _OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"

@@ -1,6 +1,5 @@
 """Facts and claims in SQLite: written, settled, erased, and never learned again after that."""
 
-import sqlite3
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -28,8 +27,7 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.audit import append_deed
-from gateway.store.transaction import SEQ_BITS, SqliteTransaction, place_of
-from gateway.store.writer import Pen
+from gateway.store.transaction import SEQ_BITS, Row, SqliteTransaction, Terms, in_parts, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
 
@@ -40,10 +38,10 @@ def names_of(scope: str, session: str, *messages: str | None) -> Names:
     return (*told, ("scope", _digest(scope)), ("session", _digest(session)))
 
 
-def is_forgotten(names: Names, said_at: datetime, db: sqlite3.Connection) -> bool:
+def is_forgotten(names: Names, said_at: datetime, tx: SqliteTransaction) -> bool:
     """Whether it is marked: a message always, a scope or session for what was said until then."""
     at = to_micros(said_at)
-    return any(db.execute(_FIND, (*name, at)).fetchone() for name in names)
+    return any(tx.db.execute(_FIND, (*name, at)).fetchone() for name in names)
 
 
 def _digest(name: str) -> str:
@@ -148,13 +146,13 @@ def changing(fact: Fact) -> tuple[object, ...]:
     return (fact.functional, fact.confidence, *micros, fact.superseded_by)
 
 
-def claims_of(places: Sequence[int], db: sqlite3.Connection) -> list[Sequence[Any]]:
+def claims_of(places: Sequence[int], tx: SqliteTransaction) -> list[Sequence[Any]]:
     """The claims of these facts, in the order in which they were learned."""
     found: list[Sequence[Any]] = []
     for start in range(0, len(places), _AT_ONCE):
         some = places[start : start + _AT_ONCE]
         marks = ", ".join("?" * len(some))
-        found += db.execute(f"{CLAIM} WHERE c.fact IN ({marks})", some).fetchall()
+        found += tx.db.execute(f"{CLAIM} WHERE c.fact IN ({marks})", some).fetchall()
     return sorted(found, key=lambda row: row[0])
 
 
@@ -178,101 +176,156 @@ class _Topic:
 
 
 def add(
-    pen: Pen, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
+    tx: SqliteTransaction, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
 ) -> None:
-    scope_id = _group("scope", scope, pen.db)
+    tx.guard("facts", scope)
+    scope_id = _group("scope", scope, tx)
     for claim, id_ in zip(claims, ids, strict=True):
-        names = (scope_id, form(claim.subject), predicate_form(claim.predicate))
-        topic = _Topic(scope, scope_id, _id_of(_FIND_TOPIC, _MAKE_TOPIC, names, pen.db))
+        names = {"subject": form(claim.subject), "predicate": predicate_form(claim.predicate)}
+        topic = _Topic(scope, scope_id, _id_of("fact_topic", {"scope": scope_id, **names}, tx))
+        if not tx.is_whole:
+            load_facts({"topic": topic.id}, tx)
         new = Told(id_, claim, now)
         # An object that was ever claimed to be functional stays functional.
-        if not claim.functional and _exists(_OF_OBJECT, (topic.id, 1, new.object), pen.db):
+        if not claim.functional and _exists(_OF_OBJECT, (topic.id, 1, new.object), tx):
             new = Told(id_, replace(claim, functional=True), now)
-        known = _known(topic.id, new, pen.db)
+        known = _known(topic.id, new, tx)
         known.told.append(new)
-        _settle(topic, known, now, pen.db)
+        _settle(topic, known, now, tx)
 
 
-def _group(kind: str, name: str, db: sqlite3.Connection) -> int:
-    return _id_of(FIND_GROUP, _MAKE_GROUP, (kind, name), db)
+def _group(kind: str, name: str, tx: SqliteTransaction) -> int:
+    return _id_of("fact_group", {"kind": kind, "name": name}, tx)
 
 
-def _id_of(find: str, make: str, names: Sequence[object], db: sqlite3.Connection) -> int:
-    row = db.execute(find, names).fetchone() or db.execute(make, names).fetchone()
-    return int(row[0])
+def _id_of(table: str, names: Row, tx: SqliteTransaction) -> int:
+    row = tx.first(table, names, "id")
+    return int(row["id"]) if row else tx.insert(table, names)
+
+
+# --- where the tables are elsewhere --------------------------------------------------------------
+def load_group(kind: str, name: str, tx: SqliteTransaction) -> None:
+    """Has the facts of a scope or session read, with what belongs to them."""
+    group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
+    if group is not None:
+        load_facts({kind: group["id"]}, tx)
+
+
+def load_facts(terms: Terms, tx: SqliteTransaction) -> None:
+    facts = tx.find("fact", terms)
+    claims = [
+        one
+        for some in in_parts([row["place"] for row in facts])
+        for one in tx.find("fact_claim", {"fact": some})
+    ]
+    numbers = {row[name] for row in facts for name in ("scope", "session")}
+    for some in in_parts(numbers | {row["session"] for row in claims}):
+        tx.find("fact_group", {"id": some})
+    for some in in_parts({row["topic"] for row in facts}):
+        tx.find("fact_topic", {"id": some})
+
+
+def _load_erased(what: Erasure, tx: SqliteTransaction) -> None:
+    """Also of those whose scope or session may have no facts any more."""
+    if what.fact_id is not None:
+        claim = tx.first("fact_claim", {"id": what.fact_id}, "fact")
+        terms: Terms = {"place": claim["fact"] if claim else None}
+    else:
+        kind, name = what.kind, str(what.scope or what.session_key)
+        group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
+        terms = {kind: group["id"] if group else None}
+        load_forgotten([(kind, _digest(name))], tx)
+    for row in tx.find("fact", terms):
+        load_facts({"scope": row["scope"]}, tx)
+        load_facts({"session": row["session"]}, tx)
+        for claim in tx.find("fact_claim", {"session": row["session"]}):
+            load_forgotten([("message", claim["message_id"])] if claim["message_id"] else (), tx)
+
+
+def load_forgotten(names: Names, tx: SqliteTransaction) -> None:
+    for kind, name in names:
+        tx.first("forgotten", {"kind": kind, "name": name})
+
+
+def list_all(tx: SqliteTransaction) -> None:
+    """The words of all current facts that were read."""
+    for row in _rows("WHERE f.superseded_at IS NULL", (), tx):
+        _list((row.place, row.room_place), row.fact, tx)
 
 
 # --- what is known -------------------------------------------------------------------------------
 
 
-def _known(topic: int, new: Told, db: sqlite3.Connection) -> _Known:
-    apart = _exists(_OF_OBJECT, (topic, 0, new.object), db)
+def _known(topic: int, new: Told, tx: SqliteTransaction) -> _Known:
+    apart = _exists(_OF_OBJECT, (topic, 0, new.object), tx)
     is_functional = new.claim.functional
     if not (is_functional and apart):
-        known = _current(topic, new, db, functional=is_functional)
+        known = _current(topic, new, tx, functional=is_functional)
         if known is None and is_functional:
-            known = _near(topic, new, db)
+            known = _near(topic, new, tx)
         if known is not None:
             return known
-    rows = _rows(_OF_OBJECT, (topic, 0, new.object), db)
+    rows = _rows(_OF_OBJECT, (topic, 0, new.object), tx)
     if is_functional:
-        rows += _rows(_FUNCTIONAL, (topic,), db)
-    return _all_of(rows, db)
+        rows += _rows(_FUNCTIONAL, (topic,), tx)
+    return _all_of(rows, tx)
 
 
-def _exists(where: str, values: Sequence[object], db: sqlite3.Connection) -> bool:
-    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM fact f {where})", values).fetchone()[0])
+def _exists(where: str, values: Sequence[object], tx: SqliteTransaction) -> bool:
+    return bool(
+        tx.db.execute(f"SELECT EXISTS (SELECT 1 FROM fact f {where})", values).fetchone()[0]
+    )
 
 
-def _rows(where: str, values: Sequence[object], db: sqlite3.Connection) -> list[FactRow]:
-    return [to_fact_row(row) for row in db.execute(f"{FACT} {where}", values).fetchall()]
+def _rows(where: str, values: Sequence[object], tx: SqliteTransaction) -> list[FactRow]:
+    return [to_fact_row(row) for row in tx.db.execute(f"{FACT} {where}", values).fetchall()]
 
 
-def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool) -> _Known | None:
+def _current(topic: int, new: Told, tx: SqliteTransaction, *, functional: bool) -> _Known | None:
     """The current fact is enough if the claim comes in order and ends nothing. None if more has to
     be read."""
-    ends = db.execute(_ANY_END, (topic, to_micros(new.since))).fetchone()[0]
+    ends = tx.db.execute(_ANY_END, (topic, to_micros(new.since))).fetchone()[0]
     if new.claim.valid_to is not None or ends:
         return None
     said_at: datetime | None = None
     if functional:
-        latest = db.execute(_LATEST, (topic,)).fetchone()
+        latest = tx.db.execute(_LATEST, (topic,)).fetchone()
         if latest is None or (to_micros(new.since), to_micros(new.said)) <= latest:
             return None
         said_at = to_time(latest[1])
-        rows = _rows(_ONE_CURRENT, (topic,), db)
+        rows = _rows(_ONE_CURRENT, (topic,), tx)
     else:
-        rows = _rows(_OBJECT_CURRENT, (topic, 0, new.object), db)
+        rows = _rows(_OBJECT_CURRENT, (topic, 0, new.object), tx)
     if not rows:
         return None
     return _Known({row.fact.id: row for row in rows}, [as_told(row.fact, said_at) for row in rows])
 
 
-def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
+def _near(topic: int, new: Told, tx: SqliteTransaction) -> _Known | None:
     """The neighbours in time are enough for a late claim: the facts before and after it, those that
     they followed, and their successors. None if more has to be read."""
     covers_period = new.since < new.said or new.claim.valid_to is not None
-    if covers_period or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
+    if covers_period or tx.db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
         return None
     at = (to_micros(new.since), to_micros(new.said))
-    earlier = db.execute(_EARLIER, (topic, *at)).fetchone() or (None,)
-    later = db.execute(_LATER, (topic, *at)).fetchone()
+    earlier = tx.db.execute(_EARLIER, (topic, *at)).fetchone() or (None,)
+    later = tx.db.execute(_LATER, (topic, *at)).fetchone()
     if later is None or earlier[1:] == at:
         return None
-    rows = _rows(_PLACES, (later[0], earlier[0]), db)
+    rows = _rows(_PLACES, (later[0], earlier[0]), tx)
     after = max(rows, key=lambda row: row.place == later[0]).fact
-    around = (_rows(_SUPERSEDED_BY, (row.fact.id,), db) for row in tuple(rows))
-    rows += [*chain(*around), *_rows(_OF_CLAIM, (after.superseded_by,), db)]
-    known = _all_of(list({row.place: row for row in rows}.values()), db)
+    around = (_rows(_SUPERSEDED_BY, (row.fact.id,), tx) for row in tuple(rows))
+    rows += [*chain(*around), *_rows(_OF_CLAIM, (after.superseded_by,), tx)]
+    known = _all_of(list({row.place: row for row in rows}.values()), tx)
     # An object that is functional is so in all that was claimed of it.
     known.told[:] = [replace(one, claim=replace(one.claim, functional=True)) for one in known.told]
     known.fixed = after.superseded_by
     return known
 
 
-def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
+def _all_of(rows: Sequence[FactRow], tx: SqliteTransaction) -> _Known:
     facts = {row.place: row.fact for row in rows}
-    claims = claims_of([*facts], db)
+    claims = claims_of([*facts], tx)
     told = [to_told(claim, facts[claim[2]]) for claim in claims]
     places = {claim[1]: claim[2] for claim in claims}
     return _Known({row.fact.id: row for row in rows}, told, places)
@@ -281,118 +334,131 @@ def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
 # --- what changes --------------------------------------------------------------------------------
 
 
-def _settle(topic: _Topic, known: _Known, now: datetime, db: sqlite3.Connection) -> None:
+def _settle(topic: _Topic, known: _Known, now: datetime, tx: SqliteTransaction) -> None:
     before = {id_: row.fact for id_, row in known.rows.items()}
     facts = settled(topic.scope, known.told, before=before, now=now)
     # What is no longer there or no longer current goes first: there are never two.
     gone = known.rows.keys() - {one.fact.id for one in facts} - {known.fixed}
-    _drop(map(known.rows.__getitem__, gone), db)
+    _drop(map(known.rows.__getitem__, gone), tx)
     for one in sorted(facts, key=lambda one: one.fact.superseded_at is None):
         if one.fact.id == known.fixed:
             continue
         row = known.rows.get(one.fact.id)
-        place = _insert(topic, one, db) if row is None else _update(row, one.fact, db)
+        place = _insert(topic, one, tx) if row is None else _update(row, one.fact, tx)
         for told in one.told:
             if known.places.get(told.id, place) != place:
-                db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
+                tx.db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
             elif told is known.told[-1] and told.id not in known.places:
-                _keep(topic, told, place, db)
+                _keep(topic, told, place, tx)
 
 
-def _drop(rows: Iterable[FactRow], db: sqlite3.Connection) -> None:
+def _drop(rows: Iterable[FactRow], tx: SqliteTransaction) -> None:
     for row in rows:
-        _unlist((row.place, row.room_place), db)
-        db.execute("DELETE FROM fact WHERE place = ?", (row.place,))
+        _unlist((row.place, row.room_place), tx)
+        tx.db.execute("DELETE FROM fact WHERE place = ?", (row.place,))
 
 
-def _update(row: FactRow, fact: Fact, db: sqlite3.Connection) -> int:
+def _update(row: FactRow, fact: Fact, tx: SqliteTransaction) -> int:
     if changing(row.fact) != changing(fact):
-        db.execute(_CHANGE, (*changing(fact), row.place))
+        tx.db.execute(_CHANGE, (*changing(fact), row.place))
     was, now = (one.superseded_at is None for one in (row.fact, fact))
     if was and not now:
-        _unlist((row.place, row.room_place), db)
+        _unlist((row.place, row.room_place), tx)
     elif now and not was:
-        _list((row.place, row.room_place), fact, db)
+        _list((row.place, row.room_place), fact, tx)
     return row.place
 
 
-def _insert(topic: _Topic, one: Settled, db: sqlite3.Connection) -> int:
+def _insert(topic: _Topic, one: Settled, tx: SqliteTransaction) -> int:
     fact = one.fact
     session = str(fact.session_key)
-    session_id = _group("session", session, db)
-    place = _next_place(topic.scope_id, db)
-    room_place = None if session == topic.scope else _next_place(session_id, db)
+    session_id = _group("session", session, tx)
+    place = _next_place(topic.scope_id, tx)
+    room_place = None if session == topic.scope else _next_place(session_id, tx)
     names = (form(fact.subject), form(fact.object))
     where = (place, room_place, fact.id, topic.scope_id, session_id, topic.id, *names)
     what = (fact.entity_type, fact.subject, fact.predicate, fact.object)
-    db.execute(_INSERT, (*where, *what, to_micros(fact.learned_at), *changing(fact)))
+    tx.db.execute(_INSERT, (*where, *what, to_micros(fact.learned_at), *changing(fact)))
     if fact.superseded_at is None:
-        _list((place, room_place), fact, db)
+        _list((place, room_place), fact, tx)
     return place
 
 
-def _next_place(group: int, db: sqlite3.Connection) -> int:
-    return place_of(group, db.execute(_NUMBER, (group,)).fetchone()[0])
+def _next_place(group: int, tx: SqliteTransaction) -> int:
+    return place_of(group, tx.db.execute(_NUMBER, (group,)).fetchone()[0])
 
 
-def _keep(topic: _Topic, told: Told, place: int, db: sqlite3.Connection) -> None:
+def _keep(topic: _Topic, told: Told, place: int, tx: SqliteTransaction) -> None:
     claim, source = told.claim, told.claim.source
-    session = _group("session", str(source.session_key if source else claim.session_key), db)
-    since, said = to_micros(told.since), to_micros(told.said)
-    until = None if claim.valid_to is None else to_micros(claim.valid_to)
-    words = (source.message_id, source.quote, source.said_by) if source else (None, None, None)
-    how = (claim.object, claim.functional, claim.confidence, to_micros(told.learned_at))
-    db.execute(_KEEP, (told.id, place, topic.id, session, *how, since, said, until, *words))
+    session = _group("session", str(source.session_key if source else claim.session_key), tx)
+    row = {
+        "id": told.id,
+        "fact": place,
+        "topic": topic.id,
+        "session": session,
+        "object": claim.object,
+        "functional": claim.functional,
+        "confidence": claim.confidence,
+        "learned_at": told.learned_at,
+        "since": told.since,
+        "said_at": told.said,
+        "until": claim.valid_to,
+        "message_id": source.message_id if source else None,
+        "quote": source.quote if source else None,
+        "said_by": source.said_by if source else None,
+    }
+    tx.insert("fact_claim", row)
 
 
-def _list(places: Sequence[int | None], fact: Fact, db: sqlite3.Connection) -> None:
+def _list(places: Sequence[int | None], fact: Fact, tx: SqliteTransaction) -> None:
     words = " ".join(words_of(fact.text))
     listed = [(place, words) for place in places if place is not None]
-    db.executemany("INSERT INTO fact_words (rowid, words) VALUES (?, ?)", listed)
+    tx.db.executemany("INSERT INTO fact_words (rowid, words) VALUES (?, ?)", listed)
 
 
-def _unlist(places: Sequence[int | None], db: sqlite3.Connection) -> None:
+def _unlist(places: Sequence[int | None], tx: SqliteTransaction) -> None:
     listed = [(place,) for place in places if place is not None]
-    db.executemany("DELETE FROM fact_words WHERE rowid = ?", listed)
+    tx.db.executemany("DELETE FROM fact_words WHERE rowid = ?", listed)
 
 
 # --- erasing -------------------------------------------------------------------------------------
 
 
 def count_of(tx: SqliteTransaction, what: Erasure) -> int:
-    db = tx.db
-    where, value = _erased(what)
-    return int(db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
+    where, value = _erased(what, tx)
+    return int(tx.db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
 
 
-def erase(pen: Pen, what: Erasure, now: datetime) -> int:
+def erase(tx: SqliteTransaction, what: Erasure, now: datetime) -> int:
     """Rewrites the index, because old segments of it would keep the words."""
-    db = pen.db
-    where, value = _erased(what)
-    rows = _rows(where, (value,), db)
+    where, value = _erased(what, tx)
+    rows = _rows(where, (value,), tx)
     of_fact = rows if what.fact_id is not None else ()
-    told = [one for row in of_fact for (one,) in db.execute(_TOLD_IN, (row.place,))]
+    told = [one for row in of_fact for (one,) in tx.db.execute(_TOLD_IN, (row.place,))]
     names: Names = [("message", one) for one in told]
     if what.fact_id is None:
         names = [(what.kind, _digest(str(what.scope or what.session_key)))]
-    db.executemany(_NOTE, [(*name, to_micros(now)) for name in names])
+    tx.db.executemany(_NOTE, [(*name, to_micros(now)) for name in names])
     if what.session_key is not None:
-        db.execute(_BLANK, (str(what.session_key),))
-    _take_out(rows, now, db)
+        tx.db.execute(_BLANK, (str(what.session_key),))
+    _take_out(rows, now, tx)
     if rows:
-        db.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
+        tx.db.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
     tombstone = tombstone_of(what, now)
-    db.execute(_TOMBSTONE, (to_micros(now), what.kind, len(rows), tombstone))
+    gone = {"at": now, "kind": what.kind, "facts": len(rows), "tombstone": tombstone}
+    tx.insert("fact_erasure", gone)
     detail = {"what": what.kind, "facts": len(rows), "tombstone": tombstone}
-    append_deed(pen, Deed(now, "memory.erased", what.by, detail))
-    pen.has_erased = True
+    append_deed(tx, Deed(now, "memory.erased", what.by, detail))
+    tx.has_erased = True
     return len(rows)
 
 
-def _erased(what: Erasure) -> tuple[str, str]:
+def _erased(what: Erasure, tx: SqliteTransaction) -> tuple[str, str]:
     """Raises ClaimRefused unless the erasure names one thing."""
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
         raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
+    if not tx.is_whole:
+        _load_erased(what, tx)
     if what.fact_id is not None:
         return _IF_FACT, what.fact_id
     column = "session" if what.scope is None else "scope"
@@ -400,39 +466,36 @@ def _erased(what: Erasure) -> tuple[str, str]:
     return f"WHERE f.{column} = {group}", str(what.scope or what.session_key)
 
 
-def _take_out(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) -> None:
+def _take_out(rows: Sequence[FactRow], now: datetime, tx: SqliteTransaction) -> None:
     gone = {row.place for row in rows}
     before: list[FactRow] = []
     groups: set[tuple[int]] = set()
     for row in rows:
-        before += _rows(_SUPERSEDED_BY, (row.fact.id,), db)
-        groups |= {(one,) for one in db.execute(_GROUPS, (row.place,)).fetchone()}
-    db.executemany("DELETE FROM fact_claim WHERE fact = ?", [(place,) for place in gone])
-    _drop(rows, db)
-    _end([row for row in before if row.place not in gone], now, db)
-    db.executemany(_DROP_TOPIC, {(row.topic,) for row in rows})
-    db.executemany(_DROP_GROUP, groups)
+        before += _rows(_SUPERSEDED_BY, (row.fact.id,), tx)
+        groups |= {(one,) for one in tx.db.execute(_GROUPS, (row.place,)).fetchone()}
+    tx.db.executemany("DELETE FROM fact_claim WHERE fact = ?", [(place,) for place in gone])
+    _drop(rows, tx)
+    _end([row for row in before if row.place not in gone], now, tx)
+    tx.db.executemany(_DROP_TOPIC, {(row.topic,) for row in rows})
+    tx.db.executemany(_DROP_GROUP, groups)
 
 
-def _end(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) -> None:
+def _end(rows: Sequence[FactRow], now: datetime, tx: SqliteTransaction) -> None:
     """Ends facts where the erased ones began; otherwise they would become current again."""
     lanes: dict[tuple[int, bool, str], FactRow] = {}
     for row in rows:
         fact = row.fact
         assert fact.valid_to is not None
-        db.execute(_END, (to_micros(fact.valid_to), row.place))
+        tx.db.execute(_END, (to_micros(fact.valid_to), row.place))
         lanes[row.topic, fact.functional, "" if fact.functional else form(fact.object)] = row
     for (topic, functional, lane), row in lanes.items():
         where = _FUNCTIONAL if functional else _OF_OBJECT
-        known = _all_of(_rows(where, (topic,) if functional else (topic, 0, lane), db), db)
-        _settle(_Topic(row.fact.scope, row.place >> SEQ_BITS, topic), known, now, db)
+        known = _all_of(_rows(where, (topic,) if functional else (topic, 0, lane), tx), tx)
+        _settle(_Topic(row.fact.scope, row.place >> SEQ_BITS, topic), known, now, tx)
 
 
 FIND_GROUP = "SELECT id FROM fact_group WHERE kind = ? AND name = ?"
-_MAKE_GROUP = "INSERT INTO fact_group (kind, name) VALUES (?, ?) RETURNING id"
 _NUMBER = "UPDATE fact_group SET last = last + 1 WHERE id = ? RETURNING last"
-_FIND_TOPIC = "SELECT id FROM fact_topic WHERE scope = ? AND subject = ? AND predicate = ?"
-_MAKE_TOPIC = "INSERT INTO fact_topic (scope, subject, predicate) VALUES (?, ?, ?) RETURNING id"
 _OF_OBJECT = "WHERE f.topic = ? AND f.functional = ? AND f.form = ?"
 _FUNCTIONAL = "WHERE f.topic = ? AND f.functional = 1"
 _EARLIER, _LATER = (
@@ -471,11 +534,6 @@ UPDATE fact SET functional = ?, confidence = ?, valid_from = ?, valid_to = ?, su
     superseded_by = ?
 WHERE place = ?
 """
-_KEEP = """
-INSERT INTO fact_claim (id, fact, topic, session, object, functional, confidence, learned_at,
-    since, said_at, until, message_id, quote, said_by)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
 _TOLD_IN = "SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL"
 _BLANK = """
 UPDATE fact_claim SET message_id = NULL, quote = NULL, said_by = NULL
@@ -493,4 +551,3 @@ DELETE FROM fact_group WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM fact WHERE sc
     AND NOT EXISTS (SELECT 1 FROM fact WHERE session = ?1)
     AND NOT EXISTS (SELECT 1 FROM fact_claim WHERE session = ?1)
 """
-_TOMBSTONE = "INSERT INTO fact_erasure (at, kind, facts, tombstone) VALUES (?, ?, ?, ?)"

@@ -32,7 +32,7 @@ from gateway.store.surreal_connection import (
     SurrealConnection,
     TransactionConflict,
 )
-from gateway.store.tables import ENCODED, TABLES, Table
+from gateway.store.tables import ENCODED, TABLES, WORDS, Table
 from gateway.store.transaction import Row, SessionRow, SqliteTransaction, Taken, Terms, Values
 from gateway.store.writer import OF_ONE, OperationFailed
 
@@ -271,9 +271,20 @@ class _Commit:
         return f"{{ {'; '.join(self.parts)}; RETURN true }}"
 
 
+@dataclass(slots=True)
+class _Reads:
+    """What was read for an operation, in so many requests."""
+
+    answers: dict[_Read, Any] = field(default_factory=dict)
+    tables: dict[_Read, Table | None] = field(default_factory=dict)
+    requests: int = 0
+    numbers: dict[str, list[int]] = field(default_factory=dict)  # that it gives to new rows
+
+
 class SurrealTransaction(SqliteTransaction):
     """One run of an operation on the rows that were read for it."""
 
+    is_whole = False
     has_erased = False
     may_hold_notices = True
     accepted = 0
@@ -281,19 +292,18 @@ class SurrealTransaction(SqliteTransaction):
     def __init__(
         self,
         store: "SurrealStore",
-        answers: Mapping[_Read, Any],
-        numbers: dict[str, list[int]],
+        reads: "_Reads",
         *,
         is_first: bool,
     ) -> None:
         super().__init__(store.memory)
-        self._store, self._answers, self._is_first = store, answers, is_first
+        self._store, self._answers, self._is_first = store, reads.answers, is_first
         self.missing: dict[_Read, Table | None] = {}
         self.unnumbered: set[str] = set()
         self._loaded: dict[tuple[str, int], _Loaded] = {}
         self._relied: set[tuple[str, int]] = set()
         self._blind: set[RecordID] = set()  # put in the place of whatever is there
-        self._numbers, self._numbered = numbers, Counter[str]()
+        self._numbers, self._numbered = reads.numbers, Counter[str]()
         self._guarded: dict[RecordID, int | None] = {}
         self.series = dict(store.series)
         self.last_stamp = store.last_stamp
@@ -534,6 +544,7 @@ class SurrealStore:
         self.unsettled: list[Row] = []
         self.last_day = ""
         self._soon: list[tuple[Operation[Any], _Failed]] = []
+        self._again = anyio.Lock()
         self._wanted, self._idle = anyio.Event(), anyio.Event()
         self._stopped: str | None = None
 
@@ -549,13 +560,14 @@ class SurrealStore:
     async def read(self, query: Operation[T]) -> T:
         """Raises StoreUnavailable, TextRefused, and what the query raises."""
         self._require_open()
-        answers: dict[_Read, Any] = {}
+        reads = _Reads()
         while True:
-            result, error, transaction, _ = self._run(query, answers, {}, is_first=False)
-            if not await self._fetched(transaction, answers):
-                if error is not None:
-                    raise error
+            result, error, transaction, _ = self._run(query, reads, is_first=False)
+            if await self._fetched(transaction, reads):
+                continue
+            if error is None:
                 return cast(T, result)
+            await self._reread(reads, error)
 
     async def write(self, operation: Operation[T], *, durable: bool) -> T:
         """After what is to be written soon, and always durable. Raises StoreUnavailable, TextRefused, and
@@ -565,41 +577,51 @@ class SurrealStore:
         return await self._write(operation)
 
     async def _write(self, operation: Operation[T]) -> T:
-        answers, numbers = dict[_Read, Any](), dict[str, list[int]]()
-        is_first, pause_s, end = True, _FIRST_PAUSE_S, anyio.current_time() + _WITHIN_S
-        while True:
-            result, error, transaction, done = self._run(
-                operation, answers, numbers, is_first=is_first
-            )
-            if await self._fetched(transaction, answers):
-                continue
-            if error is None and await self._committed(transaction, done):
-                return cast(T, result)
-            if error is not None and not is_first:
-                raise error
-            if anyio.current_time() > end:
-                raise StoreUnavailable("others write the same at the same time: try again")
-            if not is_first:
+        """Those that were forestalled come one after the other, so that each gets its turn."""
+        reads = _Reads()
+        done = await self._attempt(operation, reads, is_first=True)
+        if done is not None:
+            return done[0]
+        pause_s, end = _FIRST_PAUSE_S, anyio.current_time() + _WITHIN_S
+        async with self._again:
+            while anyio.current_time() < end:
+                reads = _Reads(numbers=reads.numbers)
+                done = await self._attempt(operation, reads, is_first=False)
+                if done is not None:
+                    return done[0]
                 await anyio.sleep(pause_s * random.random())
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            is_first, answers = False, {}
+        raise StoreUnavailable("others write the same at the same time: try again")
+
+    async def _attempt(
+        self, operation: Operation[T], reads: _Reads, *, is_first: bool
+    ) -> tuple[T] | None:
+        """None if another was quicker, or if what we remember may be why it failed."""
+        while True:
+            result, error, transaction, done = self._run(operation, reads, is_first=is_first)
+            if await self._fetched(transaction, reads):
+                continue
+            if error is None:
+                return (cast(T, result),) if await self._committed(transaction, done) else None
+            if is_first:
+                return None
+            await self._reread(reads, error)
 
     def _run(
         self,
         operation: Operation[T],
-        answers: Mapping[_Read, Any],
-        numbers: dict[str, list[int]],
+        reads: "_Reads",
         *,
         is_first: bool,
     ) -> tuple[Any, Exception | None, SurrealTransaction, Any]:
         """Without waiting, so that runs of several operations never meet in the memory."""
-        transaction = SurrealTransaction(self, answers, numbers, is_first=is_first)
+        transaction = SurrealTransaction(self, reads, is_first=is_first)
         result: Any = None
         failed: Exception | None = None
         done = None
         self.memory.execute("BEGIN")
         try:
-            for one in chain(*answers.values()):
+            for one in chain(*reads.answers.values()):
                 if isinstance(one, _Loaded):
                     transaction.load(one)
             result = operation(transaction)
@@ -613,21 +635,31 @@ class SurrealStore:
             self.memory.execute("ROLLBACK")
         return result, failed, transaction, done
 
-    async def _fetched(self, transaction: SurrealTransaction, answers: dict[_Read, Any]) -> bool:
+    async def _fetched(self, transaction: SurrealTransaction, reads: _Reads) -> bool:
         """Reads what a run has missed; False if that is nothing."""
-        if not transaction.missing and not transaction.unnumbered:
-            return False
         for name in transaction.unnumbered:
             await self._take_numbers(name)
         if transaction.missing:
-            text, values = list[str](), dict[str, object]()
-            for number, (select, given) in enumerate(transaction.missing):
-                text.append(select.replace("$", f"$r{number}_"))
-                values |= {f"r{number}_{place}": value for place, value in enumerate(given)}
-            found = await self.connection.query("; ".join(text), values)
-            for (read, table), rows in zip(transaction.missing.items(), found, strict=True):
-                answers[read] = rows if table is None else [_loaded(table, row) for row in rows]
-        return True
+            reads.requests += 1
+            reads.tables |= transaction.missing
+            await self._fetch(reads, transaction.missing)
+        return bool(transaction.missing or transaction.unnumbered)
+
+    async def _reread(self, reads: _Reads, error: Exception) -> None:
+        """Reads all of it at one moment; raises the error if it was so already."""
+        if reads.requests <= 1:
+            raise error
+        reads.requests = 1
+        await self._fetch(reads, reads.tables)
+
+    async def _fetch(self, reads: _Reads, tables: Mapping[_Read, Table | None]) -> None:
+        text, values = list[str](), dict[str, object]()
+        for number, (select, given) in enumerate(tables):
+            text.append(f"({select.replace('$', f'$r{number}_')})")
+            values |= {f"r{number}_{place}": value for place, value in enumerate(given)}
+        (found,) = await self.connection.query(f"RETURN [{', '.join(text)}]", values)
+        for (read, table), rows in zip(tables.items(), found, strict=True):
+            reads.answers[read] = rows if table is None else [_loaded(table, row) for row in rows]
 
     async def _take_numbers(self, name: str) -> None:
         text = "UPSERT ONLY $r SET next = (next ?? 1) + $n RETURN VALUE next"
@@ -701,7 +733,8 @@ def _loaded(table: Table, told: Mapping[str, Any]) -> _Loaded:
 def _memory() -> sqlite3.Connection:
     """The tables, empty, with notes of which rows were changed."""
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    db.execute("CREATE TABLE changed (name TEXT, number INTEGER)")
+    for statement in ("CREATE TABLE changed (name TEXT, number INTEGER)", *WORDS):
+        db.execute(statement)
     for table in TABLES.values():
         db.execute(table.sql.removesuffix(" WITHOUT ROWID"))
         for statement in table.index_sql:

@@ -472,12 +472,15 @@ _DECLARED = (
 TABLES = {one.name: one for one in map(_parsed, _DECLARED)}
 
 _TOKENS = "tokenize = \"porter unicode61 categories 'L* N* Co M*'\""
-_MORE = (
+WORDS = (
     # The words of current facts, at their places.
     f"CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (words, columnsize = 0, {_TOKENS})",
     # Where each word was said, by places of nodes. The words themselves are not kept.
     "CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 "
     f"(words, content = '', columnsize = 0, detail = none, {_TOKENS})",
+)
+_MORE = (
+    *WORDS,
     "CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit "
     "BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END",
     "CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit "

@@ -68,6 +68,7 @@ class SessionRow:
 class Transaction(ABC):
     """An operation reads what it needs, decides, and writes; it raises before it has written."""
 
+    is_whole = True  # all tables are here; else only what the operation has asked for
     accepted: int  # the newest run's number
     may_hold_notices: bool  # other threads may read this
     has_erased: bool  # what was erased must leave the database's files too

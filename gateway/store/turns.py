@@ -93,7 +93,7 @@ class TurnIndex(OfStore):
         if upto is not None and upto not in seqs:
             raise NotFound(f"message {upto}")
         trail = trail_of(forks[::-1], head if upto is None else seqs[upto], last)
-        index = _Index(db, session, trail, limit, indexed)
+        index = _Index(tx, session, trail, limit, indexed)
         found = index.visible(dict(zip(asked, places, strict=True)))
         hits = self._telling(key, words, found, index)
         at: dict[str, int] = {}
@@ -165,7 +165,7 @@ def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[in
 class _Index:
     """The part of the index that holds the visible messages of a session."""
 
-    db: sqlite3.Connection
+    tx: SqliteTransaction
     session: int
     trail: Trail
     limit: int
@@ -196,7 +196,7 @@ class _Index:
         most = self.limit * (1 if len(spans) == 1 else _MOST_SKIPPED)  # some must not be seen
         bounds = (place_of(self.session, spans[0][0]), place_of(self.session, spans[-1][1]), most)
         asked = _MATCH.format(", ".join(["(?)"] * len(queries)))
-        places = dict(self.db.execute(asked, (*queries.values(), *bounds)).fetchall())
+        places = dict(self.tx.db.execute(asked, (*queries.values(), *bounds)).fetchall())
         found: dict[K, set[int]] = {}
         for name, query in queries.items():
             if places[query]:
@@ -244,13 +244,13 @@ class _Index:
         """The messages at these depths, with their scores."""
         places = {place_of(self.session, self.trail.seq_at(depth)): depth for depth in chosen}
         asked = _FETCH.format(", ".join("?" * len(places)))
-        rows = self.db.execute(asked, (SHOWN_CHARS, has_forgotten, *places)).fetchone()
+        rows = self.tx.db.execute(asked, (SHOWN_CHARS, has_forgotten, *places)).fetchone()
         turns = []
         for place, id_, role, text, at, sender, answered in from_json(rows[0]):
             depth, said_at = places[place], to_time(at)
             if has_forgotten:
                 names = names_of(scope_of(key, sender), str(key), id_, answered)
-                if is_forgotten(names, said_at, self.db):
+                if is_forgotten(names, said_at, self.tx):
                     continue
             by = sender if role == "user" else None
             turns.append(PastTurn(depth, chosen[depth], id_, role, text, said_at, by))

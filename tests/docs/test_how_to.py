@@ -59,6 +59,17 @@ def test_the_rule_of_the_page_about_events_loads(tmp_path: Path) -> None:
     assert config.rules[-1].id == "tell-me"
 
 
+def test_the_first_example_of_the_page_about_the_configuration_loads(tmp_path: Path) -> None:
+    page = (DOCS / "reference" / "configuration.md").read_text(encoding="utf-8")
+    example = page.split("```toml\n", 1)[1].split("```", 1)[0]
+    file = tmp_path / "config.toml"
+    file.write_text(example, encoding="utf-8")
+
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+
+    assert config.budgets.daily.tokens == 200_000
+
+
 async def test_the_request_of_the_page_about_the_protocol_is_answered(tmp_path: Path) -> None:
     async with (
         scripted_server([Reply("noon")]) as model,
