@@ -1,17 +1,14 @@
 """A demo gateway that runs as users start it, and the command line beside it."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 from tests.cli.plugin_bench import Bench
+from tests.fakes.commands import Ended, commands
 from tests.fakes.gateway import Command, spawn
 
 CONFIG = """
@@ -48,38 +45,14 @@ channel = "telegram"
 
 
 @dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@dataclass(frozen=True)
 class Shell:
     """Runs `exogate` with a configuration."""
 
     config: Path
 
-    def __call__(self, *words: str, typed: str = "", env: Mapping[str, str] | None = None) -> Ran:
-        done = subprocess.run(
-            [
-                sys.executable,
-                *("-c", "from gateway.launcher import main; main()"),
-                *("--config", str(self.config), *words),
-            ],
-            input=typed,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-            env={"HOME": str(self.config.parent), "PATH": "/usr/bin:/bin", **(env or {})},
-            cwd=Path(__file__).parents[2],
-        )
-        return Ran(done.returncode, done.stdout, done.stderr)
+    def __call__(self, *words: str, typed: str = "", env: Mapping[str, str] | None = None) -> Ended:
+        variables = {"HOME": str(self.config.parent), "PATH": "/usr/bin:/bin", **(env or {})}
+        return commands().run(["--config", str(self.config), *words], env=variables, typed=typed)
 
 
 def written(folder: Path) -> Path:

@@ -1,13 +1,11 @@
 """A config.toml that only lies in the current folder starts no program for whoever else wrote it."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_chat import ROOT
+from tests.fakes.commands import commands
 
 PROGRAM = """
 [agent]
@@ -21,16 +19,9 @@ args = ["started"]
 
 
 def run(folder: Path, *words: str, **env: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", "from gateway.launcher import main; main()", *words],
-        cwd=folder,
-        env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **env},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    variables = {"HOME": str(folder), "PATH": "/usr/bin:/bin", **env}
+    done = commands().run(words, env=variables, cwd=folder)
+    return done.code, done.out + done.err
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from anyio import to_thread
 
 from gateway.host.terminal import one_line, visible
-from tests.cli.conftest import Ran, Shell
+from tests.cli.conftest import Shell
 from tests.cli.test_chat import ROOT, SLOW
+from tests.fakes.commands import Ended
 from tests.fakes.gateway import command
 from tests.fakes.model_server import Reply, scripted_server
 
@@ -87,10 +88,15 @@ def test_a_row_is_one_line_whatever_a_text_holds() -> None:
 
 
 def test_another_encoding_has_escapes_that_json_knows(alone: Shell) -> None:
-    ran = alone("--json", "日-🦊", env={"PYTHONIOENCODING": "iso-8859-15"})
+    code = "from gateway.launcher import main; main()"
+    words = ["--config", str(alone.config), "--json", "日-🦊"]
+    env = {"HOME": str(alone.config.parent), "PYTHONIOENCODING": "iso-8859-15"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, env=env, capture_output=True, check=False
+    )
 
-    assert ran.code == 2
-    assert r"\u65e5-\ud83e\udd8a" in ran.out
+    assert ran.returncode == 2
+    assert rb"\u65e5-\ud83e\udd8a" in ran.stdout
 
 
 def test_colours_are_for_a_terminal_alone(shell: Shell) -> None:
@@ -118,7 +124,7 @@ def test_colours_are_for_a_terminal_alone(shell: Shell) -> None:
     assert out.count("[time {}]") == 2
 
 
-def failed(ran: Ran) -> tuple[int, str, str]:
+def failed(ran: Ended) -> tuple[int, str, str]:
     error = ran.json["error"]
     assert error["message"]
     assert "Traceback" not in ran.err

@@ -1,0 +1,77 @@
+"""The process that `tests.fakes.commands` forks commands from: it has imported the whole command line."""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+
+from gateway.cli import (
+    channel,
+    channel_testing,
+    chat,
+    config,
+    configuration,
+    conversations,
+    doctor,
+    link,
+    pair,
+    plugin,
+    plugin_files,
+    plugin_testing,
+    provider,
+    run,
+    verbs,
+)
+from gateway.launcher import main
+
+LOADED = (
+    *(channel, channel_testing, chat, config, configuration, conversations, doctor, link, pair),
+    *(plugin, plugin_files, plugin_testing, provider, run, verbs),
+)
+
+
+def serve(address: str) -> None:
+    """Returns in each child that is to be a command, and never in the parent."""
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who watch
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while True:
+            caller, _ = listener.accept()
+            if os.fork():
+                caller.close()
+            else:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                listener.close()
+                return _begin(caller)
+
+
+def _begin(caller: socket.socket) -> None:
+    """Watches a command, whose process alone gets out of here."""
+    _, files, _, _ = socket.recv_fds(caller, 1, 3)
+    with caller.makefile("rb") as lines:
+        command = json.loads(lines.read())
+    pid = os.fork()
+    if pid:
+        caller.sendall(b"%d\n" % pid)
+        _, status = os.waitpid(pid, 0)
+        caller.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        os._exit(0)
+    caller.close()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    sys.argv[1:] = command["words"]
+    os.environ.clear()  # noqa: TID251  # a command is given its own
+    os.environ.update(command["env"])  # noqa: TID251
+    os.chdir(command["cwd"])
+
+
+if __name__ == "__main__":
+    serve(sys.argv.pop())
+    main()
