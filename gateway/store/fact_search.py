@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import product
+from sqlite3 import Connection
 from typing import TypeVar
 
 from gateway.domain.facts import (
@@ -64,8 +65,10 @@ class FactBase(OfStore):
     unknown names need no query. Names that are already in the database are loaded a page at a
     time. Only the event loop's thread uses the bits."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(
+        self, writer: Writing, readers: Reading, pen: Remembered, *more: Connection
+    ) -> None:
+        super().__init__(writer, readers, pen, *more)
         self._bits = bytearray(_BITS // 8)
         self._upto: int | None = 0  # groups up to this one are noted; None: all
 

@@ -23,6 +23,7 @@ from anyio import CancelScope
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock, Stores
+from gateway.store.fact_search import FactBase
 from gateway.store.faults import TextRefused, has_no_utf8
 from gateway.store.sqlite import stores_over
 from gateway.store.surreal_connection import (
@@ -34,6 +35,7 @@ from gateway.store.surreal_connection import (
 )
 from gateway.store.tables import ENCODED, TABLES, WORDS, Table
 from gateway.store.transaction import Row, SessionRow, SqliteTransaction, Taken, Terms, Values
+from gateway.store.turns import ExtractionQueue, LocalTurns
 from gateway.store.writer import OF_ONE, OperationFailed
 
 log = logging.getLogger(__name__)
@@ -305,6 +307,7 @@ class SurrealTransaction(SqliteTransaction):
         self._blind: set[RecordID] = set()  # put in the place of whatever is there
         self._numbers, self._numbered = reads.numbers, Counter[str]()
         self._guarded: dict[RecordID, int | None] = {}
+        self.later = []
         self.series = dict(store.series)
         self.last_stamp = store.last_stamp
 
@@ -681,6 +684,8 @@ class SurrealStore:
             while len(self.known) > _KNOWN:
                 del self.known[next(iter(self.known))]
             self.series |= transaction.series
+            for change in transaction.later:
+                change()
             self.last_stamp = max(self.last_stamp, transaction.last_stamp)
         return True
 
@@ -747,6 +752,10 @@ def _memory() -> sqlite3.Connection:
     return db
 
 
+class SharedFacts(FactBase, ExtractionQueue, LocalTurns):
+    """Implements the port FactStore."""
+
+
 @asynccontextmanager
 async def open_surreal(connection: SurrealConnection, clock: Clock) -> AsyncIterator[Stores]:
     """Over a connection that is open. Raises StoreUnavailable, StoreRefused."""
@@ -756,7 +765,9 @@ async def open_surreal(connection: SurrealConnection, clock: Clock) -> AsyncIter
         try:
             await store.open()
             group.start_soon(store.run)
-            stores = stores_over(store, store, store, clock)
+            over = (store, store, store)
+            facts = SharedFacts(*over, store.memory)
+            stores = replace(stores_over(*over, clock), facts=facts)
             try:
                 yield stores
             finally:
