@@ -8,6 +8,8 @@ from itertools import product
 from sqlite3 import Connection
 from typing import TypeVar
 
+import anyio
+
 from gateway.domain.facts import (
     MOST_NAMED,
     Claim,
@@ -69,6 +71,7 @@ class FactBase(OfStore):
         self, writer: Writing, readers: Reading, pen: Remembered, *more: Connection
     ) -> None:
         super().__init__(writer, readers, pen, *more)
+        self._turn = anyio.Lock()
         self._bits = bytearray(_BITS // 8)
         self._upto: int | None = 0  # groups up to this one are noted; None: all
 
@@ -79,7 +82,8 @@ class FactBase(OfStore):
         said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
         self._note(scope, *map(str, said_in))  # before they are written
         add = partial(_add, scope=scope, claims=claims, ids=ids, now=now)
-        return await self._writer.write(add, durable=False)
+        async with self._turn:  # facts of one scope rely on each other
+            return await self._writer.write(add, durable=False)
 
     def _note(self, *names: str) -> None:
         for name in names:

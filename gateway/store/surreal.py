@@ -46,6 +46,7 @@ Operation = Callable[[Any], T]
 _KNOWN = 4096  # sessions; about 1 kB each
 _NUMBERS = 64  # that a gateway takes of a table at once
 _WITHIN_S = 10.0  # an operation that others always forestall
+_TRIES = 3  # of an operation that breaks a rule of the tables
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _REVISION = "rev"
 _UNKNOWN = 1 << 30  # stands for a number, in a run that is done again
@@ -582,31 +583,30 @@ class SurrealStore:
     async def _write(self, operation: Operation[T]) -> T:
         """Those that were forestalled come one after the other, so that each gets its turn."""
         reads = _Reads()
-        done = await self._attempt(operation, reads, is_first=True)
+        done = await self._attempt(operation, reads, 0)
         if done is not None:
             return done[0]
         pause_s, end = _FIRST_PAUSE_S, anyio.current_time() + _WITHIN_S
+        tries = 0
         async with self._again:
             while anyio.current_time() < end:
-                reads = _Reads(numbers=reads.numbers)
-                done = await self._attempt(operation, reads, is_first=False)
+                reads, tries = _Reads(numbers=reads.numbers), tries + 1
+                done = await self._attempt(operation, reads, tries)
                 if done is not None:
                     return done[0]
                 await anyio.sleep(pause_s * random.random())
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise StoreUnavailable("others write the same at the same time: try again")
 
-    async def _attempt(
-        self, operation: Operation[T], reads: _Reads, *, is_first: bool
-    ) -> tuple[T] | None:
-        """None if another was quicker, or if what we remember may be why it failed."""
+    async def _attempt(self, operation: Operation[T], reads: _Reads, tries: int) -> tuple[T] | None:
+        """None if another was quicker, or if what we remember or had read may be why it failed."""
         while True:
-            result, error, transaction, done = self._run(operation, reads, is_first=is_first)
+            result, error, transaction, done = self._run(operation, reads, is_first=not tries)
             if await self._fetched(transaction, reads):
                 continue
             if error is None:
                 return (cast(T, result),) if await self._committed(transaction, done) else None
-            if is_first:
+            if not tries or (isinstance(error, OperationFailed) and tries < _TRIES):
                 return None
             await self._reread(reads, error)
 
