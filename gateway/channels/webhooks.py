@@ -73,7 +73,7 @@ class Verifier:
 
     recipe: Verify
     clock: Clock
-    key: bytes
+    key: bytes = field(repr=False)
 
     def check(self, call: WebhookCall) -> None:
         """Raises NotGenuine, whatever else goes wrong on the way."""
@@ -283,7 +283,7 @@ class Challenger:
     """Answers a question in the query that proves to the platform that we are meant."""
 
     challenge: Challenge
-    secret: str
+    secret: str = field(repr=False)
 
     def answer(self, query: Sequence[tuple[str, str]]) -> str:
         """Raises NotGenuine."""

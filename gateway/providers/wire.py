@@ -122,6 +122,7 @@ def as_text(value: object) -> str:
 
 
 EVENT_CAP = 1024 * 1024
+MOST_LINES = 10_000  # of an event: they are read one by one, while everybody else waits
 _BOM = b"\xef\xbb\xbf"
 _NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 
@@ -155,7 +156,7 @@ class SseDecoder:
                 events.append((block[6:], b""))
             elif named := _NAMED_EVENT.fullmatch(block):
                 events.append((named[2], named[1]))
-            else:
+            elif b"data" in block:
                 events += _event(block)
         return events
 
@@ -168,7 +169,9 @@ class SseDecoder:
 
 
 def _event(block: bytes) -> Iterator[Event]:
-    """An event that is written in any way; none if it has no data."""
+    """An event that is written in any way; none if it has no data. Raises ValueError."""
+    if block.count(b"\n") > MOST_LINES:
+        raise ValueError(f"an event has more than {MOST_LINES} lines")
     name, data = b"", list[bytes]()
     for line in block.removeprefix(_BOM).split(b"\n"):
         field, _, value = line.partition(b":")  # a comment has no name

@@ -433,3 +433,11 @@ def test_a_challenge_is_answered_with_what_it_says() -> None:
 )
 def test_any_other_challenge_is_refused(query: tuple[tuple[str, str], ...]) -> None:
     assert refusal(lambda: Challenger(ASKED, "me").answer(query)).status == 403
+
+
+def test_nothing_that_is_printed_of_a_verifier_holds_its_secret() -> None:
+    challenge = Challenge("key", "hub.verify_token", "hub.challenge")
+
+    shown = repr((SLACK.verifier, Challenger(challenge, SLACK.secret)))
+
+    assert SLACK.secret not in shown

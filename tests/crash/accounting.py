@@ -46,7 +46,7 @@ class Record:
         """An event as it came, live or resumed."""
         again = event["type"] == "system" and "discard_from_seq" in event.get("metadata", {})
         if event["seq"] != self.last_seq + 1 and not (again and event["seq"] > self.last_seq):
-            self.problems.append(f"{event} came after {self.last_seq}")
+            self.problems.append(f"seq {event['seq']} came after {self.last_seq}")
         self.last_seq = max(self.last_seq, event["seq"])
         if again or event["type"] == "tool_result":
             self.text = ""  # what counts as the answer is what is said after the last tool

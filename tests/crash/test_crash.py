@@ -15,7 +15,7 @@ from tests.forms import is_long, keep
 async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twice(
     tmp_path: Path,
 ) -> None:
-    plan = Plan(kills=40, messages=2_000) if is_long() else Plan(len(STAGES), messages=150)
+    plan = Plan(kills=40, messages=2_000) if is_long() else Plan(len(STAGES), messages=300)
 
     outcome = await run(plan, tmp_path)
 
@@ -31,7 +31,7 @@ async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twi
 @pytest.mark.requirement("S-003-Session-08", "S-004-Flow-03")
 @pytest.mark.parametrize("mode", ["collect", "steer", "interrupt"])
 async def test_killed_while_messages_meet_each_has_one_end(mode: str, tmp_path: Path) -> None:
-    messages = 1_000 if is_long() else 150
+    messages = 1_000 if is_long() else 300
     plan = Plan(len(STAGES), messages, configuration=f'[queue]\nmode = "{mode}"')
 
     outcome = await run(plan, tmp_path)
