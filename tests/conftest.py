@@ -101,4 +101,5 @@ def nothing_blocks_the_loop() -> Iterator[BlockBuster]:
             if name.startswith(("sqlite3", "threading.Lock")):
                 function.can_block_in("tests/fakes/store.py", {"_done", "read"})
                 function.can_block_in("gateway/store/surreal.py", MEMORY)
+                function.can_block_in("gateway/store/turns.py", {"_add", "_change_index"})
         yield guard

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +25,12 @@ from gateway.config.problems import (
 )
 from gateway.config.schema import patterns
 from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
-from gateway.config.sections import element_of
 from gateway.config.toml import BOM, Positions, Span
-from gateway.domain.text import nearest, printable
+from gateway.domain.text import printable
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
 LONGEST_PATH = 8_192
+_LISTS_OF_NAMES = ("capabilities", "rules", "scopes", "subagents", "tools")
 _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 _HEADER = re.compile(r"^\s*\[+\s*([^\]\n]+)", re.MULTILINE)
 _WORD = re.compile(r"[\w-]+")
@@ -278,9 +279,8 @@ def _is_known_list(path: KeyPath, unknown: KeyPath) -> bool:
 
 @lru_cache(maxsize=1_024)
 def _misspells_a_list(name: str) -> bool:
-    lists = {path[-1]: element_of(key.kind) is not None for path, key in patterns().items()}
-    near = nearest(name, lists)
-    return near is not None and lists[near] and not is_sensitive((near,))
+    """Of names alone, and by hardly more than a letter: any other list may hold a secret."""
+    return bool(get_close_matches(name[:80].lower(), _LISTS_OF_NAMES, n=1, cutoff=0.8))
 
 
 def _in_words(message: str, lines: Sequence[str]) -> tuple[str, str]:

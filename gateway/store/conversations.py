@@ -248,18 +248,20 @@ def _end(named: NodeId, session: int, tx: Transaction, *, is_before: bool) -> in
 
 
 def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Row]:
-    """The path to a place, newest first. Where nothing forks all of it lies side by side."""
-    rows, at = list[Row](), end
+    """The path to a place, newest first. Where nothing forks all of it lies side by side; where
+    branches lie between each other, about as much is read of them as of the path."""
+    rows, at, most = list[Row](), end, limit
     while at is not None and len(rows) < limit:
-        first = max(at - (limit - len(rows)), place_of(session, 0))
+        first = max(at - min(most, limit - len(rows)), place_of(session, 0))
         there = tx.find("node", {"place >": first, "place <=": at}, order="-place")
-        was = at
+        had = len(rows)
         for row in there:
             if row["place"] == at:
                 rows.append(row)
                 at = row["parent"]
-        if at == was:  # it is no longer there
+        if len(rows) == had:  # it is no longer there
             break
+        most = 2 * (len(rows) - had)
     return rows[:limit]
 
 

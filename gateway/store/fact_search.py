@@ -5,7 +5,10 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import product
+from sqlite3 import Connection
 from typing import TypeVar
+
+import anyio
 
 from gateway.domain.facts import (
     MOST_NAMED,
@@ -64,8 +67,11 @@ class FactBase(OfStore):
     unknown names need no query. Names that are already in the database are loaded a page at a
     time. Only the event loop's thread uses the bits."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(
+        self, writer: Writing, readers: Reading, pen: Remembered, *more: Connection
+    ) -> None:
+        super().__init__(writer, readers, pen, *more)
+        self._turn = anyio.Lock()
         self._bits = bytearray(_BITS // 8)
         self._upto: int | None = 0  # groups up to this one are noted; None: all
 
@@ -76,7 +82,8 @@ class FactBase(OfStore):
         said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
         self._note(scope, *map(str, said_in))  # before they are written
         add = partial(_add, scope=scope, claims=claims, ids=ids, now=now)
-        return await self._writer.write(add, durable=False)
+        async with self._turn:  # facts of one scope rely on each other
+            return await self._writer.write(add, durable=False)
 
     def _note(self, *names: str) -> None:
         for name in names:

@@ -15,7 +15,6 @@ ERASED = "erased"
 
 _OPEN = ("pending", "sending")
 _DEAD = ("unknown", "failed")
-_PAGE = 256  # deliveries that are looked at together
 
 
 def add_delivery(
@@ -53,22 +52,17 @@ def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
 
 
 def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
-    """The oldest open one of a session, and each that has none."""
+    """The oldest open one of a session, and each that has none. However many wait, each is looked at
+    once, and only those that are given are read whole."""
     waiting: Terms = {"channel": channel, "due_at <=": now}
-    due, after = list[Row](), 0
-    while len(due) < limit:
-        page = {**waiting, "id >": after}
-        rows = tx.find("delivery", page, order="id", limit=_PAGE, index="due")
-        sessions = tuple({row["session"] for row in rows} - {None})
-        open_ones = tx.find("delivery", {"session": sessions}, "id session", index="open")
-        oldest: dict[int, int] = {}
-        for one in open_ones:
+    rows = tx.find("delivery", waiting, "id delivery_id session", order="id", index="due")
+    oldest: dict[int, int] = {}
+    for some in in_parts({row["session"] for row in rows} - {None}):
+        for one in tx.find("delivery", {"session": some}, "id session", index="open"):
             oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
-        due += [row for row in rows if oldest.get(row["session"], row["id"]) == row["id"]]
-        if len(rows) < _PAGE:
-            break
-        after = rows[-1]["id"]
-    return _deliveries(due[: max(0, limit)], tx)
+    due = [row for row in rows if oldest.get(row["session"], row["id"]) == row["id"]]
+    first = tuple(row["delivery_id"] for row in due[: max(0, limit)])
+    return _deliveries(tx.find("delivery", {"delivery_id": first}, order="id"), tx)
 
 
 def _dead_letters(

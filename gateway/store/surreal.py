@@ -23,6 +23,7 @@ from anyio import CancelScope
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock, Stores
+from gateway.store.fact_search import FactBase
 from gateway.store.faults import TextRefused, has_no_utf8
 from gateway.store.sqlite import stores_over
 from gateway.store.surreal_connection import (
@@ -34,6 +35,7 @@ from gateway.store.surreal_connection import (
 )
 from gateway.store.tables import ENCODED, TABLES, WORDS, Table
 from gateway.store.transaction import Row, SessionRow, SqliteTransaction, Taken, Terms, Values
+from gateway.store.turns import ExtractionQueue, LocalTurns
 from gateway.store.writer import OF_ONE, OperationFailed
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ Operation = Callable[[Any], T]
 _KNOWN = 4096  # sessions; about 1 kB each
 _NUMBERS = 64  # that a gateway takes of a table at once
 _WITHIN_S = 10.0  # an operation that others always forestall
+_TRIES = 3  # of an operation that breaks a rule of the tables
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _REVISION = "rev"
 _UNKNOWN = 1 << 30  # stands for a number, in a run that is done again
@@ -305,6 +308,7 @@ class SurrealTransaction(SqliteTransaction):
         self._blind: set[RecordID] = set()  # put in the place of whatever is there
         self._numbers, self._numbered = reads.numbers, Counter[str]()
         self._guarded: dict[RecordID, int | None] = {}
+        self.later = []
         self.series = dict(store.series)
         self.last_stamp = store.last_stamp
 
@@ -579,31 +583,30 @@ class SurrealStore:
     async def _write(self, operation: Operation[T]) -> T:
         """Those that were forestalled come one after the other, so that each gets its turn."""
         reads = _Reads()
-        done = await self._attempt(operation, reads, is_first=True)
+        done = await self._attempt(operation, reads, 0)
         if done is not None:
             return done[0]
         pause_s, end = _FIRST_PAUSE_S, anyio.current_time() + _WITHIN_S
+        tries = 0
         async with self._again:
             while anyio.current_time() < end:
-                reads = _Reads(numbers=reads.numbers)
-                done = await self._attempt(operation, reads, is_first=False)
+                reads, tries = _Reads(numbers=reads.numbers), tries + 1
+                done = await self._attempt(operation, reads, tries)
                 if done is not None:
                     return done[0]
                 await anyio.sleep(pause_s * random.random())
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise StoreUnavailable("others write the same at the same time: try again")
 
-    async def _attempt(
-        self, operation: Operation[T], reads: _Reads, *, is_first: bool
-    ) -> tuple[T] | None:
-        """None if another was quicker, or if what we remember may be why it failed."""
+    async def _attempt(self, operation: Operation[T], reads: _Reads, tries: int) -> tuple[T] | None:
+        """None if another was quicker, or if what we remember or had read may be why it failed."""
         while True:
-            result, error, transaction, done = self._run(operation, reads, is_first=is_first)
+            result, error, transaction, done = self._run(operation, reads, is_first=not tries)
             if await self._fetched(transaction, reads):
                 continue
             if error is None:
                 return (cast(T, result),) if await self._committed(transaction, done) else None
-            if is_first:
+            if not tries or (isinstance(error, OperationFailed) and tries < _TRIES):
                 return None
             await self._reread(reads, error)
 
@@ -681,6 +684,8 @@ class SurrealStore:
             while len(self.known) > _KNOWN:
                 del self.known[next(iter(self.known))]
             self.series |= transaction.series
+            for change in transaction.later:
+                change()
             self.last_stamp = max(self.last_stamp, transaction.last_stamp)
         return True
 
@@ -747,6 +752,10 @@ def _memory() -> sqlite3.Connection:
     return db
 
 
+class SharedFacts(FactBase, ExtractionQueue, LocalTurns):
+    """Implements the port FactStore."""
+
+
 @asynccontextmanager
 async def open_surreal(connection: SurrealConnection, clock: Clock) -> AsyncIterator[Stores]:
     """Over a connection that is open. Raises StoreUnavailable, StoreRefused."""
@@ -756,7 +765,9 @@ async def open_surreal(connection: SurrealConnection, clock: Clock) -> AsyncIter
         try:
             await store.open()
             group.start_soon(store.run)
-            stores = stores_over(store, store, store, clock)
+            over = (store, store, store)
+            facts = SharedFacts(*over, store.memory)
+            stores = replace(stores_over(*over, clock), facts=facts)
             try:
                 yield stores
             finally:

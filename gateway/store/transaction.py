@@ -69,6 +69,9 @@ class Transaction(ABC):
     """An operation reads what it needs, decides, and writes; it raises before it has written."""
 
     is_whole = True  # all tables are here; else only what the operation has asked for
+    later: list[
+        Callable[[], None]
+    ]  # what is done once it is committed, where not all tables are here
     accepted: int  # the newest run's number
     may_hold_notices: bool  # other threads may read this
     has_erased: bool  # what was erased must leave the database's files too

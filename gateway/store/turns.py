@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from itertools import chain, combinations, filterfalse, repeat
+from itertools import chain, combinations, filterfalse, islice, repeat
+from sqlite3 import Connection
 from typing import TypeVar
 
 from pydantic_core import from_json
@@ -24,9 +25,17 @@ from gateway.domain.facts import (
     words_of,
 )
 from gateway.domain.ids import NodeId, SessionKey, to_time
-from gateway.store.facts import is_forgotten, names_of
+from gateway.store.facts import is_forgotten, load_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
-from gateway.store.transaction import SEQ_BITS, SqliteTransaction, Transaction, place_of, seq_of
+from gateway.store.transaction import (
+    SEQ_BITS,
+    Row,
+    SqliteTransaction,
+    Transaction,
+    place_of,
+    places_of,
+    seq_of,
+)
 from gateway.store.writer import OfStore, Pen, Reading, Remembered, Writing, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
@@ -80,6 +89,7 @@ class TurnIndex(OfStore):
         limit: int,
     ) -> FoundTurns:
         """Runs in one go in a reader's thread: two trips would cost more than all they do."""
+        _load_session(key, ids, tx)
         asked = [*filterfalse(self._common.get(key, (0, _NO_WORDS))[1].__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
         matches = chain.from_iterable(zip(map('"{}"'.format, asked), repeat(limit)))
@@ -243,18 +253,81 @@ class _Index:
     ) -> Sequence[PastTurn]:
         """The messages at these depths, with their scores."""
         places = {place_of(self.session, self.trail.seq_at(depth)): depth for depth in chosen}
+        if not self.tx.is_whole:
+            rows = self.tx.find("node", {"place": tuple(places)}, "run_id")
+            self.tx.find("run", {"run_id": tuple({row["run_id"] for row in rows})}, "run_id")
         asked = _FETCH.format(", ".join("?" * len(places)))
-        rows = self.tx.db.execute(asked, (SHOWN_CHARS, has_forgotten, *places)).fetchone()
+        (found,) = self.tx.db.execute(asked, (SHOWN_CHARS, has_forgotten, *places)).fetchone()
         turns = []
-        for place, id_, role, text, at, sender, answered in from_json(rows[0]):
+        for place, id_, role, text, at, sender, answered in from_json(found):
             depth, said_at = places[place], to_time(at)
             if has_forgotten:
                 names = names_of(scope_of(key, sender), str(key), id_, answered)
+                load_forgotten(() if self.tx.is_whole else names, self.tx)
                 if is_forgotten(names, said_at, self.tx):
                     continue
             by = sender if role == "user" else None
             turns.append(PastTurn(depth, chosen[depth], id_, role, text, said_at, by))
         return turns
+
+
+def _load_session(key: SessionKey, ids: Sequence[str | None], tx: SqliteTransaction) -> None:
+    """Has read, where the tables are elsewhere, what a search stands on."""
+    if tx.is_whole:
+        return
+    session = tx.first("session", {"key": key}, "id")
+    for id_ in filter(None, ids):
+        tx.first("node", {"id": id_}, "place")
+    tx.find("forgotten", {}, limit=1)
+    if session is not None:
+        forks = places_of(session["id"])
+        tx.find("node", forks, "place", order="-place", limit=_MOST_FORKS, index="fork")
+
+
+class LocalTurns(TurnIndex):
+    """The index of words on this machine, for a store whose tables are elsewhere. It is made anew at each
+    start, of the sessions that are asked for."""
+
+    def __init__(self, writer: Writing, readers: Reading, pen: Remembered, db: Connection) -> None:
+        super().__init__(writer, readers, pen)
+        self._db = db
+        self._indexed: dict[SessionKey, int] = {}  # seq of the last message
+
+    async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
+        rows = await self._readers.read(lambda tx: tx.find("session", {}, "key last_seq"))
+        behind = (one["key"] for one in rows if one["last_seq"] > self._indexed.get(one["key"], 0))
+        return [*islice(behind, limit)]
+
+    async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
+        behind, left = list[SessionKey](), limit
+        for key in dict.fromkeys(keys):
+            after = self._indexed.get(key, 0)
+            read = partial(_texts_after, key=key, after=after, limit=left)
+            session, last, rows = await self._readers.read(read)
+            said = [(row["place"], row["text"]) for row in rows if row["role"] in SAID_BY]
+            self._add(session, said, seq_of(rows[-1]["place"]) if rows else after)
+            self._indexed[key] = max(after, seq_of(rows[-1]["place"]) if rows else 0)
+            left -= len(rows)
+            if self._indexed[key] < last:
+                behind.append(key)
+        return behind
+
+    def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> None:
+        _change_index(_ADD_WORDS, said, self._db)
+        self._db.execute(_SET_CURSOR, (session, upto))
+        self._db.execute("DELETE FROM changed")  # it is nobody else's
+
+
+def _texts_after(
+    tx: Transaction, key: SessionKey, after: int, limit: int
+) -> tuple[int, int, Sequence[Row]]:
+    session = tx.first("session", {"key": key}, "id last_seq") or {"id": 0, "last_seq": 0}
+    places = {
+        "place >": place_of(session["id"], after),
+        "place <=": place_of(session["id"], after + limit),
+    }
+    rows = tx.find("node", places, "place role text", order="place")
+    return session["id"], session["last_seq"], rows
 
 
 def _advance(pen: Pen, *, keys: Sequence[SessionKey], left: int) -> Sequence[SessionKey]:
@@ -292,7 +365,10 @@ def forget_turns(pen: Pen, session: int) -> None:
     row = pen.db.execute(_CURSOR, (session,)).fetchone()
     bounds = (place_of(session, 0), place_of(session, row[0] if row else 0))
     texts = pen.db.execute(_INDEXED, (*bounds, *SAID_BY)).fetchall()
-    _change_index(_TAKE_WORDS, texts, pen.db)
+    if pen.is_whole:
+        _change_index(_TAKE_WORDS, texts, pen.db)
+    else:  # the index is on this machine, the commit is not
+        pen.later.append(partial(_change_index, _TAKE_WORDS, texts, pen.db))
 
 
 async def rewrite_index(writer: Writing) -> None:
@@ -309,6 +385,8 @@ def _make_pages_small(pen: Pen) -> None:
 def _merge(pen: Pen) -> bool:
     """Rewrites a part of the index, so that removed words leave its older parts. Returns whether
     there is more to do."""
+    if not pen.is_whole:  # the index here is made anew at each start
+        return False
     before = pen.db.total_changes
     pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
     is_more = pen.db.total_changes - before >= 2

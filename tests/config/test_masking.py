@@ -65,6 +65,9 @@ def test_a_path_is_as_sensitive_as_its_parts(path: KeyPath, expected: bool) -> N
         ("[agent]\ntolls = ['echo']", "tolls = ['echo']"),
         (f"[agent]\nthings = ['{SECRET}']", "things = [***]"),
         (f"[gateway]\ntokn = ['{SECRET}']", "tokn = [***]"),
+        (f"[gateway]\ncodes = ['{SECRET}']", "codes = [***]"),
+        (f"[agent]\nargv = ['{SECRET}']", "argv = [***]"),
+        (f"[mcp.servers.x]\ncommand = 'c'\nenvs = ['DB={SECRET}']", "envs = [***]"),
         ("[agent]\nprovider = 'sk-ant-0123456789'", "provider = '***'"),
         ("gateway.token = '${env:NOPE}' # was correct-horse", "gateway.token = ***"),
         (

@@ -15,22 +15,12 @@ from gateway.store.surreal_connection import Credentials, SurrealConnection
 from tests.fakes.clock import FakeClock
 from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
 
-# What needs the index of words, which the shared store does not have yet.
-NOT_YET = {"test_turns"}
-NOT_YET |= {
-    "test_what_was_taken_in_is_found_by_its_words",
-    "test_nothing_of_an_erased_conversation_is_left_and_all_of_another_is",
-    "test_while_a_message_is_not_answered_nothing_is_erased",
-}
-
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 
 
 @pytest.fixture(params=["embedded", "shared"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     if request.param == "shared":
-        if NOT_YET & {request.module.__name__.rpartition(".")[2], request.node.originalname}:
-            pytest.skip("the shared store has no index of words yet")
         database: SurrealDatabase = request.getfixturevalue("surreal_database")
         return lambda: bounded(over(database))
     return lambda: bounded(open_store("embedded", tmp_path / "data", clock=FakeClock()))
