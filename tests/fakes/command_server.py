@@ -58,6 +58,8 @@ def _begin(caller: socket.socket) -> None:
         command = json.loads(lines.read())
     pid = os.fork()
     if pid:
+        for file in files:
+            os.close(file)
         caller.sendall(b"%d\n" % pid)
         _, status = os.waitpid(pid, 0)
         caller.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))

@@ -6,13 +6,16 @@ real starts.
 """
 
 import atexit
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +37,43 @@ class Ended:
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+class Forked:
+    """A command at work: what tests need of subprocess.Popen."""
+
+    def __init__(self, server: socket.socket, stdout: BinaryIO) -> None:
+        self._server, self.stdout = server, stdout
+        self._lines = server.makefile()
+        self.pid = int(self._lines.readline())
+        self._code: int | None = None
+        self._reading = threading.Lock()
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._code is None:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        if self._code is None and select.select([self._server], [], [], 0)[0]:
+            self.wait()
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Others may wait at the same time."""
+        with self._reading:
+            if self._code is None:
+                self._server.settimeout(timeout)
+                try:
+                    self._code = int(self._lines.readline())
+                except TimeoutError as error:
+                    raise subprocess.TimeoutExpired("exogate", timeout or 0) from error
+                self._lines.close()
+                self._server.close()
+            return self._code
 
 
 class Commands:
@@ -60,29 +100,40 @@ class Commands:
     def run(
         self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path = ROOT, typed: str = ""
     ) -> Ended:
-        """Raises TimeoutError after 30 seconds; the command is killed then."""
-        said = json.dumps({"words": [*words], "env": {**env}, "cwd": str(cwd)}).encode()
+        """The command is killed if it has not ended after 30 seconds."""
         with (
             tempfile.TemporaryFile() as given,
             tempfile.TemporaryFile() as out,
             tempfile.TemporaryFile() as err,
-            socket.socket(socket.AF_UNIX) as server,
         ):
             given.write(typed.encode())
             given.seek(0)
-            server.settimeout(30)
-            server.connect(self._address)
-            socket.send_fds(server, [b"3"], [given.fileno(), out.fileno(), err.fileno()])
-            server.sendall(said)
-            server.shutdown(socket.SHUT_WR)
-            lines = server.makefile()
-            pid = int(lines.readline())
+            files = [given.fileno(), out.fileno(), err.fileno()]
+            forked = Forked(self._asked(words, env, cwd, files), out)
             try:
-                code = int(lines.readline())
-            except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
+                code = forked.wait(30)
+            except subprocess.TimeoutExpired:
+                forked.kill()
                 raise
             return Ended(code, _text(out), _text(err))
+
+    def start(self, words: Sequence[str], *, env: Mapping[str, str], err: BinaryIO) -> Forked:
+        """What it says on stdout is to be read while it works."""
+        read, write = os.pipe()
+        with Path(os.devnull).open("rb") as nothing, os.fdopen(write, "wb") as out:
+            files = [nothing.fileno(), out.fileno(), err.fileno()]
+            server = self._asked(words, env, ROOT, files)
+        return Forked(server, os.fdopen(read, "rb"))
+
+    def _asked(
+        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, files: Sequence[int]
+    ) -> socket.socket:
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._address)
+        socket.send_fds(server, [b"3"], files)
+        server.sendall(json.dumps({"words": [*words], "env": {**env}, "cwd": str(cwd)}).encode())
+        server.shutdown(socket.SHUT_WR)
+        return server
 
 
 @cache

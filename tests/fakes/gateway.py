@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from gateway.domain.version import VERSION
 from gateway.host.files import make_key
 from gateway.sandbox.plugins import PATIENCE_S
 from gateway.web.wire.server import ListenAddress, WebServer
+from tests.fakes.commands import Forked, commands
 
 START_S = 20.0
 SOUL = "You answer tests."
@@ -140,7 +140,7 @@ async def running(
 class Command:
     """`exogate run` as a process of its own; `output` is all that it said, on stdout and stderr."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
     output: Path
     url: str = ""
 
@@ -179,18 +179,9 @@ def spawn(config: Path, port: int = 0) -> Command:
     """Blocks for a moment: call it in a thread."""
     output = config.parent / "output.txt"
     with output.open("ab") as log:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-c", "from gateway.launcher import main; main()"),
-                *("--config", str(config), "run", "--port", str(port)),
-            ],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={"PATH": os.defpath, "HOME": str(config.parent)},  # nobody's keys
-        )
+        words = ["--config", str(config), "run", "--port", str(port)]
+        variables = {"PATH": os.defpath, "HOME": str(config.parent)}  # nobody's keys
+        process = commands().start(words, env=variables, err=log)
     return Command(process, output)
 
 

@@ -24,6 +24,7 @@ from tests.fakes.client import (
     post_chat,
     texts_of,
 )
+from tests.fakes.commands import Forked
 from tests.fakes.gateway import START_S, Command, Setup, command
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, shown
@@ -328,7 +329,7 @@ async def send_until_it_fails(
             return
 
 
-async def ended_by_itself(process: subprocess.Popen[bytes]) -> int | None:
+async def ended_by_itself(process: Forked | subprocess.Popen[bytes]) -> int | None:
     """Its exit code; None if it goes on and on."""
     with anyio.move_on_after(PROBED_S / 2):
         return await to_thread.run_sync(process.wait, abandon_on_cancel=True)
