@@ -187,6 +187,8 @@ def locked_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tu
     if binary is None:
         pytest.skip(MISSING)
     configuration, credentials = request.param
+    if credentials == SEED:
+        pytest.importorskip("nkeys", reason="nkeys, of the extra `cluster`, is not installed")
     (tmp_path / "nats.conf").write_text(configuration)
     with running_nats(binary, "-c", str(tmp_path / "nats.conf")) as server:
         yield server.url, credentials
