@@ -335,7 +335,8 @@ class Writer:
         batch: list[_Ticket] = []
         try:
             while self._commits.given_up is None and (batch := self._take()):
-                operations, is_durable = list[Operation[Any]](), False
+                operations: list[Operation[Any]] = []
+                is_durable = False
                 for operation, durable, _, _ in batch:
                     operations.append(operation)
                     is_durable = is_durable or durable
