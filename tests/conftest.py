@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 
 from tests import forms
 from tests.fakes.surreal import (
-    MISSING,
     SurrealDatabase,
     SurrealServer,
     running_surreal,
@@ -54,19 +53,13 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def surreal_server() -> Iterator[SurrealServer]:
     """One for all tests of a process. A test that stops it has its own: `own_surreal_server`."""
-    binary = surreal_binary()
-    if binary is None:
-        pytest.skip(MISSING)
-    with running_surreal(binary) as server:
+    with running_surreal(surreal_binary()) as server:
         yield server
 
 
 @pytest.fixture
 def own_surreal_server() -> Iterator[SurrealServer]:
-    binary = surreal_binary()
-    if binary is None:
-        pytest.skip(MISSING)
-    with running_surreal(binary) as server:
+    with running_surreal(surreal_binary()) as server:
         yield server
 
 

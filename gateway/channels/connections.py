@@ -141,7 +141,7 @@ async def keep_connected(live: ConnectedChannel) -> None:
             if _is_final(live, error):
                 return
             named_s = error.retry_after_s if isinstance(error, ConnectionEnded) else None
-        except Exception as error:
+        except Exception as error:  # whatever an adapter provokes ends its connection alone
             log.exception("channel_failed", extra={"channel": live.channel.settings.name})
             why = f"an error of the gateway, see its log: {type(error).__name__}"
             health.failed("in", why)

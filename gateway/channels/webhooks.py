@@ -82,7 +82,7 @@ class Verifier:
             raise NotGenuine(self.recipe.missing_status, "missing")
         try:
             why = self._objection(call)
-        except Exception as error:
+        except Exception as error:  # whatever a forged call provokes is a refusal
             raise NotGenuine(self.recipe.wrong_status, "wrong") from error
         if why is not None:
             raise NotGenuine(self.recipe.wrong_status, why)

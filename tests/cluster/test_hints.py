@@ -27,26 +27,20 @@ from gateway.domain.cluster import (
 from gateway.domain.ids import RunId, Secret
 from gateway.host.clock import SystemClock
 from tests.fakes.certificate import certificate_for
-from tests.fakes.nats import MISSING, NatsServer, nats_binary, running_nats
+from tests.fakes.nats import NatsServer, nats_binary, running_nats
 
 QUICK = HintSettings(connect_s=2.0, ping_every_s=0.2, retry_s=0.05, longest_retry_s=0.2)
 
 
 @pytest.fixture(scope="module")
 def nats_server() -> Iterator[NatsServer]:
-    binary = nats_binary()
-    if binary is None:
-        pytest.skip(MISSING)
-    with running_nats(binary) as server:
+    with running_nats(nats_binary()) as server:
         yield server
 
 
 @pytest.fixture
 def own_nats_server() -> Iterator[NatsServer]:
-    binary = nats_binary()
-    if binary is None:
-        pytest.skip(MISSING)
-    with running_nats(binary) as server:
+    with running_nats(nats_binary()) as server:
         yield server
 
 
@@ -184,8 +178,6 @@ CONFIGURATIONS = {
 def locked_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Its address, and the credentials that it wants."""
     binary = nats_binary()
-    if binary is None:
-        pytest.skip(MISSING)
     configuration, credentials = request.param
     if credentials == SEED:
         pytest.importorskip("nkeys", reason="nkeys, of the extra `cluster`, is not installed")
@@ -213,8 +205,6 @@ async def test_credentials_are_needed_where_the_server_wants_some(
 def tls_server(tmp_path: Path) -> Iterator[tuple[str, ssl.SSLContext]]:
     """Its address, and what a client has to trust."""
     binary = nats_binary()
-    if binary is None:
-        pytest.skip(MISSING)
     file, trusted = certificate_for("127.0.0.1", tmp_path)
     options = ("--tls", "--tlscert", str(file), "--tlskey", str(file))
     with running_nats(binary, *options) as server:
