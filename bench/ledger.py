@@ -25,7 +25,7 @@ from bench import targets
 from bench.marks import Figure, marked, tell
 from bench.measuring import quantile, spread, timed
 from bench.process import other_cores
-from gateway.budgets import Meter
+from gateway.budgets import LiveBudgets, Meter
 from gateway.domain.budgets import Budgets, Limit, Payer, RecordQuery, Scope, day_of
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, Usage
@@ -66,7 +66,7 @@ async def adding(stores: Stores, calls: int) -> list[Figure]:
     """What reserve and settle add to a call, with a limit in every scope."""
     clock = SystemClock()
     ids = TimeIds(clock)
-    meter = Meter(stores.ledger, LIMITED, PriceTable({}), clock, ids, stores.audit)
+    meter = Meter(stores.ledger, LiveBudgets(LIMITED), PriceTable({}), clock, ids, stores.audit)
     plain: Model = Instant()
     metered = meter.around(plain)
     added: list[list[float]] = []
@@ -146,7 +146,7 @@ def fill(data_dir: Path, rows: int) -> None:
         db.executemany("INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?)", series)
         db.executemany(
             "INSERT INTO token_record VALUES (?, ?, ?, ?, ?, 'r', '2026-01-01', 'answered', "
-            "10, 5, 0, 0, 0, 'unpriced', 0, 0)",
+            "10, 5, 0, 0, 0, 'unpriced', 0, 0, NULL)",
             (
                 (n, f"x{n}", at + n * 1_000_000, n % SERIES, f"a{n % 2}:c:default:p{n % SESSIONS}")
                 for n in range(10**7, 10**7 + rows)

@@ -93,12 +93,12 @@ async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
             clock=clock,
             schemas=SchemaChecks(),
             store=stores.tools,
-            renew=gate.renew,
             tell=unheard,
             told_changed=unseen,
             random=lambda: 0.5,
         )
         server = Server(definition, means, group)
+        server.offer_to(gate.renew)
         gate.foreign = Servers({definition.name: server})
         group.start_soon(server.run)
         if lacking := await gate.prepare(agent):

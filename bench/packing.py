@@ -31,9 +31,8 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
-from gateway.memory.context import Context, ContextExtras, Packer
+from gateway.memory.context import Context, ContextExtras, Episodes, Packer
 from gateway.memory.recall import Recall
-from gateway.memory.window import Episodes
 from gateway.store.opening import open_store
 
 PACK_MS, AGAINST_SMALL, RSS_MB = 5.0, 1.5, 200.0

@@ -52,14 +52,14 @@ def model(plan: ModelPlan) -> Iterator[Started]:
     command = [sys.executable, "-m", "bench.model_server", "--tokens", str(plan.tokens)]
     command += ["--latency-ms", str(plan.latency_ms), "--chunk-interval-ms", str(plan.interval_ms)]
     command += ["--tool-calls", str(plan.tool_calls), "--arguments", plan.arguments]
-    with started(command, find_port=_port_in_json) as server:
+    with started(command, find_port=port_in_json) as server:
         yield server
 
 
 @contextmanager
 def floor(model_port: int, data_dir: Path) -> Iterator[Started]:
     data_dir.mkdir(parents=True)
-    with started(floor_command(model_port, data_dir), find_port=_port_in_json) as server:
+    with started(floor_command(model_port, data_dir), find_port=port_in_json) as server:
         yield server
 
 
@@ -102,7 +102,7 @@ def port_in_banner(line: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _port_in_json(line: str) -> int | None:
+def port_in_json(line: str) -> int | None:
     return int(json.loads(line)["port"])
 
 

@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.control.trees.engine import Run
+from gateway.control.trees.engine import Child, NodePlan, Run, TickStatus, TreeHost
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Child, LeafCall
-from gateway.control.trees.plan import NodePlan, TickStatus, TreeHost
+from gateway.control.trees.nodes import NODES, LeafCall
 
 Shape = tuple[Any, ...]  # kind and children; a leaf is a name
 MARK = 10.0
@@ -82,7 +81,7 @@ def ours(case: str) -> Callable[[], object]:
         return lambda _call: status
 
     plan = load(f'(tree "bench" {as_text(SHAPE)})')
-    run = Run(plan, TreeHost(now=time.perf_counter, find_act=find_act))
+    run = Run(plan, TreeHost(now=time.perf_counter, find_act=find_act), NODES)
     return Child(plan.root, run.frame).tick
 
 

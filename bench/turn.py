@@ -45,7 +45,7 @@ from gateway.app.assembly import Gateway, assembled
 from gateway.cli.configuration import known
 from gateway.config.load import load as load_config
 from gateway.config.values import GatewayConfig
-from gateway.control.rules import RunRules, load_rules
+from gateway.control.rules import load_rules
 from gateway.control.trees.loading import load as load_tree
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.events import Event
@@ -232,7 +232,7 @@ def ticks(tree: str) -> int:
         context=Packer().pack(agent, None, (), question, ()),
         tools=(),
         scope=ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c"),
-        rules=RunRules(load_rules(())),
+        rules=load_rules(()),
         publish=lambda event: None,
     )
     moment = Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0)

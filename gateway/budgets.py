@@ -7,7 +7,7 @@ waits in a queue while other calls hold the room, and records what the call came
 import logging
 from bisect import insort_right
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -19,6 +19,7 @@ from anyio import Event, get_cancelled_exc_class, move_on_after
 from gateway.domain.agents import share_of
 from gateway.domain.budgets import (
     NANO,
+    PERIODIC,
     Amount,
     BudgetExceeded,
     Budgets,
@@ -26,19 +27,22 @@ from gateway.domain.budgets import (
     Grant,
     Outcome,
     Prices,
+    Raise,
     Reservation,
     Resync,
     Scope,
     ScopeKind,
     Tally,
+    TokenBudget,
     TokenRecord,
     Unit,
     day_of,
     scopes_of,
     shown,
 )
-from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.errors import Conflict, ModelFailed, NeverSent, NotFound, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
+from gateway.domain.figures import Figures
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Usage
 from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, ReplyProgress
@@ -55,7 +59,8 @@ NO_SCOPES: Scopes = frozenset()
 def without_period(scopes: Iterable[Scope]) -> Scopes:
     """The scopes without the names of days and months, which play no part in waiting."""
     return frozenset(
-        scope._replace(name="") if scope.kind in {"day", "month"} else scope for scope in scopes
+        scope._replace(name=scope.name[len(scope.period) :]) if scope.kind in PERIODIC else scope
+        for scope in scopes
     )
 
 
@@ -125,6 +130,10 @@ class BudgetQueue:
             self._turns.clear()
         self.release(place.claims, at)
 
+    @property
+    def waited_for(self) -> Scopes:
+        return frozenset(self._claims)
+
     def release(self, scopes: Scopes, first: int = 0) -> None:
         """Lets the calls from a place on that one of the scopes blocks try again, each once it is its turn.
         A reservation was settled, or a call claims the scopes no more."""
@@ -155,6 +164,8 @@ _MEMORY = 0.8
 BYTES_OF_REPLY, MOST_OF_REPLY, MARGIN = 4.0, 8.0, 1.1
 WITHOUT_LIMIT = 32  # bytes a token where no limit holds: only an endless reply is cut off
 LEAST_LEARNED = 512  # bytes; shorter replies teach nothing
+# Tokens; what a shorter prompt is told to cost may be what a provider adds to each, and says little of long ones.
+SHORT = 100
 # Bounds of a correction: cheap text must not make a dense prompt look cheap.
 _BOUNDS = (0.5, 50.0)
 
@@ -187,8 +198,11 @@ class Estimates:
         if raw <= 0 or reported <= 0:
             return
         lowest, highest = _BOUNDS
-        seen = min(highest, max(lowest, reported / raw))
-        for key in ((session, model), (None, model)):
+        padding = max(0, SHORT - raw)
+        taught: dict[tuple[SessionKey | None, str], float] = {(session, model): reported / raw}
+        taught[None, model] = (reported + padding * FIRST) / (raw + padding)
+        for key, ratio in taught.items():
+            seen = min(highest, max(lowest, ratio))
             old = self._corrections.pop(key, seen)
             self._corrections[key] = max(seen, old * _MEMORY + seen * (1 - _MEMORY))
         while len(self._corrections) > KEPT:
@@ -249,7 +263,11 @@ def grant(
     `waits_for` if the call fits only after other calls are settled, or if an earlier call waits for
     the same scopes (`claimed`).
     """
-    bounds = [(tally, *one) for tally in tallies for one in budgets.limit(tally.scope).bounds()]
+    bounds = [
+        (tally, *one)
+        for tally in tallies
+        for one in budgets.limit(tally.scope, tally.raised).bounds()
+    ]
     if not bounds:
         return Grant(ask.max_tokens, ask.amount(ask.max_tokens))
     rooms = [(_longest_reply(ask, *one), one) for one in bounds]
@@ -301,7 +319,7 @@ def _longest_reply(
 
 def due(budgets: Budgets, tally: Tally) -> str:
     """The limit as text if a warning is due, else an empty text."""
-    limit = budgets.limit(tally.scope)
+    limit = budgets.limit(tally.scope, tally.raised)
     shares = [(tally.used.of(unit) * 100, bound) for unit, bound in limit.bounds()]
     is_due = any(used >= bound * WARNING_PERCENT for used, bound in shares)
     return f"{limit.tokens}/{limit.nano_usd}" if is_due else ""
@@ -309,9 +327,34 @@ def due(budgets: Budgets, tally: Tally) -> str:
 
 def fullest(budgets: Budgets, tally: Tally) -> tuple[Unit, int, int]:
     """(unit, used, limit) of the nearest bound. The scope must have one."""
-    bounds = dict(budgets.limit(tally.scope).bounds())
+    bounds = dict(budgets.limit(tally.scope, tally.raised).bounds())
     unit = max(bounds, key=lambda unit: tally.used.of(unit) / max(1, bounds[unit]))
     return unit, tally.used.of(unit), bounds[unit]
+
+
+# -- the limits in force
+
+NO_TOKENS: Mapping[str, TokenBudget] = {}
+
+
+class LiveBudgets:
+    """The limits of the configuration, and of tokens: those of the file, and those that were created
+    since. Whoever asks for a call is bound by what is in force then, also a run that began before."""
+
+    def __init__(self, budgets: Budgets, tokens: Mapping[str, TokenBudget] = NO_TOKENS) -> None:
+        self.now = budgets
+        self._created = NO_TOKENS
+        self.configure(budgets, tokens)
+
+    def configure(self, budgets: Budgets, tokens: Mapping[str, TokenBudget] = NO_TOKENS) -> None:
+        """`tokens`: those of the file that have a budget."""
+        self._file = tokens
+        self.kinds: dict[str, Sequence[ScopeKind]] = {}  # in which calls of an agent have a limit
+        self.now = replace(budgets, tokens={**self._created, **tokens})
+
+    def of_created(self, tokens: Mapping[str, TokenBudget]) -> None:
+        self._created = tokens
+        self.configure(self.now, self._file)
 
 
 # -- the meter
@@ -326,7 +369,7 @@ class Meter:
     """One meter for all providers."""
 
     ledger: Ledger
-    budgets: Budgets
+    limits: LiveBudgets
     prices: Prices
     clock: Clock
     ids: Ids
@@ -334,8 +377,19 @@ class Meter:
     estimates: Estimates = field(default_factory=Estimates)
     queue: BudgetQueue = field(default_factory=BudgetQueue)
     refusals: Counter[str] = field(default_factory=Counter)  # by scope
+    figures: Figures = field(default_factory=Figures)
+    tell: Callable[[], object] = lambda: None  # other gateways look at the store too
     _recurrences: Recurrences = field(default_factory=Recurrences)
     _unwritten: dict[str, Ended] = field(default_factory=dict)
+
+    @property
+    def budgets(self) -> Budgets:
+        return self.limits.now
+
+    def renew(self, prices: Prices) -> None:
+        """From now on these hold, and what the limits are now; also for calls that wait."""
+        self.prices = prices
+        self.queue.release(frozenset(scope for one in self.queue.places for scope in one.scopes))
 
     def around(self, model: Model) -> Model:
         return Metered(self, model)
@@ -349,7 +403,13 @@ class Meter:
             record = self.record(one, "lost", usage)
             await self.ledger.settle(replace(record, nano_usd=one.held.nano_usd or record.nano_usd))
         if lost:
-            log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
+            log.warning("lost_calls_settled", extra={"calls": len(lost)})
+
+    def try_again(self) -> None:
+        """Lets calls that wait try again: another node may have made room."""
+        if self.queue.places:
+            blocked = (one.blocked for one in self.queue.places)
+            self.queue.release(NO_SCOPES.union(*blocked))
 
     async def resync(self, actor: str) -> Resync:
         """Goes back to the day of the clock, which was ahead before. Raises StoreUnavailable."""
@@ -361,6 +421,35 @@ class Meter:
             self.queue.release(_COMMON)
         return done
 
+    async def raise_today(self, scope: str, tokens: int, actor: str) -> Raise:
+        """Raises a limit until the end of the day, at once; raises of a day add up. Raises NotFound
+        and Conflict if there is no such limit, StoreUnavailable."""
+        self._require_limit(scope)
+        now = self.clock.now()
+        done = await self.ledger.raise_today(scope, tokens, Deed(now, "budget.raised", actor, {}))
+        self.tell()
+        log.info(
+            "budget_raised",
+            extra={"scope": scope, "by": tokens, "raised_by": done.tokens, "actor": actor},
+        )
+        self.queue.release(self.queue.waited_for)
+        return done
+
+    def _require_limit(self, scope: str) -> None:
+        kind, _, name = scope.partition(":")
+        budgets = self.limits.now
+        match kind:
+            case "session" | "daily" | "monthly" if not name:
+                limits = [getattr(budgets, kind)]
+            case "agent":
+                limits = [budgets.limit(Scope("agent", name))]
+            case "token" if (budget := budgets.tokens.get(name)) is not None:
+                limits = [budget.session, budget.daily, budget.monthly]
+            case _:
+                raise NotFound(f"budget {scope[:100]!r}")
+        if all(limit.tokens is None for limit in limits):
+            raise Conflict(f"{scope} has no limit in tokens, so there is nothing to raise")
+
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
         """Waits while other calls have reserved the room. Raises BudgetExceeded, and ModelFailed if
         the ledger cannot be written."""
@@ -369,10 +458,14 @@ class Meter:
         expected = self.estimates.of(raw, payer.session_key, request.model)
         asked = (self.ids.new(), payer, request.provider, request.model, now, now.isoformat()[:10])
         wanted = Reservation(*asked, expected, held=Amount(expected + request.max_tokens))
-        kinds = self.budgets.kinds(payer.session_key.agent)
+        key, limits = payer.session_key, self.limits
+        if (kinds := limits.kinds.get(key.agent)) is None:
+            kinds = limits.kinds[key.agent] = limits.now.kinds(key.agent)
+        if key.account in limits.now.tokens:
+            kinds = [*kinds, *limits.now.kinds_of_token(key)]
         try:
             if self._unwritten:
-                await self._write_what_waits()
+                await self.write_what_waits()
             if not kinds and payer.is_accepted:
                 return self.ledger.begin(wanted), Grant(request.max_tokens, wanted.held)
             return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
@@ -383,21 +476,23 @@ class Meter:
             self._note(refusal, wanted)
             raise
         except StoreUnavailable as error:
+            self.settle(wanted)  # here too
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
 
     def _ask(self, request: ModelRequest, wanted: Reservation) -> ReserveRequest:
         """Estimates the call, in money too if a limit is in money."""
         sent, most = wanted.input_tokens, request.max_tokens
-        if not self.budgets.in_money:
+        key = wanted.payer.session_key
+        if not self.limits.now.in_money(key):
             return ReserveRequest(sent, most, at=wanted.at)
-        names, key = (request.provider, request.model), wanted.payer.session_key
+        names = (request.provider, request.model)
         prompt, whole = (
             self.prices.cost(*names, usage, wanted.at) for usage in (Usage(sent), Usage(sent, most))
         )
         for scope in () if whole else scopes_of(key, ""):
             # The model was chosen after the configuration was checked.
-            if self.budgets.limit(scope).nano_usd is not None:
+            if self.limits.now.limit(scope).nano_usd is not None:
                 told = f"the {scope} budget is in USD, and {request.model} has no price"
                 fix = f"add prices for it to [providers.{request.provider}]"
                 raise NeverSent(request.provider, "unpriced", f"not asked: {told}; {fix}")
@@ -420,7 +515,7 @@ class Meter:
                 seen, claimed = self.queue.changes, NO_SCOPES
                 if self.queue.places:
                     claimed = self.queue.claimed(limited, place)
-                decide = partial(grant, self.budgets, ask, claimed=claimed)
+                decide = partial(grant, self.limits.now, ask, claimed=claimed)
                 try:
                     return await self.ledger.reserve(wanted, decide, kinds)
                 except BudgetExceeded as refusal:
@@ -431,7 +526,7 @@ class Meter:
                     self.queue.block(place, refusal.waits_for & place.scopes, seen)
                 with move_on_after(wait_s):
                     await place.woken.wait()
-                await self._write_what_waits()
+                await self.write_what_waits()
                 now = self.clock.now()
                 wanted, ask = replace(wanted, at=now, day=day_of(now)), replace(ask, at=now)
         finally:
@@ -460,6 +555,7 @@ class Meter:
             return
         facts, model = refusal.facts, f"{wanted.provider}/{wanted.model}"
         told = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
+        log.warning("budget_refused", extra={**told, "model": model, "times": times})
         detail = {**told, "run_id": wanted.payer.run_id, "model": model, "times": times}
         self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
 
@@ -472,8 +568,27 @@ class Meter:
         call = (payer.session_key, payer.run_id, provider, model, outcome)
         tokens = (usage.input_tokens, usage.output_tokens)
         shares = (usage.cached_tokens, usage.reasoning_tokens)
-        now, is_guess = self.clock.now(), usage.estimated
-        return TokenRecord(reservation.id, now, *call, *tokens, *shares, *cost, is_guess)
+        now, is_guess, person = self.clock.now(), usage.estimated, payer.person
+        return TokenRecord(
+            reservation.id, now, *call, *tokens, *shares, *cost, is_guess, person=person
+        )
+
+    def count(self, record: TokenRecord, progress: ReplyProgress) -> None:
+        """Counts a request that was sent for `GET /metrics`."""
+        figures, agent = self.figures, record.session_key.agent
+        label = (record.provider, figures.models.of(record.model))
+        figures.model_calls.add((*label, record.outcome))
+        figures.model_s.observe(label, self.clock.monotonic() - progress.began)
+        for kind, amount in (
+            ("input", record.input_tokens),
+            ("output", record.output_tokens),
+            ("cached", record.cached_tokens),
+            ("reasoning", record.reasoning_tokens),
+        ):
+            if amount:
+                figures.model_tokens.add((agent, *label, kind), amount)
+        if record.nano_usd:
+            figures.model_cost.add((agent, *label), record.nano_usd / NANO)
 
     def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
         """The cost of a reply that is not settled yet; None if no price is known."""
@@ -483,7 +598,7 @@ class Meter:
     def settle(self, ended: Ended, *, warns: bool = False) -> tuple[BudgetWarning, ...]:
         """Settles in memory; the record is written with the next commit."""
         due_now = self.ledger.settle_soon(
-            ended, partial(self._wait, ended), partial(due, self.budgets) if warns else None
+            ended, partial(self._wait, ended), partial(due, self.limits.now) if warns else None
         )
         if self.queue.places:
             self._freed(ended)
@@ -491,20 +606,21 @@ class Meter:
 
     def _wait(self, ended: Ended, error: Exception) -> None:
         """Keeps what could not be written, for the next call to write. Until then it is held."""
-        log.warning("a provider call is not recorded yet", extra={"why": str(error)})
+        log.warning("model_call_not_recorded", extra={"why": str(error)})
         if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
             self._unwritten[ended.id] = ended
         self._freed(ended)  # the next call writes it first
 
-    async def _write_what_waits(self) -> None:
+    async def write_what_waits(self) -> None:
+        """Records the calls that ended while the store was away. Raises StoreUnavailable."""
         for ended in tuple(self._unwritten.values()):
             await self.ledger.settle(ended)
             self._unwritten.pop(ended.id, None)
             self._freed(ended)
 
     def _warning(self, tally: Tally) -> BudgetWarning:
-        unit, used, limit = fullest(self.budgets, tally)
-        log.warning("a budget is nearly spent", extra={"scope": str(tally.scope), "used": used})
+        unit, used, limit = fullest(self.limits.now, tally)
+        log.warning("budget_nearly_spent", extra={"scope": str(tally.scope), "used": used})
         return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
 
 
@@ -522,6 +638,7 @@ class Metered:
         progress.most = int(most * (dense if granted.is_limited else WITHOUT_LIMIT))
         reply: ModelReply | None = None
         outcome: Outcome | None = "broken"
+        progress.began = meter.clock.monotonic()
         try:
             allowed = replace(request, max_tokens=most, progress=progress)
             reply = await self._model.reply(allowed, hear)
@@ -546,7 +663,14 @@ class Metered:
         if outcome == "broken":
             output = max(least, ceil(progress.size / BYTES_A_TOKEN))
             usage = _guessed(progress.reported or Usage(call.input_tokens), output)
-        meter.settle(meter.record(call, outcome, usage) if outcome else call)
+        if outcome is None:
+            model = meter.figures.models.of(call.model)
+            meter.figures.model_calls.add((call.provider, model, "not_sent"))
+            meter.settle(call)
+        else:
+            record = meter.record(call, outcome, usage)
+            meter.count(record, progress)
+            meter.settle(record)
 
     def _settled(
         self,
@@ -570,6 +694,7 @@ class Metered:
                 estimates.learn_reply(progress.size, call.model, shown_tokens)
         is_longer = is_overrun or usage.output_tokens > granted.max_tokens
         record = meter.record(call, "overrun" if is_longer else "answered", usage)
+        meter.count(record, progress)
         warnings = meter.settle(record, warns=granted.is_limited)
         if usage.cost_usd is None and record.pricing != "unpriced":
             usage = replace(usage, cost_usd=record.nano_usd / NANO)

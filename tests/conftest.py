@@ -1,9 +1,13 @@
 """What every test stands on."""
 
 import asyncio
+import importlib
 import inspect
 import itertools
+import os
+import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import httpx2  # noqa: F401  # when first imported it reads its metadata from the disk, also on a loop
 import pytest
@@ -24,7 +28,7 @@ TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, als
 collect_ignore = ["oracles"]  # run by tests/oracles/run, in an environment of their own
 
 # What works on a database in memory, which never waits for a disk.
-MEMORY = {"_memory", "_run", "open_surreal"}
+MEMORY = {"_run", "open_surreal"}
 
 # The test runner's own way into the loop, one task a fixture and test.
 RUNNER = "TestRunner._call_in_runner_task"
@@ -43,6 +47,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     forms.register()
     settings.load_profile("long" if config.getoption("--long") else "bounded")
+    # Hundreds of processes import the gateway, and every worker the tests: compiled once.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # noqa: TID251  # of this process and its children
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker begins with other modules: what one of them has compiled, the others find."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        root = session.config.rootpath
+        found = sorted(
+            file.relative_to(root).with_suffix("")
+            for arg in session.config.args
+            for file in (root / arg).rglob("test_*.py")
+            if file.parent.name not in collect_ignore
+        )
+        first = len(found) * int(worker["workerid"][2:]) // worker["workercount"]
+        for file in (*found[first:], *found[:first]):
+            # What is wrong with a module is told when it is collected.
+            with suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(".".join(file.parts))  # noqa: TID251  # as pytest does
 
 
 @pytest.fixture
@@ -94,5 +119,6 @@ def nothing_blocks_the_loop() -> Iterator[BlockBuster]:
             if name.startswith(("sqlite3", "threading.Lock")):
                 function.can_block_in("tests/fakes/store.py", {"_done", "read"})
                 function.can_block_in("gateway/store/surreal.py", MEMORY)
+                function.can_block_in("gateway/store/surreal_schema.py", {"rows_in_memory"})
                 function.can_block_in("gateway/store/turns.py", {"_add", "_change_index"})
         yield guard

@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from gateway.api.declarations import Method, Value
-from gateway.api.errors import ERROR_TYPES, FAILURES, INTERNAL
+from gateway.api.errors import FAILURES, INTERNAL, explanations
 from gateway.api.methods import METHODS
 from gateway.api.operating import AUTH
 
@@ -16,15 +16,15 @@ FILE = Path(__file__).parent.parent / "docs" / "reference" / "methods.md"
 HEAD = """# Methods and errors
 
 Every method of JSON-RPC on `GET /ws` with the scope that it needs (any of them; `admin` always does), its parameters and
-its result; below, the types of errors. `?` marks what may be left out. This page is made of the declarations in
+its result; below, the types of errors, whose remedies are on [the page of errors](errors.md). `?` marks what may be left out. This page is made of the declarations in
 `gateway/api` by `python tools/publish_methods.py`; [the protocol](protocol.md) says more about each.
 
 | method | what for | scope | params | result |
 |---|---|---|---|---|
 """
 ERRORS = """
-| error type | HTTP | JSON-RPC | meaning | remedy |
-|---|---|---|---|---|
+| error type | HTTP | JSON-RPC | meaning |
+|---|---|---|---|
 """
 
 
@@ -62,11 +62,12 @@ def _shown(kind: Any) -> str:
 
 
 def _errors() -> Iterator[str]:
-    for name, about in ERROR_TYPES.items():
-        known = [one for one in (*FAILURES.values(), INTERNAL) if one.type == name]
+    faces = (*FAILURES.values(), INTERNAL)
+    for name in dict.fromkeys(one.type for one in faces):
+        known = [one for one in faces if one.type == name]
         statuses = ", ".join(sorted({str(one.status) for one in known}))
         codes = ", ".join(sorted({str(one.rpc) for one in known}))
-        yield f"| `{name}` | {statuses} | {codes} | {about.meaning} | {about.remedy} |\n"
+        yield f"| [`{name}`](errors.md#{name}) | {statuses} | {codes} | {explanations()[name].title} |\n"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Carries out the effects of a turn through ports: the only place where an agent waits."""
+"""Carries out the effects of a turn through ports: the only place where an agent waits. It keeps a journal of
+what it was granted, so that the next attempt is granted the same."""
 
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -21,45 +23,54 @@ from gateway.agent.effects import (
     Job,
     ModelBroke,
     ModelReplied,
+    Moment,
     RunResult,
     Steered,
     StopRequested,
     TimePassed,
     ToolReturned,
+    TurnEvent,
 )
 from gateway.agent.fitting import SLACK, fit
-from gateway.agent.journal import EventQueue, RunJournal, part_of
 from gateway.agent.leaves import Plans
 from gateway.agent.limits import plain_limits
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
 from gateway.control.notices import notice_of
 from gateway.control.policy import DecisionTrees, decision_of
-from gateway.control.rules import CurrentRules, RuleSet, RunRules
+from gateway.control.rules import RuleSet
 from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.events import Event, Notice
+from gateway.domain.figures import OTHER, CallTrace
 from gateway.domain.ids import NodeId, RunId
+from gateway.domain.journal import JournalEntry
 from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Chunk,
     DoneReason,
+    Excerpt,
+    Extras,
     Message,
     Node,
     Price,
     Spent,
+    ToolCall,
     ToolResult,
+    Usage,
     unpriced,
 )
-from gateway.domain.model import Delta, ModelRequest, TextDelta
-from gateway.domain.ports import Allowance, Model, ToolScope
+from gateway.domain.model import BudgetWarning, Delta, ModelReply, ModelRequest, TextDelta
+from gateway.domain.ports import Allowance, Clock, Model, ToolScope
 from gateway.domain.sessions import chain_of
 from gateway.memory.context import NO_EXTRAS, ContextExtras, Packer, explained
+from gateway.tools.gate import MAY_BE_DONE
 
 log = logging.getLogger(__name__)
 
+PART = "@"  # each step of a part begins so
 ENDING_S = 5.0  # for what a tree does at its end
 SHOWN = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_actions", "warned")
 _SHOWN, _RUN_ID = itemgetter(*SHOWN), attrgetter("run_id")
@@ -112,6 +123,177 @@ def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
     return False
 
 
+@dataclass(slots=True)
+class EventQueue:
+    """Events that the turn was not told yet."""
+
+    items: deque[TurnEvent] = field(default_factory=deque)
+    came: anyio.Event | None = None  # of whoever waits for one
+
+    def put(self, event: TurnEvent) -> None:
+        self.items.append(event)
+        if self.came is not None:
+            self.came.set()
+
+    def wake(self) -> None:
+        """Ends the waiting, although there is no event."""
+        if self.came is not None:
+            self.came.set()
+
+
+class RunJournal:
+    """The journal of one run, and the grants of its earlier attempts: an attempt that resumes a run is
+    granted the same again.
+
+    This one records nothing: it is for a run inside another run, and for one of which nothing is kept.
+    `part` names the call of the outer run that this one works on.
+    """
+
+    is_recorded = False
+    is_played = False  # True: the record says when events come, so nothing is waited for in line
+
+    def __init__(
+        self,
+        clock: Clock,
+        earlier: Sequence[JournalEntry] = (),
+        *,
+        part: str = "",
+        outer: "RunJournal | None" = None,
+    ) -> None:
+        self.clock, self.earlier, self.part, self.outer = clock, earlier, part, outer
+        # What the run waited for, also inside it, and how long for the store.
+        self.calls: list[CallTrace] = outer.calls if outer else []
+        self.tick, self.store_s = clock.monotonic, 0.0
+        self.has_sent = False  # something went over a network since a model was asked
+        self.replies: dict[int, ModelReply] = {}  # by step, as are the others
+        self.results: dict[tuple[int, str], ToolResult] = {}
+        self.begun: set[tuple[int, str]] = set()  # calls that must not be made twice
+        self.taken: dict[RunId, tuple[int, Steered]] = {}
+        for entry in earlier:
+            if entry.kind == "sub":
+                if entry.values[0] == part:
+                    self._add(JournalEntry(entry.values[1], tuple(entry.values[2])))
+            elif not part:
+                self._add(entry)
+
+    def _add(self, entry: JournalEntry) -> None:
+        match entry:
+            case JournalEntry("reply", (step, dict(reply))):
+                self.replies[step] = reply_from(reply)
+            case JournalEntry("result", (call_id, step, name, _, result)):
+                self.results[step, call_id] = result_from(call_id, name, result)
+            case JournalEntry("begun", (step, call_id)):
+                self.begun.add((step, call_id))
+            case JournalEntry("taken", (step, run_id, text)):
+                self.taken[RunId(run_id)] = (step, Steered(RunId(run_id), text))
+            case _:
+                pass
+
+    # -- time
+
+    def moment(self) -> Moment:
+        return Moment(self.clock.now(), self.clock.monotonic())
+
+    async def wait(self, queue: EventQueue, seconds: float) -> bool:
+        """Waits until there is an event; False if there is none within that time."""
+        if queue.items:
+            return True
+        queue.came = anyio.Event()
+        with anyio.move_on_after(seconds):
+            await queue.came.wait()
+            return True
+        self("late")
+        return False
+
+    # -- entries
+
+    def __call__(self, kind: str, *values: object) -> None:
+        """Adds an entry of the trace, which only a replay reads."""
+
+    def hide(self, *secrets: str) -> None:
+        """Keeps these texts out of the journal."""
+
+    async def compare(self, job: Job, scene: Mapping[str, object]) -> None:
+        """The run is replayed; `scene` decides over it."""
+
+    def asks(self, request: ModelRequest) -> None:
+        """A model is asked."""
+
+    def replied(self, step: int, reply: ModelReply) -> None:
+        """A model has replied."""
+
+    def failed(self, failure: Exception) -> None:
+        """A model failed, or a budget refused."""
+
+    # -- grants: a resumed attempt is granted them again
+
+    async def grant(self, name: str, kind: str, *values: object) -> None:
+        """Writes an entry that the next attempt needs, before it takes effect."""
+        if self.outer is not None:
+            await self.outer.grant(self.part + name, "sub", self.part, kind, list(values))
+
+    def result(self, step: int, call: ToolCall) -> ToolResult | None:
+        return self.results.get((step, call.id))
+
+    async def take(self, step: int, said: Steered) -> None:
+        if said.run_id not in self.taken:
+            self.taken[said.run_id] = (step, said)
+            await self.grant(f"taken:{said.run_id}", "taken", step, said.run_id, said.text)
+
+    async def keep_reply(self, step: int, reply: ModelReply) -> None:
+        """Of a reply that asks for tools: one that does not ends the run anyway."""
+        self.replies[step] = reply
+        await self.grant(f"reply:{step}", "reply", step, asdict(reply))
+
+    async def keep_result(self, step: int, call: ToolCall, result: ToolResult) -> None:
+        self.results[step, call.id] = result
+        plain = plain_result(result)
+        values = (call.id, step, call.name, call.arguments, plain)
+        await self.grant(f"result:{call.id}", "result", *values)
+
+    def inner(self, part: str) -> "RunJournal":
+        """The journal of a run inside this one."""
+        root = self.outer or self
+        return RunJournal(self.clock, root.earlier, part=part, outer=root)
+
+
+def part_of(within: str, call: ToolCall, step: int) -> str:
+    """The part of the run that works on this call; `within` is the part of the run that asked."""
+    name = blake2b(call.id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{within}{PART}{step}-{name}:"
+
+
+def plain_result(result: ToolResult) -> dict[str, object]:
+    """Without what its entry tells already, and without what is empty."""
+    plain = asdict(result)
+    del plain["call_id"], plain["name"]
+    return {name: value for name, value in plain.items() if value not in (None, ())}
+
+
+def result_from(call_id: str, name: str, plain: Mapping[str, Any]) -> ToolResult:
+    """Raises TypeError for what `plain_result` never gives."""
+    values = dict(plain)
+    spent, cut = values.pop("spent", ()), values.pop("excerpt", None)
+    excerpt = Excerpt(**cut) if cut else None
+    return ToolResult(call_id, name, **values, spent=tuple(map(spent_from, spent)), excerpt=excerpt)
+
+
+def spent_from(value: Mapping[str, Any]) -> Spent:
+    return Spent(Usage(**value["usage"]), value["provider"], value["model"])
+
+
+def reply_from(plain: Mapping[str, Any]) -> ModelReply:
+    """Raises TypeError or KeyError for what no reply was made of."""
+    values = dict(plain)
+    calls, usage, extras = values.pop("tool_calls"), values.pop("usage"), values.pop("extras")
+    return ModelReply(
+        **{**values, "warnings": tuple(BudgetWarning(**one) for one in values.get("warnings", ()))},
+        tool_calls=tuple(ToolCall(**call) for call in calls),
+        usage=Usage(**usage),
+        extras=Extras(**extras) if extras else None,
+    )
+
+
 class Driver:
     """Drives one turn to its end. A driver is made for one run and thrown away."""
 
@@ -131,6 +313,7 @@ class Driver:
         self._queue = EventQueue()
         self._asking: anyio.CancelScope | None = None  # of a model call that is waited for in line
         self._tasks: dict[int, anyio.TaskHandle[None]] = {}  # of the other effects, by ticket
+        self._unheard: dict[int, CallTrace] = {}  # of models that have said nothing yet, by ticket
         self._spent: dict[int, list[Spent]] = {}  # by tools at work
         self._slots: anyio.CapacityLimiter | None = None
         self._shares: dict[int, int] = {}  # tokens of subagents, by ticket
@@ -169,9 +352,10 @@ class Driver:
             tuple(map(_RUN_ID, turn.taken)),
             tuple(turn.output.posts),
             turn.end_event,
-            self.job.rules.kept,
+            turn.output.kept,
             turn.replies > 0 or bool("".join(turn.pieces)) or turn.failure is not None,
             turn.last.finish if turn.last else None,
+            turn.state.asked,
         )
 
     async def _drive_side_by_side(self) -> None:
@@ -310,21 +494,26 @@ class Driver:
         journal, ticket, hear = self.journal, ask.ticket, partial(self._hear, ask.ticket)
         agent, first = self.job.agent, None
         while True:
+            call = CallTrace("model", agent.model, journal.tick(), journal.part, agent.provider)
+            journal.calls.append(call)
+            self._unheard[ticket] = call
             try:
-                request = self._request(agent, ask)
+                call.request = request = self._request(agent, ask)
+                call.name = request.model
                 journal.asks(request)
                 reply = await self.model.reply(request, hear)
             except BudgetExceeded as refusal:
+                call.ended, call.outcome = journal.tick(), "budget_exceeded"
                 journal.failed(refusal)
-                why = {"scope": refusal.scope, "why": str(refusal)}
-                log.warning("budget exceeded", extra=why)
                 return ModelBroke(ticket, refusal)
             except ModelFailed as failure:
+                call.ended, call.outcome = journal.tick(), failure.kind
                 first, following = self._fall_back(agent, failure, first)
                 if following is None:
                     return ModelBroke(ticket, first)
                 agent = following
             else:
+                call.ended, call.outcome, call.reply = journal.tick(), "ok", reply
                 journal.replied(ask.step, reply)
                 self._last = (reply.provider, reply.model)
                 if reply.tool_calls:
@@ -337,6 +526,8 @@ class Driver:
         kind = "content" if isinstance(delta, TextDelta) else "thinking"
         if not self.journal.has_sent:
             self.journal("text" if kind == "content" else kind, text)
+        if ticket in self._unheard:
+            self._unheard.pop(ticket).first = self.journal.tick()
         if ticket not in turn.open:
             return
         if kind == "content":
@@ -345,11 +536,14 @@ class Driver:
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         state.live += size / BYTES_A_TOKEN
         if state.live >= state.calm:
-            turn.exceed(ticket)
-            if ticket not in turn.open:  # the turn does not want the reply any more
-                self._queue.wake()
-                if self._asking is not None:
-                    self._asking.cancel()
+            self._exceed(ticket)
+
+    def _exceed(self, ticket: int) -> None:
+        self.turn.exceed(ticket)
+        if ticket not in self.turn.open:  # the turn does not want the reply any more
+            self._queue.wake()
+            if self._asking is not None:
+                self._asking.cancel()
 
     def _fall_back(
         self, agent: AgentDef, failure: ModelFailed, first: ModelFailed | None
@@ -361,7 +555,7 @@ class Driver:
             failure, first = first, None  # which says more of what was asked for
         is_last = failure.started or failure.kind == "unmetered" or agent.fallback is None
         told = {"kind": failure.kind, "model": agent.model, "why": str(failure)}
-        log.warning("model failed" if is_last else "falling back", extra=told)
+        log.warning("model_failed" if is_last else "model_fallback", extra=told)
         return (failure, None) if is_last else (first or failure, agent.fallback)
 
     def _request(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
@@ -382,7 +576,7 @@ class Driver:
             stream=agent.stream,
             idle_timeout_s=ask.idle_timeout_s,
             deadline_s=left_s if ask.timeout_s is None else min(left_s, ask.timeout_s),
-            payer=Payer(scope.session_key, scope.run_id, is_accepted=is_accepted),
+            payer=Payer(scope.session_key, scope.run_id, scope.principal, is_accepted=is_accepted),
             record=self.journal if self.journal.is_recorded else None,
         )
         window = agent.context_window
@@ -401,7 +595,7 @@ class Driver:
             if self._slots is None:
                 self._slots = anyio.CapacityLimiter(self.turn.state.limits.max_parallel_tools)
             async with self._slots:
-                if not all(one.may_repeat for one in self.job.tools if one.name == call.name):
+                if not self._may_repeat(call.name):
                     await journal.grant(f"begun:{call.id}", "begun", step, call.id)
                 result = await self._result(effect)
             await journal.keep_result(step, call, result)
@@ -410,6 +604,12 @@ class Driver:
 
     async def _result(self, effect: CallTool) -> ToolResult:
         call, spent = effect.call, self._spent.setdefault(effect.ticket, [])
+        journal = self.journal
+        part = part_of(journal.part, call, effect.step)
+        is_known = any(one.name == call.name for one in self.job.tools)
+        trace = CallTrace("tool", call.name if is_known else OTHER, journal.tick(), journal.part)
+        trace.id, trace.inner, trace.arguments = call.id, part, call.arguments
+        journal.calls.append(trace)
 
         def spend(one: Spent) -> None:
             self.journal("spent", call.id, [asdict(one)])
@@ -422,14 +622,24 @@ class Driver:
             self.job.scope,
             agent=self.job.agent,
             question=self.job.context.question.text,
-            part=part_of(self.journal.part, call, effect.step),
+            part=part,
             allowance=partial(self._share, effect.ticket, seconds),
             spend=spend,
         )
+        result: ToolResult | None = None
         with anyio.move_on_after(effect.timeout_s):
-            return await self.gate.call(self.job.agent, call, scope)
-        told = f"{call.name} did not answer within {effect.timeout_s:g} s."
-        return ToolResult(call.id, call.name, told, is_error=True, spent=tuple(spent))
+            result = await self.gate.call(self.job.agent, call, scope)
+        if result is None:
+            told = f"{call.name} did not answer within {effect.timeout_s:g} s."
+            if not self._may_repeat(call.name):
+                told = f"{told} {MAY_BE_DONE}"
+            result = ToolResult(call.id, call.name, told, is_error=True, spent=tuple(spent))
+        trace.ended, trace.result = journal.tick(), result
+        trace.outcome = "error" if result.is_error else "ok"
+        return result
+
+    def _may_repeat(self, name: str) -> bool:
+        return all(one.may_repeat for one in self.job.tools if one.name == name)
 
     def _share(self, ticket: int, seconds: float) -> Allowance:
         """The allowance of a subagent: as many tokens for each one that waits for its share, and for
@@ -459,7 +669,7 @@ class Assignment:
     for the run, `kept` is what rules of the session keep."""
 
     agent: AgentDef
-    question: str
+    question: Message
     scope: ToolScope
     soul: Soul | None = None
     earlier: tuple[Node, ...] = ()
@@ -479,7 +689,7 @@ class Runner:
     gate: Gate
     plans: Plans
     decisions: DecisionTrees
-    rules: CurrentRules
+    rules: RuleSet
     publish: Callable[[Event], None] = field(default=lambda event: None)
     hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
     price: Price = unpriced
@@ -514,22 +724,23 @@ class Runner:
             return await self.gate.prepare(agent)
         return ()
 
-    def job(self, assignment: Assignment, journal: RunJournal, rules: RuleSet | None = None) -> Job:
-        """The rules are those of now, if no others are given."""
+    def job(self, assignment: Assignment, journal: RunJournal) -> Job:
         its, agent = assignment, assignment.agent
         tools, (plan, digest) = self.gate.offered(agent), self.plans.of(agent.id)
         decision = decision_of(agent.decision, plan.decision)
         if decision != agent.decision:
             agent = replace(agent, decision=decision)
-        asked = Message("user", its.question)
         return Job(
             agent=agent,
             plan=plan,
             plan_digest=digest,
-            context=self.packer.pack(agent, its.soul, its.earlier, asked, tools, extras=its.extras),
+            context=self.packer.pack(
+                agent, its.soul, its.earlier, its.question, tools, extras=its.extras
+            ),
             tools=tools,
             scope=its.scope,
-            rules=RunRules(rules or self.rules.now, only=agent.rules, kept=its.kept),
+            rules=self.rules,
+            kept=its.kept,
             publish=self.publish,
             hears=self.hears,
             decision=self.decisions[decision],

@@ -1,15 +1,15 @@
 """Values of a turn: what it is given (Job), its events and effects, and what it comes to (RunResult)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from sys import maxsize
 from typing import ClassVar, NamedTuple, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
-from gateway.control.rules import RunRules
-from gateway.control.trees.plan import TreePlan
+from gateway.control.rules import RuleSet
+from gateway.control.trees.engine import TreePlan
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed
@@ -189,6 +189,7 @@ class RunResult:
     kept: Mapping[str, object] | None = None  # by the rules
     has_read_notices: bool = True  # a model has read the notices that waited for the run
     finish: FinishReason | None = None
+    iterations: int = 0
 
 
 # -- what a turn is given
@@ -219,10 +220,11 @@ class Job:
     context: Context
     tools: tuple[ToolSpec, ...]
     scope: ToolScope
-    rules: RunRules
+    rules: RuleSet
     publish: Callable[[Event], None]
     decision: MakeDecisionTree = DefaultDecisionTree
     plan_digest: str = ""  # another one for every other text of the tree
+    kept: Mapping[str, object] = field(default_factory=dict)  # set before by rules of this session
     context_id: NodeId | None = None  # the node that the message wants to grow from
     known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions

@@ -6,9 +6,15 @@ from dataclasses import replace
 from gateway.domain.errors import TooLarge
 from gateway.domain.messages import Excerpt, Message, estimate_tokens
 from gateway.domain.model import ModelRequest
-from gateway.memory.compaction import OPENING
-from gateway.memory.context import Context, reply_room, tool_tokens
-from gateway.memory.window import HEAD, TAIL, message_tokens
+from gateway.memory.context import (
+    HEAD,
+    SUMMARY_OPENING,
+    TAIL,
+    Context,
+    message_tokens,
+    reply_room,
+    tool_tokens,
+)
 
 SLACK = 400  # tokens of a tool that may be offered in addition: `result`
 
@@ -39,7 +45,7 @@ def _optional(context: Context) -> Iterator[Sequence[Message]]:
     that are still to be answered stay."""
     if context.memory is not None:
         yield [context.memory]
-    summary = [one for one in context.history[:1] if one.text.startswith(OPENING)]
+    summary = [one for one in context.history[:1] if one.text.startswith(SUMMARY_OPENING)]
     exchanges: list[list[Message]] = []
     before = "assistant"
     for message in context.history[len(summary) :]:

@@ -9,11 +9,10 @@ from typing import get_args
 from gateway.agent.turn import EXECUTE, ROOTS, Turn
 from gateway.control.notices import Moment as Point
 from gateway.control.policy import OURS, DecisionTrees
+from gateway.control.trees.engine import LeafRegistry, TreePlan
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
-from gateway.control.trees.plan import LeafRegistry, TreePlan
 from gateway.control.trees.reader import TreeInvalid, TreeSource
-from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import Texts
 
@@ -201,7 +200,7 @@ def nothing(_turn: Turn) -> None:
 
 @_plain("has-tool-calls?")
 def has_tool_calls(turn: Turn) -> bool:
-    return bool(turn.waiting_calls())
+    return bool(turn.calls and turn.waiting_calls())
 
 
 @_plain("has-xml-tools?")
@@ -238,62 +237,38 @@ log = logging.getLogger(__name__)
 SHIPPED = Path(__file__).parent / "trees"
 
 
-Tell = Callable[[str, Mapping[str, object]], None]  # publishes a type of event with its payload
-
-
 class Plans:
-    """The trees of the agents, each read from its file and kept fresh. `paths`: the file of each agent."""
+    """The trees of one generation's agents. `paths`: the file of each."""
 
     def __init__(
         self,
         texts: Texts,
         paths: Mapping[AgentId, str],
-        tell: Tell = lambda type_, payload: None,
         *,
         decisions: DecisionTrees = OURS,
     ) -> None:
-        self._texts, self._paths, self._tell = texts, dict(paths), tell
-        self._decisions = decisions
+        self._texts, self._paths, self._decisions = texts, dict(paths), decisions
         self._plans: dict[str, tuple[TreePlan, str]] = {}  # and the digest of its text
-        self._problems: dict[str, str] = {}
+
+    @property
+    def files(self) -> Sequence[str]:
+        return sorted(set(self._paths.values()))
 
     async def load(self) -> None:
         """Raises TreeInvalid, or SoulUnreadable, for the first that cannot be used."""
-        for path in self._files:
-            self._plans[path] = await self._read(path)
+        for path in self.files:
+            await self.read(path)
 
     def of(self, agent: AgentId) -> tuple[TreePlan, str]:
         """The agent's tree, and the digest of its text."""
         return self._plans[self._paths[agent]]
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Why a newer version of a tree is not in use."""
-        return tuple(self._problems.values())
+    def name(self, path: str) -> str:
+        """What the tree in that file is called."""
+        return self._plans[path][0].name
 
-    async def keep_fresh(self) -> None:
-        """Follows the files until cancelled."""
-        await self._texts.watch(self._files, self.refresh)
-
-    async def refresh(self, path: str) -> None:
-        """Takes the new version; runs that are at work end under the one before."""
-        try:
-            plan, digest = await self._read(path)
-        except (SoulUnreadable, TreeInvalid) as error:
-            self._problems[path] = f"{error}; the version before stays in use"
-            log.warning("tree not reloaded", extra={"path": path, "why": str(error)})
-            self._tell("tree.refused", {"path": path, "why": str(error)})
-            return
-        self._problems.pop(path, None)
-        self._plans[path] = (plan, digest)
-        log.info("tree reloaded", extra={"path": path, "tree": plan.name})
-        self._tell("tree.reloaded", {"path": path, "tree": plan.name})
-
-    @property
-    def _files(self) -> list[str]:
-        return sorted(set(self._paths.values()))
-
-    async def _read(self, path: str) -> tuple[TreePlan, str]:
+    async def read(self, path: str) -> None:
+        """Raises TreeInvalid, SoulUnreadable."""
         text, names = await self._texts.read(path), self._decisions
         plan = load(text, PurePath(path).name, REGISTRY)
         if plan.decision is not None and plan.decision not in names:
@@ -302,5 +277,5 @@ class Plans:
             source.error("BT027", text.index(":decision", plan.at), message)
             raise TreeInvalid(source.problems())
         for warning in plan.warnings:
-            log.warning("tree", extra={"why": warning.render()})
-        return plan, blake2b(text.encode(), digest_size=8).hexdigest()
+            log.warning("tree_warning", extra={"why": warning.render()})
+        self._plans[path] = plan, blake2b(text.encode(), digest_size=8).hexdigest()

@@ -45,7 +45,7 @@ def call_policy(policy: DecisionTree, method: str, kind: type[Answer], *given: o
     try:
         answer = getattr(policy, method)(*given)
     except Exception as error:  # a policy may be foreign code
-        log.exception("a decision tree failed", extra={"method": method})
+        log.exception("decision_tree_failed", extra={"method": method})
         raise PolicyBroke(f"the decision tree failed in {method}") from error
     if not isinstance(answer, kind):
         name = type(answer).__name__

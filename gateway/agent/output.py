@@ -14,7 +14,7 @@ from gateway.control.expressions import ExpressionFailed, ExpressionInvalid, com
 from gateway.control.notices import MOST_NOTICES as MOST_WAITING
 from gateway.control.notices import Bus, Notices, notice_block, notice_chunk
 from gateway.control.notices import Moment as Point
-from gateway.control.rules import ROOTS
+from gateway.control.rules import ROOTS, RunRules
 from gateway.domain.agents import Limits
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import FailureKind
@@ -160,6 +160,9 @@ class Output:
         self.verdicts: list[Mapping[str, object]] = []
         self.model: str | None = None  # another one, if a rule wants it
         self.without: set[str] = set()  # tools that a rule has taken away
+        self._rules: RunRules | None = None  # from the first event on that a rule hears
+        # What they keep for the session from now on; None if nothing has changed.
+        self.kept: Mapping[str, object] | None = None
         self._bus: Bus | None = None  # from the first event on that a rule hears
         self._is_over = False
 
@@ -228,8 +231,12 @@ class Output:
         return event
 
     def _ask_rules(self, event: Event) -> None:
-        for act in self._job.rules.on(event, self._variables):
+        job, rules = self._job, self._rules
+        if rules is None:
+            rules = self._rules = RunRules(job.rules, only=job.agent.rules, kept=job.kept)
+        for act in rules.on(event, self._variables):
             self._apply(act)
+        self.kept = rules.kept
 
     def _apply(self, act: acts.Act) -> None:
         values = act.values
@@ -238,7 +245,7 @@ class Output:
                 self._notify(values["notice"])
             case "log":
                 level = LEVELS[values["level"].upper()]
-                log.log(level, "a rule says", extra={"said": values["message"]})
+                log.log(level, "rule_logged", extra={"said": values["message"]})
             case "emit_event":
                 severity = values["severity"]
                 self.event(values["type"], values["payload"], severity=severity, source="rule")
@@ -266,7 +273,7 @@ class Output:
         try:
             return _compiled(text).holds(self._variables)
         except (ExpressionInvalid, ExpressionFailed) as error:
-            log.warning("a notice waits for nothing", extra={"why": str(error)})
+            log.warning("notice_refused", extra={"why": str(error)})
             return True
 
     def _notify(self, notice: Notice) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from gateway.agent.driver import Assignment, Runner
+from gateway.agent.driver import Assignment, RunJournal, Runner
 from gateway.agent.effects import Fail, RunResult
-from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import add_usage
 from gateway.agent.output import EMPTY
 from gateway.codec import encode
@@ -28,6 +27,7 @@ from gateway.domain.ids import AgentId, RunId
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import (
     Chunk,
+    Message,
     Spent,
     ToolCall,
     ToolResult,
@@ -38,6 +38,7 @@ from gateway.domain.messages import (
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Tool, ToolScope, ToolStore
 from gateway.domain.sessions import UserSettings, chain_of
+from gateway.domain.supervision import retry_store
 from gateway.memory.souls import Souls
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import MOST_KEPT, SCHEME, Listed, cut_end, cut_middle, reference_of
@@ -178,7 +179,9 @@ class Subagents:
         outer = self.journals(scope.run_id) if scope.is_kept else None
         journal = RunJournal(self.clock) if outer is None else outer.inner(scope.part)
         runner = replace(self.runner, publish=publish)
-        answer = await runner.answer(Assignment(child, question, inner, soul), journal, bill)
+        answer = await runner.answer(
+            Assignment(child, Message("user", question), inner, soul), journal, bill
+        )
         # A reply that was cut has no chunk, but the child has counted it.
         used = answer.usage
         more = (used.input_tokens - billed.input_tokens, used.output_tokens - billed.output_tokens)
@@ -204,7 +207,9 @@ class _SubagentTool:
             f"Hands a task to the agent {its.name}{what}. It works alone and gives back its answer; it "
             "sees nothing of this conversation, so say all that it has to know."
         )
-        return ToolSpec(its.tool, description, _TASK, timeout_s=its.timeout_seconds + ENDING_S)
+        seconds = its.timeout_seconds + ENDING_S
+        # What its run has done is not done again: it has a journal.
+        return ToolSpec(its.tool, description, _TASK, timeout_s=seconds, may_repeat=True)
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
         return await self.subagents.delegate(self.definition.name, str(arguments["task"]), scope)
@@ -343,7 +348,7 @@ class SummarizingGate:
             short = {"summary": cut_middle(summary, most), "by": by}
         except ToolFailed as error:
             why = {"tool": name, "run": scope.run_id, "why": str(error)}
-            log.warning("a result was not summed up", extra=why)
+            log.warning("result_summary_failed", extra=why)
             if estimate_tokens(result.content) <= most:  # it has many entries, and short ones
                 return replace(result, spent=tuple(spent))
             short = {"excerpt": cut_middle(result.content, most)}

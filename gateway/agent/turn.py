@@ -47,9 +47,8 @@ from gateway.agent.output import (
     spent_reading,
 )
 from gateway.control.notices import Moment as Point
-from gateway.control.trees.engine import Run, TreeOutcome
-from gateway.control.trees.nodes import LeafCall
-from gateway.control.trees.plan import BadWrite, PendingLeaf, TreeHost
+from gateway.control.trees.engine import BadWrite, PendingLeaf, Run, TreeHost, TreeOutcome
+from gateway.control.trees.nodes import NODES, LeafCall
 from gateway.domain.agents import peer_in
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed, TooLarge
@@ -65,7 +64,7 @@ from gateway.domain.messages import (
     Usage,
 )
 from gateway.domain.model import ModelReply, ToolSpec
-from gateway.memory.window import message_tokens, paired
+from gateway.memory.context import message_tokens, paired
 from gateway.tools.results import SPEC, ToolSource
 
 log = logging.getLogger(__name__)
@@ -232,7 +231,7 @@ class Turn:
             emit=partial(self.output.event, source=f"tree:{job.plan.name}"),
             arguments=(self,),
         )
-        self.run = Run(job.plan, host)
+        self.run = Run(job.plan, host, NODES)
         for key in job.plan.inputs or job.plan.schema:
             if key in given and job.plan.schema[key].type.accepts(given[key]):
                 self.run.frame.values[key] = given[key]  # one of another type is the tree's own
@@ -635,7 +634,7 @@ class Turn:
 
     def _unanswered(self, outcome: TreeOutcome, heard: str) -> Fail:
         facts = {"tree": self.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
-        log.error("a tree ended without an answer", extra=facts)
+        log.error("tree_without_answer", extra=facts)
         told = DEFECT if outcome.reason == "internal_error" else NO_END
         return Fail(told, heard or self.last_text or told, "internal_error")
 

@@ -55,6 +55,7 @@ class ChatSend(Params):
     context_id: Text | None = None
     agent: Text | None = None
     limits: OwnLimits | None = None
+    traceparent: Annotated[Text, "W3C's trace context of the caller."] | None = None
 
 
 class Sent(Value):
@@ -561,8 +562,7 @@ METHODS = (
         http="/api/sessions",
         errors=(422,),
         verb=Verb(
-            "session list",
-            columns=("session_key state message_count token_usage updated_at",),
+            columns="session_key state message_count token_usage updated_at",
             empty="there are no conversations yet",
         ),
     ),
@@ -570,20 +570,8 @@ METHODS = (
         "session.get", SessionGet, READS, Session, http="/api/sessions/{key:path}", errors=(404,)
     ),
     Method("session.tree", GetTree, READS, SessionTree),
-    Method(
-        "session.branch",
-        SessionBranch,
-        CHAT,
-        Branched,
-        verb=Verb("session branch", "session_key node_id"),
-    ),
-    Method(
-        "session.checkout",
-        SessionCheckout,
-        CHAT,
-        HeadMoved,
-        verb=Verb("session checkout", "session_key node_id"),
-    ),
+    Method("session.branch", SessionBranch, CHAT, Branched, verb=Verb("session_key node_id")),
+    Method("session.checkout", SessionCheckout, CHAT, HeadMoved, verb=Verb("session_key node_id")),
     Method("session.create", SessionCreate, CHAT, Created),
     Method("session.label", SessionLabel, CHAT, Labelled),
     Method("session.checkpoint", SessionCheckpoint, CHAT, Checkpointed),
@@ -598,6 +586,6 @@ METHODS = (
         Replay,
         READS,
         RunReplay,
-        verb=Verb("replay", "run_id", holds="identical", answer_s=900.0),
+        verb=Verb("run_id", holds="identical", answer_s=900.0, name="replay"),
     ),
 )

@@ -248,18 +248,20 @@ ADMIN: Scope = ("admin",)
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A method as a command of the command line, `name` is how it is typed. The parameters in `takes` are given in
-    that order, without a name; all others are options. The first lists of the result are shown as tables, one for
-    each text of `columns`: the fields, with blanks between them; `empty` is said where a table has no rows. `holds`
-    names the field without which the command fails, and `json` the one field that --json prints."""
+    """A method as a command of the command line: `session list` is `session.list`, unless it has another `name`. The
+    parameters in `takes` are given in that order, without a name; all others are options. The first lists of the result
+    are shown as tables, each with its fields in `columns`, where `|` parts them; `empty` is said if there are no rows. `holds`
+    names the field without which the command fails, and `json` the one field that --json prints. With `watch_s` there is an
+    option that shows it again so often."""
 
-    name: str
     takes: str = ""
-    columns: tuple[str, ...] = ()
+    columns: str = ""
     empty: str = ""
     holds: str = ""
     json: str = ""
     answer_s: float = 30.0
+    watch_s: float = 0.0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

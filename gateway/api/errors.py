@@ -3,9 +3,12 @@
 What the front door itself refuses comes first; each text may be shown to whoever asked.
 """
 
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
+from pathlib import Path
 
 from gateway.api.chunks import Spent
 from gateway.api.declarations import Value, build
@@ -110,6 +113,11 @@ class InvalidParams(GatewayError):
         self.problems = tuple(problems)
 
 
+def wrong(param: str, what: str) -> InvalidParams:
+    """Of one parameter."""
+    return InvalidParams(f"{param}: {what}", [(param, what)])
+
+
 class BodyTooLarge(GatewayError):
     code = "body_too_large"
 
@@ -186,6 +194,7 @@ class CannotListen(GatewayError):
     code = "cannot_listen"
 
     def __init__(self, host: str, port: int, why: str) -> None:
+        self.port = port
         super().__init__(
             f"cannot listen on {host}:{port}: {why}; set another [gateway] bind or port, or start with "
             "`exogate run --port 0` to listen on any free port"
@@ -199,65 +208,6 @@ class AddressInUse(CannotListen):
 
 
 # -- how an error looks outside
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorType:
-    """What a `type` means, and what helps."""
-
-    meaning: str
-    remedy: str
-
-
-ERROR_TYPES: Mapping[str, ErrorType] = {
-    "unauthorized": ErrorType(
-        "The request brings no token, or none that counts.",
-        "Send `Authorization: Bearer TOKEN` with a token of the configuration.",
-    ),
-    "forbidden": ErrorType(
-        "The token does not allow this, or Host or Origin is foreign.",
-        "Use a token with the scope that the message names, or add the origin to allowed_origins.",
-    ),
-    "rate_limited": ErrorType(
-        "Too many wrong tokens or connections came from this address.",
-        "Check the token; wait as long as Retry-After says.",
-    ),
-    "invalid_request": ErrorType(
-        "The request cannot be understood.", "Correct what the message names."
-    ),
-    "unknown_method": ErrorType(
-        "There is no such method.", "Take a name of /asyncapi.json; the message names a near one."
-    ),
-    "invalid_params": ErrorType(
-        "A parameter is missing, unknown or out of bounds.", "Correct what `problems` names."
-    ),
-    "too_large": ErrorType("The request or its answer is too large.", "Ask for less at once."),
-    "timeout": ErrorType(
-        "The request, or its run, took too long.", "Send it faster, or ask again."
-    ),
-    "not_found": ErrorType(
-        "It does not exist, or belongs to another.", "Check the id and whose token asks."
-    ),
-    "conflict": ErrorType(
-        "The key was used with other content, or something moved meanwhile.",
-        "Use a new key, or look again and repeat.",
-    ),
-    "budget_exceeded": ErrorType(
-        "A budget is spent.", "Wait until `resets_at`, or raise the budget of `scope`."
-    ),
-    "busy": ErrorType(
-        "A bound is reached, or the gateway starts or stops; nothing was accepted.",
-        "Ask again after Retry-After.",
-    ),
-    "unavailable": ErrorType(
-        "The store cannot commit; nothing was accepted.",
-        "Ask again; `exogate doctor` finds out why.",
-    ),
-    "provider_error": ErrorType(
-        "The model service failed.", "Ask again; the log has the provider's words."
-    ),
-    "internal_error": ErrorType("The gateway made a mistake.", "The log has the details."),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,3 +321,45 @@ def error_headers(error: BaseException) -> dict[str, str]:
     if wait is None or failure_of(error) is INTERNAL:
         return {}
     return {"retry-after": str(max(1, ceil(wait)))}
+
+
+# -- what each error code means, and what to do: the texts are in errors.toml
+
+FILE = Path(__file__).with_suffix(".toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`code`: a word of `error.code`, a code of a configuration, or a number. `see`: related codes."""
+
+    code: str
+    title: str
+    about: str
+    fix: str
+    example: str = ""
+    see: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.code}: {self.title}"
+        yield from ("", self.about)
+        if self.example:
+            yield from ("", *(f"    {line}" for line in self.example.splitlines()))
+        yield from ("", f"What to do: {self.fix}")
+        if self.see:
+            yield from ("", f"See also: {', '.join(self.see)}")
+
+
+@cache
+def explanations() -> Mapping[str, Explanation]:
+    """By code, in the order of the page."""
+    found = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        code: Explanation(code, **{**one, "see": tuple(one.get("see", ()))})
+        for code, one in found.items()
+    }
+
+
+def explained(code: str) -> Explanation | None:
+    """Of a code in whatever case it is written; None if there is none."""
+    by_word = {one.lower(): text for one, text in explanations().items()}
+    return by_word.get(code.strip().lower())

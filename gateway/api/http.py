@@ -21,7 +21,7 @@ from gateway.api.declarations import (
     nullable,
 )
 from gateway.api.errors import ErrorAnswer
-from gateway.api.operating import BudgetRecords, SpendingPage
+from gateway.api.spending import BudgetRecords, SpendingPage
 from gateway.domain.messages import DoneReason
 
 JSON = "application/json"
@@ -99,7 +99,10 @@ class Alive(Value):
 
 
 class ReadyForWork(Value):
+    """`degraded` names what does not work, and keeps no work away: `nats`."""
+
     status: Literal["ready"]
+    degraded: list[str] | None = None
 
 
 class NotReady(Value):

@@ -219,7 +219,7 @@ class Settings(Value):
     max_context_nodes: int
 
 
-_FACTS = ("id subject predicate object valid_from valid_to learned_at superseded_at",)
+_FACTS = "id subject predicate object valid_from valid_to learned_at superseded_at"
 _NONE = "no facts"
 
 METHODS = (
@@ -228,37 +228,29 @@ METHODS = (
         MemorySearch,
         READS,
         MemoryFound,
-        verb=Verb(
-            "memory search", "query", ("id score kind text said_by at why",), "nothing found"
-        ),
+        verb=Verb("query", "id score kind text said_by at why", "nothing found"),
     ),
     Method(
         "memory.why",
         MemoryWhy,
         READS,
         FactOrigin,
-        verb=Verb("memory why", "fact_id", ("at said_by message_id quote",)),
+        verb=Verb("fact_id", "at said_by message_id quote"),
     ),
     Method(
         "memory.history",
         MemoryHistory,
         READS,
         KnownFacts,
-        verb=Verb("memory history", "subject predicate", _FACTS, _NONE),
+        verb=Verb("subject predicate", _FACTS, _NONE),
     ),
-    Method(
-        "memory.as_of",
-        MemoryAsOf,
-        READS,
-        KnownFacts,
-        verb=Verb("memory as-of", "at", _FACTS, _NONE),
-    ),
+    Method("memory.as_of", MemoryAsOf, READS, KnownFacts, verb=Verb("at", _FACTS, _NONE)),
     Method(
         "memory.neighbours",
         MemoryNeighbours,
         READS,
         KnownFacts,
-        verb=Verb("memory neighbours", "subject", _FACTS, _NONE),
+        verb=Verb("subject", _FACTS, _NONE),
     ),
     Method("memory.forget", MemoryForget, CHAT, Forgotten),
     Method("memory.add", MemoryAdd, ADMIN, KnownFacts),

@@ -2,7 +2,7 @@
 in, money, the audit, rules, events."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from gateway.api.declarations import (
     ADMIN,
@@ -12,7 +12,6 @@ from gateway.api.declarations import (
     Flag,
     Key,
     Method,
-    Moment,
     Page,
     Params,
     Place,
@@ -20,11 +19,13 @@ from gateway.api.declarations import (
     Value,
     Verb,
 )
+from gateway.api.spending import BudgetRow
 from gateway.domain.agents import MatchedBy
-from gateway.domain.budgets import Outcome, Pricing, Unit
+from gateway.domain.backups import ArchiveMember, LeftOut
 from gateway.domain.channels import ChannelState, FlowProgress, PairingState, TransportKind
 from gateway.domain.events import KINDS
 from gateway.domain.ids import SessionKey
+from gateway.domain.logs import LogLevel
 from gateway.domain.mcp import McpStatus
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.plugins import PluginKind, PluginState
@@ -50,86 +51,6 @@ AUTH = Method("auth", Auth, None, Introduced)
 
 class Ping(Params):
     """Check that the gateway answers."""
-
-
-# -- money
-
-
-class BudgetOf(Params):
-    """Show what each budget has used and has left."""
-
-    session_key: Annotated[Key, "This session as well."] | None = None
-
-
-class BudgetRow(Value):
-    """A scope in one unit; `limit` is null if there is none."""
-
-    scope: str
-    limit: float | None
-    used: float
-    reserved: float
-    period_start: datetime | None
-    resets_at: datetime | None
-    unit: Unit
-    why: str | None = None  # another day or month counts than that of the clock
-
-
-class BudgetStatus(Value):
-    budgets: list[BudgetRow]
-
-
-class ResyncBudget(Params):
-    """Count spending by the clock again, after the clock was far ahead."""
-
-
-class BudgetResync(Value):
-    """`was`: the day that counted before; `records`: how many are counted in another day now."""
-
-    changed: bool
-    day: str
-    was: str | None
-    records: int
-
-
-class BudgetRecords(Params):
-    """List the calls of models, the newest first."""
-
-    session_key: Key | None = None
-    agent: Text | None = None
-    provider: Text | None = None
-    model: Text | None = None
-    from_: Moment | None = None
-    to: Moment | None = None
-    before: Annotated[int, Check(ge=1, lt=2**63)] | None = None
-    limit: Annotated[int, Check(ge=1, le=1_000)] = 100
-
-
-class SpendingRecord(Value):
-    """One call of a model."""
-
-    seq: int
-    id: str
-    timestamp: datetime
-    session_key: SessionKey
-    agent_id: str
-    run_id: str
-    provider: str
-    model: str
-    outcome: Outcome
-    input_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int
-    cost_estimate_usd: float
-    pricing: Pricing
-    estimated: bool
-
-
-class SpendingPage(Value):
-    """Newest first."""
-
-    records: list[SpendingRecord]
-    more: bool
 
 
 # -- the audit
@@ -176,6 +97,30 @@ class AuditVerdict(Value):
     why: str | None
 
 
+# -- the log
+
+MOST_LINES = 10_000
+
+
+class TailLogs(Params):
+    """Show what the gateway logged, the oldest line first; of a run also what its journal tells."""
+
+    since: Annotated[Text, "90s, 15m, 1h, 7d ago, or a moment in ISO 8601."] | None = None
+    level: Annotated[LogLevel, "The lowest level."] = "debug"
+    run: Annotated[Text, "One run."] | None = None
+    session: Annotated[Text, "One session."] | None = None
+    channel: Annotated[Text, "One channel."] | None = None
+    event: Annotated[Text, "One kind of event."] | None = None
+    limit: Annotated[int, Check(ge=1, le=MOST_LINES), "The newest lines."] = 1_000
+
+
+class LogPage(Value):
+    """Oldest first. A line has `at`, `level`, `event` and `logger`, and what is known of it."""
+
+    lines: list[object]
+    more: bool
+
+
 # -- the gateway and its agents
 
 
@@ -204,8 +149,48 @@ class MemoryBacklog(Value):
     unindexed: int
 
 
+class ConfigError(Value):
+    """What is wrong with the configuration; `line` and `column` are left out where there is no file."""
+
+    code: str
+    source: str
+    key: str
+    message: str
+    fix: str
+    line: int | None = None
+    column: int | None = None
+
+
+class ConfigState(Value):
+    """The configuration of now. With `errors` the one before is in force; a restart is needed for the keys in
+    `restart_needed` alone."""
+
+    path: str | None
+    errors: list[ConfigError]
+    restart_needed: list[str]
+
+
+class ReloadConfig(Params):
+    """Reload the configuration and all files that it names; exit 78 if it is bad."""
+
+    dry_run: Annotated[Flag, "Say what would change, and change nothing."] = False
+    path: Annotated[
+        str | None, Check(min_length=1, max_length=4096), "With dry_run: another file."
+    ] = None
+
+
+class Reloaded(Value):
+    """The generation in force, the keys that changed, and what needs a restart. With `errors` nothing was
+    changed."""
+
+    generation: int
+    changed: list[str]
+    restart_needed: list[str]
+    errors: list[ConfigError]
+
+
 class Status(Value):
-    """What is optional is there for those who may read everything."""
+    """What is optional is there for those who may read everything. `healthy`: nothing wants an operator."""
 
     version: str
     uptime_s: float
@@ -222,8 +207,93 @@ class Status(Value):
     memory: MemoryBacklog | None = None
     mcp: list[McpStatus] | None = None
     pid: int | None = None
-    config: str | None = None
+    healthy: bool | None = None
+    generation: int | None = None
+    config: ConfigState | None = None
     problems: list[str] | None = None
+
+
+class ClusterNodeState(Value):
+    """`partitions` are how many it works on; `config` is a digest: nodes of one cluster have the same."""
+
+    node: str
+    seen_at: datetime
+    partitions: int
+    ready: bool
+    config: str
+
+
+class PartitionState(Value):
+    """A partition that nobody works on has no node."""
+
+    partition: int
+    node: str | None
+    epoch: int
+    expires_at: datetime | None
+    pending: int
+
+
+class ClusterStatus(Value):
+    """`lag_s`: since when the oldest message waits that nobody has begun. Without [cluster] there are no nodes."""
+
+    nodes: list[ClusterNodeState]
+    partitions: list[PartitionState]
+    lag_s: float
+    degraded: list[str]
+
+
+class ShowCluster(Params):
+    """Show the gateways that share the store, and their work."""
+
+
+class ProposeConfig(Params):
+    """Show what a change of the configuration would be; nothing is written."""
+
+    patch: dict[str, Any]
+    secrets: dict[str, str] | None = None
+
+
+class Proposed(Value):
+    """The change as a diff, the errors that the file would have, and what `config.apply` takes."""
+
+    diff: str
+    errors: list[ConfigError]
+    hash: str
+
+
+class ApplyConfig(Params):
+    """Write a proposed change and put it into force."""
+
+    hash: Annotated[str, Check(pattern="^[0-9a-f]{64}$")]
+
+
+class Applied(Value):
+    """The generation that has it."""
+
+    generation: int
+
+
+class RunDoctor(Params):
+    """Check the installation and the configuration; change nothing. `live`: only what a gateway at work knows."""
+
+    live: Flag = False
+
+
+class DoctorFinding(Value):
+    """What is wrong, and the command of a shell that mends it."""
+
+    id: str
+    severity: Literal["error", "warning"]
+    path: str
+    message: str
+    fix: str
+
+
+class DoctorReport(Value):
+    """`passed`: how many checks found nothing."""
+
+    findings: list[DoctorFinding]
+    passed: int
 
 
 class ListAgents(Params):
@@ -347,6 +417,21 @@ class InspectPlugin(Params):
     """Show a plugin, its permissions and their use."""
 
     name: Text
+
+
+class CallPlugin(Params):
+    """Call a tool of a plugin and show its result."""
+
+    name: Text
+    tool: Text
+    arguments: dict[str, Any] | None = None
+
+
+class PluginCalled(Value):
+    """What the tool gave; of a call that failed, why."""
+
+    ok: bool
+    output: str
 
 
 class PluginImport(Value):
@@ -581,62 +666,80 @@ class PairingRevoked(Value):
     state: Literal["revoked", "unblocked"]
 
 
+# -- backups
+
+
+class CreateBackup(Params):
+    """Write the store of this moment and the configuration to an archive."""
+
+    file: (
+        Annotated[
+            str,
+            Check(min_length=1, max_length=4096, pattern=r"^[^\x00]+$"),
+            "A new file; else DATA_DIR/backups/DATE.zip.",
+        ]
+        | None
+    ) = None
+    with_secrets: Annotated[Flag, "Secret files, and secrets in the configuration, as well."] = (
+        False
+    )
+
+
+class BackupCreated(Value):
+    """`sha256` is of all before it in the file, which ends in it; `accepted`: messages so far; `left_out`:
+    what the configuration names and could not be read."""
+
+    file: str
+    sha256: str
+    bytes: int
+    created_at: datetime
+    accepted: int
+    secrets: bool
+    members: tuple[ArchiveMember, ...]
+    left_out: tuple[LeftOut, ...]
+
+
 METHODS = (
     Method("ping", Ping, READS, Literal["pong"]),
-    Method("status", GetStatus, READS, Status, verb=Verb("status", holds="ready")),
+    Method("status", GetStatus, READS, Status, verb=Verb(holds="healthy", watch_s=2.0)),
+    Method("config.reload", ReloadConfig, ADMIN, Reloaded, all_agents=True),
     Method(
         "agent.list",
         ListAgents,
         READS,
         AgentList,
         verb=Verb(
-            "agent list",
-            columns=("id provider model fallbacks tools soul", "name provider model tools soul"),
+            columns="id provider model fallbacks tools soul | name provider model tools soul",
             json="agents",
         ),
     ),
-    Method(
-        "route.explain",
-        RouteExplain,
-        READ,
-        RouteExplained,
-        verb=Verb("route explain", columns=("index why",)),
-    ),
+    Method("route.explain", RouteExplain, READ, RouteExplained, verb=Verb(columns="index why")),
     Method("provider.test", ProviderTest, ADMIN, ProviderTested),
     Method(
         "plugin.list",
         ListPlugins,
         READ,
         list[Plugin],
-        verb=Verb("plugin list", columns=("name state version kind tools capabilities reason",)),
+        verb=Verb(columns="name state version kind tools capabilities reason"),
     ),
     Method("plugin.inspect", InspectPlugin, READ, PluginInspected),
+    Method("plugin.call", CallPlugin, ADMIN, PluginCalled, all_agents=True),
+    Method("config.propose", ProposeConfig, ADMIN, Proposed, all_agents=True),
+    Method("config.apply", ApplyConfig, ADMIN, Applied, all_agents=True),
+    Method("doctor.run", RunDoctor, ADMIN, DoctorReport, all_agents=True),
     Method("rule.list", ListRules, READ, RuleList),
     Method("events.subscribe", EventsSubscribe, READS, Subscribed),
-    Method(
-        "budget.status",
-        BudgetOf,
-        READ,
-        BudgetStatus,
-        verb=Verb("budget status", columns=("scope unit used reserved limit resets_at why",)),
-    ),
-    Method("budget.records", BudgetRecords, READ, SpendingPage),
-    Method("budget.resync", ResyncBudget, ADMIN, BudgetResync, verb=Verb("budget resync")),
     Method(
         "audit.tail",
         AuditTail,
         ADMIN,
         AuditPage,
         all_agents=True,
-        verb=Verb("audit tail", columns=("seq at kind actor detail",)),
+        verb=Verb(columns="seq at kind actor detail"),
     ),
+    Method("logs.tail", TailLogs, ADMIN, LogPage, all_agents=True),
     Method(
-        "audit.verify",
-        AuditVerify,
-        ADMIN,
-        AuditVerdict,
-        all_agents=True,
-        verb=Verb("audit verify", holds="ok"),
+        "audit.verify", AuditVerify, ADMIN, AuditVerdict, all_agents=True, verb=Verb(holds="ok")
     ),
     Method(
         "channel.list",
@@ -645,14 +748,25 @@ METHODS = (
         ChannelList,
         all_agents=True,
         verb=Verb(
-            "channel list",
-            columns=("name plugin account transport state pending dead unread why",),
+            columns="name plugin account transport state pending dead unread why",
             empty="no channel is configured; `exogate channel add KIND` adds one",
+        ),
+    ),
+    Method(
+        "cluster.status",
+        ShowCluster,
+        READ,
+        ClusterStatus,
+        all_agents=True,
+        verb=Verb(
+            columns="node seen_at partitions ready config | partition node epoch expires_at pending",
+            empty="no other gateway shares the store; see [cluster] in the configuration",
         ),
     ),
     Method("channel.dead_letters", DeadLetters, ADMIN, DeadLetterPage, all_agents=True),
     Method("channel.resubmit", ResubmitLetter, ADMIN, LetterSettled, all_agents=True),
     Method("channel.drop", DropLetter, ADMIN, LetterSettled, all_agents=True),
+    Method("backup.create", CreateBackup, ADMIN, BackupCreated, all_agents=True),
     Method("pair.list", PairList, ADMIN, PairingList, all_agents=True),
     Method("pair.approve", PairApprove, ADMIN, Paired, all_agents=True),
     Method("pair.deny", PairDeny, ADMIN, Paired | PairingRevoked, all_agents=True),

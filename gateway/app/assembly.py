@@ -1,23 +1,31 @@
-"""The composition: a configuration is built into a generation, and started over what is shared."""
+"""The composition: the rooms of the process, and the generations that are swapped in."""
 
 import logging
 import os
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskGroup
 
 from gateway.agent.driver import Runner
-from gateway.agent.leaves import Plans
 from gateway.agent.subagents import Subagents, SummarizingGate
+from gateway.api import operating as api
 from gateway.api.methods import METHODS
-from gateway.app.background import keep_rules_fresh, sweep
-from gateway.app.generation import Generation, build, usual_agent
+from gateway.app.background import begin_series, sweep
+from gateway.app.backups import BackupMaker
+from gateway.app.generation import (
+    Generation,
+    Look,
+    build,
+    look_at,
+    usual_agent,
+    web_settings,
+)
+from gateway.app.proposals import Proposals
+from gateway.app.reloading import ReadConfig, Reloader
 from gateway.app.shared import (
     Shared,
     open_fetch,
@@ -26,46 +34,35 @@ from gateway.app.shared import (
     provider_trial,
     scrubbing,
 )
-from gateway.budgets import Meter
+from gateway.app.upkeep import Upkeep
+from gateway.app.working import Working, prepared
 from gateway.channels.access import AccessControl
-from gateway.channels.adapter_json import read_description
 from gateway.channels.commands import ChatCommands
 from gateway.channels.room import channel_room, delivering, keep_channels_connected
-from gateway.config.access import note_start
+from gateway.config.access import note_start, token_budgets
+from gateway.config.document import Document
+from gateway.config.load import LoadedConfig
 from gateway.config.schema import json_schema
 from gateway.config.values import GatewayConfig
-from gateway.control.rules import CurrentRules
-from gateway.domain.events import Deed
+from gateway.domain.agents import AgentDef
+from gateway.domain.cluster import CHANGED, RELOAD
+from gateway.domain.figures import watch_loop
 from gateway.domain.ids import Secret, SessionKey
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Model
-from gateway.domain.supervision import supervise
-from gateway.host.files import FileTexts
-from gateway.host.folder import Folder
+from gateway.domain.supervision import contained, supervise
+from gateway.host.logs import FOLDER, read_log
 from gateway.memory.extraction import FactExtractor, Memory
 from gateway.memory.recall import Indexer, Recall, vaults_of
-from gateway.memory.souls import Souls
-from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
-from gateway.sandbox.host_functions import HostDeps
-from gateway.sandbox.plugins import (
-    PATIENCE_S,
-    NoFetch,
-    Plugins,
-    follow,
-    host_functions,
-    open_plugins,
-    open_sandbox,
-)
+from gateway.sandbox.plugins import PATIENCE_S, follow
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker
-from gateway.tools.gate import ToolGate
-from gateway.tools.results import ResultTool
-from gateway.web.asgi import WebApp, twins
+from gateway.web.asgi import Routes, WebApp, twins
 from gateway.web.asgi import build as build_web
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
@@ -74,116 +71,211 @@ from gateway.web.identity import Identities
 from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
 from gateway.web.openai import OpenAiApi
-from gateway.web.operating import AuditMethods, BudgetMethods, ChannelMethods, PairMethods
+from gateway.web.operating import (
+    AuditMethods,
+    BackupMethods,
+    ChannelMethods,
+    ClusterMethods,
+    LogMethods,
+    PairMethods,
+)
 from gateway.web.rpc import Handler, Registry, handlers_of
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
-from gateway.web.status import About, EventMethods, StatusMethods
+from gateway.web.spending import BudgetMethods
+from gateway.web.status import (
+    About,
+    ConfigMethods,
+    EventMethods,
+    PluginCallMethods,
+    ReloadMethods,
+    StatusMethods,
+)
+from gateway.web.tokens import TokenMethods
+from gateway.web.wire.server import WebServer
 
 log = logging.getLogger(__name__)
 
+RETIRED_S = 0.5  # between looks whether the last turn of a generation has ended
+MOST_BYTES = 1 << 28  # at /mcp; the front door holds what is configured
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a generation has opened for itself. Its tasks end with the group."""
 
-    group: TaskGroup
-    meter: Meter
-    model: Model
-    souls: Souls
-    plans: Plans
-    plugins: Plugins
-    gate: ToolGate
-    rules: CurrentRules
+Reads = tuple[ReadConfig, Look]  # how the configuration is read, and its files as they were
 
 
 class Gateway:
-    """The rooms of one generation over what is shared, connected and at rest. `mcp` is what is served to
-    MCP clients."""
+    """The rooms of the process, connected and at rest, and the generation that is in force. What has a state
+    lives as long as the process; a swap points it to the next generation. `server` is where the front door
+    listens, once it does."""
 
-    mcp: Door | None = None
-
-    def __init__(self, made: Generation, version: str, shared: Shared, opened: Resources) -> None:
-        self.made, self.version, self.shared, self.opened = made, version, shared, opened
-        stores, clock, ids = shared.stores, shared.clock, shared.ids
-        extractor = FactExtractor(made.agents, stores.facts, opened.model, clock, ids, opened.group)
-        memory = Memory(extractor, Indexer(stores.facts, clock), Recall(stores.facts))
-        self.memory = memory
-        worker, forget = self._worker()
-        self.front = Front(
-            agents=made.agents,
+    def __init__(self, first: Working, version: str, shared: Shared, reads: Reads) -> None:
+        self.now, self.version, self.shared = first, version, shared
+        self.living = [first]  # the generation in force, and those with turns at work
+        stores, clock, ids, made = shared.stores, shared.clock, shared.ids, first.made
+        extractor = FactExtractor(made.agents, stores.facts, first.model, clock, ids, shared.group)
+        self.memory = Memory(extractor, Indexer(stores.facts, clock), Recall(stores.facts))
+        caches = (stores.sessions, shared.episodes, shared.lanes, clock, ids)
+        self._compaction = Compaction(first.model, *caches, on_compacted=extractor.on_compacted)
+        worker, forget = self._worker(first)
+        self.intake = MessageIntake(
             router=made.router,
-            intake=MessageIntake(
-                router=made.router,
-                worker=worker,
-                lanes=shared.lanes,
-                ids=ids,
-                bounds=made.bounds,
-                policy=made.queueing,
-            ),
+            worker=worker,
+            lanes=shared.lanes,
+            ids=ids,
+            bounds=made.bounds,
+            policy=made.queueing,
+            sharing=shared.cluster.work if shared.cluster else None,
+        )
+        width = made.config.queue.max_running
+        self.stateless = StatelessRuns(worker, ids, shared.group, width=width, forget=forget)
+        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.tell)
+        self.front, self.replays = self._front(first), self._replayer(first, worker)
+        self.channels = channel_room(
+            stores,
+            self._commands(first, self.front),
+            publish=shared.tell,
+            scrubbing=scrubbing,
+            traffic=shared.traffic,
+        )
+        self.watch = StoreWatch(stores.care.probe, clock)
+        self.reloads = Reloader(shared, *reads, self)
+        self.changes = Proposals(made.config.origin, self.reloads.reload)
+        self.server: WebServer | None = None
+        self._app: WebApp | None = None
+        self._key = ""  # with which our command line authenticates
+        self._desk: ServedDesk | None = None
+        self._mcp: Door | None = None
+        cluster = shared.cluster
+        self._events = EventMethods(
+            cluster.events(shared.bus, shared.group) if cluster else shared.bus
+        )
+        made_at = shared.reports.figures.backup_timestamp
+        self.backups = BackupMaker(
+            stores, clock, anyio.Lock(), lambda at: made_at.set((), at.timestamp())
+        )
+        self._started, self._at = clock.monotonic(), int(clock.now().timestamp())
+        self._may_connect = self._is_connecting = False
+        if cluster is not None:
+            cluster.looks["look"] = self.look_anew
+            follow = partial(cluster.reload_with_others, partial(self.reloads.reload, by="hint"))
+            shared.group.start_soon(partial(supervise, "files", follow, clock), name="files")
+            self.reloads.tell = partial(cluster.hints.publish, RELOAD, {})
+            shared.keys.tell = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
+            self.channels.duties = cluster.work
+            self.watch.health.degraded = lambda: cluster.hints.degraded
+            cluster.present(lambda: self.now.made.config, lambda: not self.health.reasons())
+        self._begin(first)
+
+    def swap(self, new: Working) -> None:
+        """From now on the generation is in force: turns that begin have it, those at work keep theirs.
+        Nothing waits in here, and all that could fail comes first."""
+        made, shared, old = new.made, self.shared, self.now
+        width = made.config.queue.max_running
+        worker, forget = self._worker(new)
+        front, replays = self._front(new), self._replayer(new, worker)
+        door = self._app and self._app.identities
+        doors = self._doors(new, front, replays, door) if door else None
+
+        self.living.append(new)
+        self._begin(new)
+        self.now, self.front, self.replays = new, front, replays
+        shared.limits.configure(made.config.budgets, token_budgets(made.config))
+        shared.meter.renew(made.prices)
+        shared.lanes.widen(width)
+        new.sandbox.pool.idle_s = made.config.sandbox.idle_s
+        self.memory.extractor.renew(made.agents, new.model)
+        self._compaction.model = new.model
+        self.intake.renew(made.router, worker, made.bounds, made.queueing)
+        self.stateless.renew(worker, width, forget)
+        self.channels.intake.run_command = self._commands(new, front).run
+        if self._desk is not None:
+            self._desk.renew(front, new.gate, served_agent(made.config))
+        if self._app is not None and doors is not None:
+            settings = web_settings(made.config, self._key)
+            self._app.renew(settings, *doors)
+            if self.server is not None:
+                self.server.renew(settings)
+        shared.group.start_soon(contained, "generation", partial(self._retire, old))
+
+    def _begin(self, its: Working) -> None:
+        """It is traced, and series that may be counted now begin at 0."""
+        its.begin()
+        self.shared.reports.trace = its.traces.value.take if its.traces else None
+        config, figures = its.made.config, self.shared.reports.figures
+        tools = (one.name for agent in config.agents for one in its.gate.offered(agent))
+        begin_series(figures, config, tools)
+        figures.generations.set((), len(self.living))
+
+    async def _retire(self, old: Working) -> None:
+        """Closes a generation once its last turn has ended."""
+        while old.turns.at_work:
+            await self.shared.clock.sleep(RETIRED_S)
+        self.living.remove(old)
+        self.shared.reports.figures.generations.set((), len(self.living))
+        old.end(self.shared)
+
+    # -- what is made anew for each generation
+
+    def _front(self, its: Working) -> Front:
+        shared, stores = self.shared, self.shared.stores
+        return Front(
+            agents=its.made.agents,
+            router=its.made.router,
+            intake=self.intake,
             live=shared.live,
             inbox=stores.inbox,
             sessions=stores.sessions,
             episodes=shared.episodes,
-            souls=opened.souls,
-            plans=opened.plans,
-            clock=clock,
-            on_import=memory.indexer.note,
-            on_erase=memory.forget,
+            souls=its.souls,
+            plans=its.plans,
+            clock=shared.clock,
+            on_import=self.memory.indexer.note,
+            on_erase=self.memory.forget,
         )
-        width = made.config.queue.max_running
-        self.stateless = StatelessRuns(worker, ids, opened.group, width=width, forget=forget)
-        providers = frozenset({*made.config.providers, "demo"})
-        self.replays = Replayer(worker, stores.sessions, self._replayed_models, providers)
-        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.tell)
-        commands = ChatCommands(
-            front=self.front,
-            spending=stores.ledger,
-            budgets=made.config.budgets,
-            facts=stores.facts,
-            recall=memory.recall,
-            settled=memory.settled,
-            shared=made.sharing,
+
+    def _commands(self, its: Working, front: Front) -> ChatCommands:
+        return ChatCommands(
+            front=front,
+            spending=self.shared.stores.ledger,
+            budgets=self.shared.limits,
+            facts=self.shared.stores.facts,
+            recall=self.memory.recall,
+            settled=self.memory.settled,
+            shared=its.made.sharing,
             access=self.access,
         )
-        self.channels = channel_room(
-            stores, commands, publish=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
-        )
-        self.watch = StoreWatch(stores.care.probe, clock)
 
-    def _worker(self) -> tuple[RunWorker, Callable[[SessionKey], Awaitable[None]]]:
+    def _worker(self, its: Working) -> tuple[RunWorker, Callable[[SessionKey], Awaitable[None]]]:
         """The worker, and what forgets the tool results of a run that leaves nothing. Agents that people
         talk to have subagents as tools."""
-        made, shared, opened, memory = self.made, self.shared, self.opened, self.memory
-        config, stores, gate, clock = made.config, shared.stores, opened.gate, shared.clock
+        made, shared, memory, gate = its.made, self.shared, self.memory, its.gate
+        config, stores, clock = made.config, shared.stores, shared.clock
         runner = Runner(
-            opened.model,
+            its.model,
             gate,
-            opened.plans,
+            its.plans,
             made.decisions,
-            opened.rules,
+            made.rules,
             shared.bus.publish,
             shared.bus.hears,
-            opened.meter.cost_usd,
+            shared.meter.cost_usd,
         )
         known = {one.name: one for one in config.subagents}
-        deps = (opened.souls, shared.settings.of, clock, shared.journal_of, made.agents)
+        deps = (its.souls, shared.settings.of, clock, shared.journal_of, made.agents)
         subagents = Subagents(known, runner, *deps)
         gate.renew("", subagents.tools)
         forget: Callable[[SessionKey], Awaitable[None]] = gate.forget
         if config.delegation.is_enabled:
             summing = SummarizingGate(gate, subagents, config.delegation, stores.tools)
             runner, forget = replace(runner, gate=summing), stores.tools.forget_originals
-        caches = (stores.sessions, shared.episodes, shared.lanes, clock, shared.ids)
-        compaction = Compaction(opened.model, *caches, on_compacted=memory.extractor.on_compacted)
         vaults = vaults_of(config.agents, gate.offered, config.plugins, stores.tools)
         worker = RunWorker(
             agents=made.agents,
             runner=runner,
-            inbox=stores.inbox,
-            journal=stores.journal,
+            inbox=shared.inbox,
+            journal=shared.journal,
             episodes=shared.episodes,
-            souls=opened.souls,
+            souls=its.souls,
             settings=shared.settings,
             clock=clock,
             bus=shared.bus,
@@ -191,23 +283,32 @@ class Gateway:
             runs=shared.live,
             extractor=memory.extractor,
             on_finished=memory.indexer.note,
+            report=shared.reports.report,
+            trace=shared.reports.begin,
             memory=memory.recall,
             vaults=vaults,
-            compact=compaction.consider,
+            compact=self._compaction.consider,
+            turns=its.turns,
         )
         return worker, forget
 
-    def _replayed_models(self, reel: Reel) -> Model:
+    def _replayer(self, its: Working, worker: RunWorker) -> Replayer:
         """The same clients over what was recorded: without keys, addresses and waiting."""
-        key = Secret("replayed")
-        return Models(
-            {
-                name: ProviderClient(
-                    replace(one, api_key=key), reel, reel, reel.random, encoder=reel
-                )
-                for name, one in self.made.config.providers.items()
-            }
-        )
+        config, key = its.made.config, Secret("replayed")
+
+        def replayed(reel: Reel) -> Model:
+            how = (reel, reel, reel.random)
+            return Models(
+                {
+                    name: ProviderClient(replace(one, api_key=key), *how, encoder=reel)
+                    for name, one in config.providers.items()
+                }
+            )
+
+        providers = frozenset({*config.providers, "demo"})
+        return Replayer(worker, self.shared.stores.sessions, replayed, providers)
+
+    # -- the front door
 
     @property
     def health(self) -> Health:
@@ -215,60 +316,77 @@ class Gateway:
 
     def web(self, settings: WebSettings) -> WebApp:
         """The front door, with all methods and routes."""
-        meter, gate, clock = self.opened.meter, self.opened.gate, self.shared.clock
-        stores, front = self.shared.stores, self.front
+        clock, audit, keys = self.shared.clock, self.shared.stores.audit, self.shared.keys
+        self._key = settings.cli_secret or ""
+        identities = Identities(settings, clock, audit, keys.note_use)
+        keys.serve(identities)
+        registry, routes = self._doors(self.now, self.front, self.replays, identities)
+        app = self._app = build_web(
+            settings,
+            registry,
+            routes=routes,
+            ready=self.watch.reasons,
+            clock=clock,
+            identities=identities,
+        )
+        app.degraded = lambda: self.health.degraded()
+        app.open_webhooks(self.channels.webhooks)
+        return app
+
+    def _doors(
+        self, its: Working, front: Front, replays: Replayer, identities: Identities
+    ) -> tuple[Registry, Routes]:
+        stores, meter, config = self.shared.stores, self.shared.meter, its.made.config
         spending = BudgetMethods(front, stores.ledger, meter)
-        registry = Registry(METHODS, self._handlers(spending))
+        tokens = TokenMethods(self.shared.keys, identities, its.made.agents)
+        registry = Registry(
+            METHODS, {**self._handlers(its, front, replays, spending), **handlers_of(tokens)}
+        )
         metrics = Metrics(
             front,
-            stores.ledger,
             meter.refusals,
             spending.everything,
             self.health.reasons,
             self.version,
             ChannelFigures(self.channels.statuses, stores.outbox, *self.shared.traffic),
-            gate.foreign,
+            its.gate.foreign,
+            self.shared.reports.figures,
+            lambda: len(self._app.sockets.connections) if self._app else 0,
+            self.shared.dropped,
+            self.shared.measure,
         )
-        started = int(clock.now().timestamp())
         apis = (
             ChatApi(front, self.shared.ids),
-            OpenAiApi(front, self.stateless, started),
+            OpenAiApi(front, self.stateless, self._at),
             spending,
-            McpApi(self.mcp),
-            *((metrics,) if self.made.config.observability.metrics else ()),
+            McpApi(self._mcp if config.mcp.serve.is_enabled else None),
+            *((metrics,) if config.observability.metrics else ()),
         )
         documents = {
             "/config.schema.json": json_schema,
             "/asyncapi.json": lambda: asyncapi(METHODS, self.version),
         }
         routes = [*twins(registry), *(route for api in apis for route in api.routes())]
-        app = build_web(
-            settings,
-            registry,
-            routes=documented(routes, self.version, documents),
-            ready=self.watch.reasons,
-            clock=clock,
-            identities=Identities(settings, clock, stores.audit),
-        )
-        app.open_webhooks(self.channels.webhooks)
-        return app
+        return registry, documented(routes, self.version, documents)
 
-    def _handlers(self, spending: BudgetMethods) -> Mapping[str, Handler]:
-        shared, config = self.shared, self.made.config
-        stores, clock, plugins = shared.stores, shared.clock, self.opened.plugins
-        front, memory = self.front, self.memory
+    def _handlers(
+        self, its: Working, front: Front, replays: Replayer, spending: BudgetMethods
+    ) -> Mapping[str, Handler]:
+        shared, config, memory = self.shared, its.made.config, self.memory
+        stores, clock, plugins, ids = shared.stores, shared.clock, its.plugins, shared.ids
         about = About(
             version=self.version,
-            started=clock.monotonic(),
+            started=self._started,
             store_url=config.store.url,
             pid=os.getpid(),
-            origin=str(config.origin or "none (built-in defaults)"),
+            generation=its.number,
+            config=self.reloads.state,
         )
         status = StatusMethods(
             front,
             about,
-            self.health.reasons,
-            gate=self.opened.gate,
+            self.watch.reasons,
+            gate=its.gate,
             plugins=lambda: plugins.infos,
             account=plugins.account,
             budget=spending.periods,
@@ -277,52 +395,139 @@ class Gateway:
                 "unindexed": memory.indexer.backlog,
             },
             channels=self.channels.statuses,
-            rules=self.opened.rules,
-            trial=provider_trial(config, self.opened.model, shared.ids),
+            rules=its.made.rules,
+            trial=provider_trial(config, its.model, ids),
             subagents=config.subagents,
         )
         room, letters, facts = self.channels, stores.outbox, (stores.facts, memory.recall)
-        ids = shared.ids
         families = (
             spending,
             AuditMethods(stores.audit),
+            BackupMethods(partial(self.backups.create, config, generation=its.number)),
+            LogMethods(
+                partial(read_log, config.gateway.data_dir / FOLDER), stores.inbox, shared.clock
+            ),
             PairMethods(self.access),
             ChannelMethods(
                 room.statuses, letters, stores.channels, room.nudge, clock, room.take_again
             ),
-            MemoryMethods(*facts, clock, ids, memory.settled, self.made.sharing, front),
-            ChatMethods(front, self.replays),
+            MemoryMethods(*facts, clock, ids, memory.settled, its.made.sharing, front),
+            ChatMethods(front, replays),
             SessionMethods(front),
-            EventMethods(shared.bus),
-            SettingsMethods(shared.settings, self.made.choosable),
+            self._events,
+            SettingsMethods(shared.settings, its.made.choosable),
+            ReloadMethods(self.reloads.reload),
+            ConfigMethods(self.changes, partial(self._examine, spending)),
+            PluginCallMethods(its.gate, lambda: plugins.infos, ids),
+            ClusterMethods(shared.cluster.standing if shared.cluster else None, clock),
             status,
         )
         return handlers_of(*families)
 
-    async def keep_connections(self) -> None:
-        """Keeps the connections to platforms, until the drain."""
-        if self.channels.names:
-            async with open_fetch() as fetch, open_sockets() as sockets:
-                await keep_channels_connected(self.channels, fetch, sockets)
+    async def _examine(self, spending: BudgetMethods, *, is_live: bool) -> api.DoctorReport:
+        """Raises StoreUnavailable, Conflict."""
+        shared, audit = self.shared, self.shared.stores.audit
+        await shared.keys.load()
+        first, last = await audit.after(0, limit=1), await audit.newest(kind="backup.created")
+        now = shared.clock.now()
+        upkeep = Upkeep(
+            config=self.now.made.config,
+            now=now,
+            began=first[0].at if first else now,
+            backed_up=last[0].at if last else None,
+            tokens=shared.keys.tokens,
+            budgets=await spending.limited(),
+            restart_needed=self.reloads.restart_needed,
+            restart=self.reloads.notify.restart,
+        )
+        return await self.changes.examine(upkeep, is_live=is_live)
+
+    # -- channels, and what is served over MCP
+
+    async def load_channels(self) -> None:
+        """Opens the channels of the generation in force, as far as they are not open. Raises StoreUnavailable."""
+        config, shared, room = self.now.made.config, self.shared, self.channels
+        await room.renew(config.channels, self.now.plugins)
+        accounts = frozenset((one.name, one.account) for one in config.channels)
+        if config.channels and room.deliveries is None:
+            fetch = (await shared.parts.use("fetch", open_fetch)).value
+            known = (accounts, shared.stores.outbox, self.front, shared.bus)
+            opening = partial(delivering, room, *known, fetch=fetch)
+            await shared.parts.use("deliveries", opening)
+        elif not config.channels:
+            await shared.stores.outbox.strand((), at=shared.clock.now())
+        if self._may_connect:
+            self.connect()
+
+    def connect(self) -> None:
+        """Keeps the connections to platforms from now on, until the drain."""
+        self._may_connect = True
+        if self.channels.names and not self._is_connecting:
+            self._is_connecting = True
+            work = partial(supervise, "connections", self._connected, self.shared.clock)
+            self.shared.group.start_soon(partial(work, may_end=True), name="connections")
+
+    async def _connected(self) -> None:
+        async with open_fetch() as fetch, open_sockets() as sockets:
+            await keep_channels_connected(self.channels, fetch, sockets)
+
+    async def serve_mcp(self, config: GatewayConfig) -> None:
+        """Makes the application at /mcp, if it is wanted and not there."""
+        if config.mcp.serve.is_enabled and self._mcp is None:
+            serving = await to_thread.run_sync(_mcp_door)  # takes a third of a second
+            self._desk = ServedDesk(
+                self.front, self.now.gate, served_agent(config), self.shared.ids
+            )
+            opening = partial(serving, self._desk, schemas=SchemaChecks(), most_bytes=MOST_BYTES)
+            self._mcp = (await self.shared.parts.use("served", opening)).value
+
+    # -- the end
+
+    async def look_anew(self) -> None:
+        """Reads again what another node may have changed. Raises StoreUnavailable."""
+        shared = self.shared
+        shared.settings.known.clear()
+        if shared.cluster is not None:
+            await shared.cluster.work.look_at_choices()
+        self.access.forget_all()
+        await shared.keys.look()
+        await shared.meter.write_what_waits()
+        await shared.meter.settle_lost()
+        shared.meter.try_again()
 
     async def drain(self) -> None:
         """Refuses new work, and waits for the runs that are at work."""
         lanes = self.shared.lanes
         self.health.draining = True
         self.channels.disconnect()
-        self.front.intake.close()
+        self.intake.close()
         self.stateless.close()
+        if self.shared.cluster is not None:
+            self.shared.cluster.leave()
         lanes.pause()
         log.info("draining", extra={"running": lanes.working})
-        with anyio.move_on_after(self.made.config.gateway.drain_s) as scope:
+        with anyio.move_on_after(self.now.made.config.gateway.drain_s) as scope:
             await lanes.rest()
             await self.stateless.rest()
         if scope.cancelled_caught:
-            log.warning("runs are cut off and start again", extra={"running": lanes.working})
+            log.warning("runs_interrupted", extra={"running": lanes.working})
         await self.channels.drain()
+        if self.shared.cluster is not None:
+            await self.shared.cluster.gone()
         for run in tuple(self.shared.live.values()):
             run.publish(is_over=False)
         self.stateless.abandon_all()
+
+
+def _mcp_door() -> Callable[..., AbstractAsyncContextManager[Door]]:
+    from gateway.mcp.endpoint import serving  # noqa: PLC0415  # slow to import
+
+    return serving
+
+
+def served_agent(config: GatewayConfig) -> AgentDef:
+    """Whose tools are served at /mcp."""
+    return replace(usual_agent(config), tools=config.mcp.serve.tools)
 
 
 @asynccontextmanager
@@ -330,145 +535,52 @@ async def assembled(
     config: GatewayConfig,
     *,
     version: str,
-    accept_loss: bool = False,
+    opening: AbstractAsyncContextManager[Shared] | None = None,
     patience_s: float = PATIENCE_S,
+    read: ReadConfig | None = None,
 ) -> AsyncIterator[Gateway]:
     """Everything but the front doors, at work until the context is left. Plugins that take longer
-    than `patience_s` come later, with the channels that they are adapters of."""
-    async with opened(config, accept_loss=accept_loss) as shared:
+    than `patience_s` come later, with the channels that they are adapters of. `read` reads the configuration
+    again: without it only what its files hold is reloaded."""
+    async with opening or opened(config) as shared:
         made = await to_thread.run_sync(build, config)
-        async with start(made, shared, version=version, patience_s=patience_s) as gateway:
-            try:
-                yield gateway
-            finally:
-                shared.group.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def start(
-    made: Generation, shared: Shared, *, version: str, patience_s: float = PATIENCE_S
-) -> AsyncIterator[Gateway]:
-    """Opens what the generation needs for itself, and sets it to work until the context is left."""
-    config, stores, clock = made.config, shared.stores, shared.clock
-    async with AsyncExitStack() as stack:
-        found = await _open(made, shared, stack, patience_s)
-        await follow(found.plugins, found.gate, stores.audit, clock)
-        await note_start(stores.audit, config, found.plugins.infos, version, clock.now())
-        gateway = Gateway(made, version, shared, found)
-        room = gateway.channels
-        await room.load(config.channels, found.plugins)
-        room.refuse_alike()
-        if config.channels:
-            accounts = frozenset((one.name, one.account) for one in config.channels)
-            fetch = await stack.enter_async_context(open_fetch())
-            known = (accounts, stores.outbox, gateway.front, shared.bus)
-            await stack.enter_async_context(delivering(room, *known, fetch=fetch))
-        else:
-            await stores.outbox.strand((), at=clock.now())
-        if config.mcp.serve.is_enabled:
-            gateway.mcp = await stack.enter_async_context(_mcp_door(gateway))
-        await gateway.memory.extractor.resume()
-        for name, task in (
-            ("souls", found.souls.keep_fresh),
-            ("trees", found.plans.keep_fresh),
-            ("rules", partial(keep_rules_fresh, config, found.rules, clock)),
-            ("store", gateway.watch.run),
-            ("sweep", partial(sweep, config, stores, clock)),
-            ("index", gateway.memory.indexer.run),
-            ("channels", partial(room.open_late, found.plugins)),
-        ):
-            may_end = name in {"rules", "channels"}  # there may be none to follow, or to wait for
-            found.group.start_soon(
-                partial(supervise, name, task, clock, may_end=may_end), name=name
-            )
+        read = read or (lambda path: LoadedConfig(config, Document(), {}))
         try:
+            gateway = await start(made, shared, read, version=version, patience_s=patience_s)
             yield gateway
         finally:
-            found.group.cancel_scope.cancel()
+            shared.group.cancel_scope.cancel()
 
 
-async def _open(
-    made: Generation, shared: Shared, stack: AsyncExitStack, patience_s: float
-) -> Resources:
-    """Raises McpNotInstalled, SoulUnreadable, TreeInvalid."""
+async def start(
+    made: Generation,
+    shared: Shared,
+    read: ReadConfig,
+    *,
+    version: str,
+    patience_s: float = PATIENCE_S,
+) -> Gateway:
+    """Sets the first generation to work. Raises SoulUnreadable, TreeInvalid, StoreUnavailable."""
     config, stores, clock = made.config, shared.stores, shared.clock
-    meter = shared.meter(config, made.prices)
-    model = shared.models(config, meter)
-    texts = FileTexts(clock)
-    souls = Souls(texts, made.souls, clock=clock, templates=made.templates)
-    await souls.load()
-    plans = Plans(texts, made.trees, shared.tell, decisions=made.decisions)
-    await plans.load()
-    group = await stack.enter_async_context(anyio.create_task_group())
-    plugins = await _open_plugins(config, shared, stack, patience_s)
-    recall = Recall(stores.facts)
-    own = (
-        MemoryTool(stores.facts, recall, clock, shared.ids, made.sharing),
-        ResultTool(stores.tools, stores.sessions),
-    )
-    gate = ToolGate(
-        (*own, *plugins.tools),
-        schemas=SchemaChecks(),
-        clock=clock,
-        originals=stores.tools,
-    )
-    await _open_mcp_servers(config, shared, gate, stack)
-    return Resources(group, meter, model, souls, plans, plugins, gate, CurrentRules(made.rules))
-
-
-async def _open_plugins(
-    config: GatewayConfig, shared: Shared, stack: AsyncExitStack, patience_s: float
-) -> Plugins:
-    enabled = [one for one in config.plugins if one.is_enabled]
-    fetches = any(plugin.origins for plugin in enabled)
-    own = {"folder": Folder()}
-    means = HostDeps(
-        fetch=await stack.enter_async_context(open_fetch()) if fetches else NoFetch(),
-        store=shared.stores.tools,
-        clock=shared.clock,
-        read_adapter=read_description,
-        functions=await to_thread.run_sync(host_functions, enabled, own),
-    )
-    cache, limits = config.gateway.data_dir / "plugins", config.sandbox
-    opening = open_sandbox(cache, means, workers=limits.workers, idle_s=limits.idle_s)
-    sandbox = await stack.enter_async_context(opening)
-    plugins = open_plugins(sandbox, config.plugins, patience_s=patience_s)
-    return await stack.enter_async_context(plugins)
-
-
-async def _open_mcp_servers(
-    config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
-) -> None:
-    """A server is connected when a turn of an agent that has it begins."""
-    if not config.mcp.servers:
-        return
-    # An extra, and slow to import.
-    from gateway.mcp.connections import Connector  # noqa: PLC0415
-    from gateway.mcp.servers import ServerDeps, open_servers  # noqa: PLC0415
-
-    async def on_changed(facts: Mapping[str, object]) -> None:
-        shared.tell("mcp.tool.changed", facts)
-        deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
-        await shared.stores.audit.append(deed)
-
-    means = ServerDeps(
-        connector=Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock),
-        clock=shared.clock,
-        schemas=SchemaChecks(),
-        store=shared.stores.tools,
-        renew=gate.renew,
-        tell=shared.tell,
-        told_changed=on_changed,
-        random=random.random,
-    )
-    gate.foreign = await stack.enter_async_context(open_servers(config.mcp.servers, means))
-
-
-def _mcp_door(gateway: Gateway) -> AbstractAsyncContextManager[Door]:
-    """The application at /mcp."""
-    from gateway.mcp.endpoint import serving  # noqa: PLC0415  # takes a third of a second
-
-    config, ids = gateway.made.config, gateway.shared.ids
-    agent = replace(usual_agent(config), tools=config.mcp.serve.tools)
-    desk = ServedDesk(gateway.front, gateway.opened.gate, agent, ids)
-    return serving(desk, schemas=SchemaChecks(), most_bytes=config.gateway.max_body_bytes)
+    look = await to_thread.run_sync(look_at, config)
+    first = await prepared(made, shared, look=look, patience_s=patience_s)
+    await follow(first.plugins, first.gate, stores.audit, clock)
+    await note_start(stores.audit, config, first.plugins.infos, version, clock.now())
+    for one in made.rules.refused:
+        log.warning("rule_file_refused", extra={"file": one.file, "why": one.why})
+    gateway = Gateway(first, version, shared, (read, look))
+    await gateway.load_channels()
+    await gateway.serve_mcp(config)
+    await gateway.backups.recall()
+    await gateway.memory.extractor.resume()
+    for name, task in (
+        ("files", gateway.reloads.watch),
+        ("store", gateway.watch.run),
+        ("sweep", partial(sweep, lambda: gateway.now.made.config, stores, clock)),
+        ("index", gateway.memory.indexer.run),
+        ("loop", partial(watch_loop, shared.reports.figures, clock)),
+        ("channels", partial(gateway.channels.open_late, first.plugins)),
+    ):
+        may_end = name == "channels"  # there may be none to wait for
+        shared.group.start_soon(partial(supervise, name, task, clock, may_end=may_end), name=name)
+    return gateway

@@ -1,14 +1,17 @@
-"""What a configuration makes of the gateway: one immutable value, built without opening anything."""
+"""What a configuration makes of the gateway: one immutable value, built without opening anything; and the files
+that it is made of, as they were at one moment."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from typing import cast
 
 from gateway.agent.leaves import SHIPPED
 from gateway.config.access import closed_agents, reach
+from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig, RuleFolder
 from gateway.control.policy import (
     DECISION_TREES,
@@ -24,7 +27,7 @@ from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.sessions import Choosable
-from gateway.host.files import shipped_folder
+from gateway.host.files import Digests, Stamps, digests_of, shipped_folder, stamps_of
 from gateway.providers.prices import PriceTable, why_no_thinking
 from gateway.routing import Router
 from gateway.sessions.intake import QueueBounds
@@ -112,6 +115,13 @@ def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
     }
 
 
+def agent_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, AgentDef]]:
+    """Every agent with its place in the file."""
+    first = int(config.default_agent is not None)
+    for index, agent in enumerate(config.agents):
+        yield (("agent",) if index < first else ("agents", index - first)), agent
+
+
 def decision_trees(wanted: Set[str]) -> DecisionTrees:
     """The decision trees of installed packages. Those with these names are imported now, the others
     once a tree asks for one. Raises DecisionTreeBroken."""
@@ -163,7 +173,12 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
     """Where the front door is, and who is let in."""
     settings = config.gateway
     tokens = tuple(
-        TokenDef(token.name, token.token.reveal(), reach(config, token.name, token.scopes))
+        TokenDef(
+            token.name,
+            token.token.reveal(),
+            reach(config, token.name, token.scopes),
+            token.expires,
+        )
         for token in config.tokens
     )
     return WebSettings(
@@ -172,6 +187,7 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
         tokens=tokens,
         operator_secret=settings.token.reveal() if settings.token else None,
         cli_secret=operator_key,
+        reach=partial(reach, config),
         allowed_origins=settings.allowed_origins,
         trusted_proxies=settings.trusted_proxies,
         max_connections=settings.max_connections,
@@ -180,3 +196,79 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
         max_frame_bytes=settings.max_frame_bytes,
         max_body_bytes=settings.max_body_bytes,
     )
+
+
+# -- the files
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`keys` name files in the configuration, as it has them; `names` as people call them."""
+
+    stamps: Stamps
+    digests: Digests
+    keys: Mapping[str, KeyPath]
+    names: Mapping[str, str]
+
+
+def look_at(config: GatewayConfig, before: Look | None = None) -> Look:
+    """What was looked at `before` it was read stays as it was seen then. It blocks."""
+    stamps, keys = stamps_of(files_of(config)), dict[str, KeyPath]()
+    for place, path in (*text_places(config), *plugin_places(config)):
+        keys.setdefault(path, place)
+    digests = digests_of(stamps if before is None else stamps.keys() - before.digests.keys())
+    if before is not None:
+        digests = {path: before.digests.get(path) or digests.get(path, "") for path in stamps}
+        stamps = {path: before.stamps.get(path, stamp) for path, stamp in stamps.items()}
+    names = {path: dotted(_named(config, place)) for path, place in keys.items()}
+    return Look(stamps, digests, keys, names)
+
+
+def files_changed(before: Look, now: Look) -> Iterator[str]:
+    """The keys whose files have another content."""
+    for text, name in now.names.items():
+        path = Path(text)
+        if path in before.digests and before.digests[path] != now.digests.get(path):
+            yield name
+
+
+def _named(config: GatewayConfig, place: KeyPath) -> KeyPath:
+    """With the name of an item in place of its number."""
+    kind, number, *rest = place
+    if not isinstance(number, int):
+        return place
+    if kind == "agents":
+        return (kind, config.agents[number + (config.agent is not None)].id, *rest)
+    items = config.subagents if kind == "subagents" else config.plugins
+    return (kind, items[number].name, *rest)
+
+
+def plugin_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
+    for index, one in enumerate(config.plugins):
+        yield ("plugins", index, "path"), str(one.path)
+
+
+def text_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
+    """The key that names each text of an agent, and the file."""
+    for place, agent in agent_places(config):
+        yield (*place, "soul_path"), soul_paths([agent])[agent.id]
+        yield (*place, "tree"), tree_paths([agent])[agent.id]
+        if agent.prompt_template:
+            yield (*place, "prompt_template"), agent.prompt_template
+    for index, one in enumerate(with_subagents(config)[len(config.agents) :]):
+        yield ("subagents", index, "prompt_path"), soul_paths([one])[one.id]
+
+
+def files_of(config: GatewayConfig) -> Iterator[Path]:
+    """Every file that the configuration is made of, with itself; of a folder also what is in it now."""
+    folder = config.rule_folder
+    paths = (
+        *((config.origin,) if config.origin else ()),
+        *(Path(path) for _, path in (*text_places(config), *plugin_places(config))),
+        *((folder.path,) if folder else ()),
+        *config.other_files,
+    )
+    for path in dict.fromkeys(paths):
+        yield path
+        if path.is_dir():
+            yield from path.iterdir()

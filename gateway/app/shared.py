@@ -1,27 +1,47 @@
 """What is opened once for every generation: the store, the lanes, live runs, counters and sockets."""
 
 import random
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
-from gateway.agent.journal import RunJournal
-from gateway.budgets import BudgetQueue, Estimates, Meter
+from gateway.agent.driver import RunJournal
+from gateway.budgets import LiveBudgets, Meter
 from gateway.channels.intake import Scrub
 from gateway.channels.room import Traffic
+from gateway.config.access import token_budgets
 from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
+from gateway.domain.errors import StoreNotInstalled
 from gateway.domain.events import Event, kind_named
+from gateway.domain.figures import Figures, RunReports
 from gateway.domain.ids import RunId
+from gateway.domain.model import ProviderDef
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, SocketClient, Stores
+from gateway.domain.ports import (
+    Clock,
+    Fetch,
+    Http,
+    Ids,
+    Inbox,
+    Journal,
+    Model,
+    SocketClient,
+    Stores,
+)
+from gateway.domain.supervision import contained
 from gateway.host.clock import SystemClock, TimeIds
-from gateway.memory.window import Episodes
+from gateway.host.logs import Log
+from gateway.memory.context import Episodes
 from gateway.outbound.connection import open_outbound
 from gateway.outbound.secrets import Scrubber
 from gateway.providers.client import Models, ProviderClient
@@ -30,8 +50,12 @@ from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.worker import SettingsBook
-from gateway.store.opening import open_store
+from gateway.store.opening import note_node, open_store, ours_alone
 from gateway.web.status import ProviderTrial
+from gateway.web.tokens import Keys
+
+if TYPE_CHECKING:
+    from gateway.app.nodes import Membership, SharedStore
 
 
 def open_fetch() -> AbstractAsyncContextManager[Fetch]:
@@ -52,10 +76,62 @@ def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
     return Scrubber(secrets).body
 
 
+Opening = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What generations share because it did not change: opened once, and closed when none uses it. `key` says all that it was made of: another key is another part."""
+
+    key: object
+    value: Any
+    users: int = 0
+    is_over: anyio.Event = field(default_factory=anyio.Event)
+
+
+@dataclass(slots=True)
+class Parts:
+    """Each part lives in a task of its own in the group, so that it may end in any order."""
+
+    group: TaskGroup
+    _open: list[Part] = field(default_factory=list)
+
+    async def use(self, key: object, opening: Opening) -> Part:
+        """The part that is open under that key, or a new one. Raises what the opening raises."""
+        found = next((one for one in self._open if one.key == key), None)
+        if found is None:
+            found = await self.group.start(partial(self._keep, key, opening), name="kept part")
+        found.users += 1
+        return found
+
+    def leave(self, part: Part) -> None:
+        """One user less; without any it is closed."""
+        part.users -= 1
+        if not part.users:
+            self._open.remove(part)
+            part.is_over.set()
+
+    async def _keep(self, key: object, opening: Opening, *, task_status: TaskStatus[Part]) -> None:
+        async with opening() as value:
+            part = Part(key, value)
+            self._open.append(part)
+            task_status.started(part)
+            while not part.is_over.is_set():
+                await contained("part", part.is_over.wait)
+
+
+Providers = Mapping[str, tuple[ProviderDef | None, Model]]  # with what each was made of
+NO_PROVIDERS: Providers = MappingProxyType({})
+
+
+def models(providers: Providers) -> Model:
+    return Models({name: model for name, (_, model) in providers.items()})
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The lanes live in the group. `settings` and `episodes` are caches over the store. `estimates`, `queue`
-    and `refusals` count for budgets, `traffic` for channels, since the start."""
+    """The lanes live in the group. `settings` and `episodes` are caches over the store. `traffic` counts for
+    channels since the start, `reports` for runs, `meter` for budgets, whose limits are always those of now."""
 
     clock: Clock
     ids: Ids
@@ -65,12 +141,23 @@ class Shared:
     lanes: Lanes
     bus: Bus
     live: LiveRuns
-    estimates: Estimates
-    queue: BudgetQueue
-    refusals: Counter[str]
+    limits: LiveBudgets
+    keys: Keys
+    meter: Meter
     traffic: Traffic
     episodes: Episodes
     settings: SettingsBook
+    logs: Log
+    reports: RunReports
+    parts: Parts
+    inbox: Inbox  # for turns
+    journal: Journal
+    cluster: "Membership | None" = None
+
+    async def measure(self) -> None:
+        """What of several gateways is looked up when it is asked for."""
+        if self.cluster is not None:
+            await self.cluster.measure()
 
     def tell(self, type_: str, payload: Mapping[str, object]) -> None:
         """Publishes an event of the gateway that belongs to no run."""
@@ -78,58 +165,125 @@ class Shared:
         severity = kind.severity if kind else "info"
         self.bus.publish(Event(type_, severity, "gateway", self.clock.now(), None, None, payload))
 
+    def dropped(self) -> Mapping[str, int]:
+        """What was lost of logs and traces, by its metric."""
+        return {
+            "log_records_dropped_total": self.logs.dropped,
+            "trace_spans_dropped_total": self.reports.spans_dropped,
+        }
+
     def journal_of(self, run_id: RunId) -> RunJournal | None:
         """The journal of a live run."""
         run = self.live.get(run_id)
         return None if run is None else run.journal
 
-    def meter(self, config: GatewayConfig, prices: PriceTable) -> Meter:
-        """The budgets of a configuration over the one ledger."""
-        counters = (self.estimates, self.queue, self.refusals)
-        ports = (self.clock, self.ids, self.stores.audit)
-        return Meter(self.stores.ledger, config.budgets, prices, *ports, *counters)
-
-    def models(self, config: GatewayConfig, meter: Meter) -> Model:
-        """The providers that the configuration defines, and the demo model: each attempt is metered."""
-        found: dict[str, Model] = {}
+    def providers(self, config: GatewayConfig, before: Providers = NO_PROVIDERS) -> Providers:
+        """The providers that the configuration defines, and the demo model: each attempt is metered. Those
+        that are defined as `before` are taken over, with all that they have learned."""
+        found: dict[str, tuple[ProviderDef | None, Model]] = {}
         for name, one in config.providers.items():
-            how = (self.http, self.clock, random.random, meter.around)
-            found[name] = ProviderClient(one, *how)
-        found.setdefault("demo", meter.around(DemoModel()))
-        return Models(found)
+            known, how = before.get(name), (self.http, self.clock, random.random, self.around)
+            found[name] = known if known and known[0] == one else (one, ProviderClient(one, *how))
+        found.setdefault("demo", before.get("demo") or (None, self.around(DemoModel())))
+        return found
+
+    def around(self, model: Model) -> Model:
+        """Metered; of several nodes only the one that works on a run asks for it."""
+        metered = self.meter.around(model)
+        return metered if self.cluster is None else self.cluster.guarded(metered)
+
+
+Waiting = Callable[[str], Awaitable[None]]  # is told why there is no store yet
 
 
 @asynccontextmanager
-async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIterator[Shared]:
-    """Opens the store of the configuration. Raises DataDirInUse, StoreRefused, StoreUnavailable."""
-    clock = SystemClock()
+async def open_stores(
+    config: GatewayConfig,
+    clock: Clock,
+    waiting: Waiting | None = None,
+    *,
+    accept_loss: bool = False,
+    figures: Figures | None = None,
+) -> AsyncIterator["tuple[Stores, SharedStore | None]"]:
+    settings, data_dir = config.store, config.gateway.data_dir
+    if not settings.is_shared:
+        store = open_store(
+            settings.url,
+            data_dir,
+            clock=clock,
+            accept_loss=accept_loss,
+            on_commit=figures.commit if figures else None,
+        )
+        async with store as stores:
+            yield stores, None
+        return
+    try:  # an extra
+        from gateway.app.shared_store import open_shared_store  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise StoreNotInstalled from error
+    async with (
+        ours_alone(data_dir) as ended,
+        open_shared_store(
+            settings,
+            clock,
+            ended=ended,
+            waiting=waiting,
+            note=partial(note_node, data_dir),
+            cluster=config.cluster,
+            figures=figures,
+        ) as shared,
+    ):
+        yield shared.stores, shared
+
+
+@asynccontextmanager
+async def opened(
+    config: GatewayConfig,
+    *,
+    logs: Log | None = None,
+    accept_loss: bool = False,
+    waiting: Waiting | None = None,
+) -> AsyncIterator[Shared]:
+    """Opens the store of the configuration; `waiting` lets it wait for a server that does not answer.
+    Without `logs` nobody reads what runs report. Raises DataDirInUse, StoreInUse, StoreRefused, StoreUnavailable."""
+    clock, logs, figures = SystemClock(), logs or Log(sys.stderr), Figures()
     async with AsyncExitStack() as stack:
-        url, data_dir = config.store.url, config.gateway.data_dir
-        store = open_store(url, data_dir, clock=clock, accept_loss=accept_loss)
-        stores = await stack.enter_async_context(store)
+        store = open_stores(config, clock, waiting, accept_loss=accept_loss, figures=figures)
+        stores, found = await stack.enter_async_context(store)
         await stores.care.probe()
         http = await stack.enter_async_context(open_outbound())
         group = await stack.enter_async_context(anyio.create_task_group())
+        limits = LiveBudgets(config.budgets, token_budgets(config))
+        prices, ids = PriceTable(config.providers), TimeIds(clock)
+        if config.providers:  # before any call: to build it later would block the event loop
+            await to_thread.run_sync(prices.warm)
+        live, episodes = LiveRuns(), Episodes(stores.sessions)
+        member = await found.join(live, episodes, clock, group) if found else None
         shared = Shared(
             clock=clock,
-            ids=TimeIds(clock),
+            ids=ids,
             stores=stores,
             http=http,
             group=group,
             lanes=Lanes(group, width=config.queue.max_running),
             bus=Bus(),
-            live={},
-            estimates=Estimates(),
-            queue=BudgetQueue(),
-            refusals=Counter(),
+            live=live,
+            limits=limits,
+            keys=Keys(stores.tokens, stores.ledger, limits, clock),
+            meter=Meter(stores.ledger, limits, prices, clock, ids, stores.audit, figures=figures),
             traffic=Traffic(Counter(), Counter(), Counter()),
-            episodes=Episodes(stores.sessions),
+            episodes=episodes,
             settings=SettingsBook(stores.sessions),
+            logs=logs,
+            reports=RunReports(figures, logs.event),
+            parts=Parts(group),
+            inbox=member.inbox if member else stores.inbox,
+            journal=member.journal if member else stores.journal,
+            cluster=member,
         )
-        prices = PriceTable(config.providers)
-        if config.providers:  # before any call: to build it later would block the event loop
-            await to_thread.run_sync(prices.warm)
-        await shared.meter(config, prices).settle_lost()
+        await shared.meter.settle_lost()
+        await stores.ledger.load_raises(clock.now())
+        await shared.keys.load()
         try:
             yield shared
         finally:
@@ -141,8 +295,7 @@ async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTrial]:
     """Tests a provider without a gateway. The store is locked meanwhile. Raises DataDirInUse."""
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
     async with opened(config) as shared:
-        meter = shared.meter(config, PriceTable(config.providers))
-        model = shared.models(replace(config, providers=once), meter)
+        model = models(shared.providers(replace(config, providers=once)))
         yield provider_trial(config, model, shared.ids)
 
 

@@ -13,11 +13,12 @@ from hashlib import sha256
 from typing import Literal
 
 from gateway.channels.adapters import Incoming, Sender
-from gateway.channels.health import Publish, printable
+from gateway.channels.health import Publish
 from gateway.domain.channels import ChannelDef, Pairing, PairingState
 from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound
 from gateway.domain.events import Deed, DeedKind
 from gateway.domain.ports import Audit, ChannelStore, Clock, Ids
+from gateway.domain.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ Place = tuple[str, str]  # channel and account
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnForAgent:
     """The message is for the agent."""
 
 
@@ -73,7 +74,7 @@ class Command:
     argument: str
 
 
-Verdict = Turn | Ignored | Answered | Command
+Verdict = TurnForAgent | Ignored | Answered | Command
 
 
 class PairingNotFound(NotFound):
@@ -130,11 +131,11 @@ class AccessControl:
         if is_welcome and await self.is_blocked(*who):
             return Ignored("blocked")
         if is_welcome and command is None:
-            return Turn()
+            return TurnForAgent()
         known = await self.find(*who)
         if is_listed or (known is not None and known.state == "paired"):
             return _allowed(command, known)
-        return Turn() if is_open else await self._judge_stranger(channel, message, known)
+        return TurnForAgent() if is_open else await self._judge_stranger(channel, message, known)
 
     async def _judge_stranger(
         self, channel: ChannelDef, message: Incoming, known: Pairing | None
@@ -162,7 +163,7 @@ class AccessControl:
             return Ignored("not_mentioned")
         if person in channel.allow_from | rule.allow_from:
             return _allowed(command_in(message.text), None)
-        return Turn()
+        return TurnForAgent()
 
     async def find(self, channel: str, account: str, person: str) -> Pairing | None:
         """As it holds now: an expired request is none. Raises StoreUnavailable."""
@@ -196,6 +197,11 @@ class AccessControl:
             if len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
 
+    def forget_all(self) -> None:
+        """Another node may have decided."""
+        self._known.clear()
+        self._revoked += 1
+
     def _forget(self, who: tuple[str, str, str]) -> None:
         self._known.pop(who, None)
         self._revoked += 1
@@ -206,7 +212,7 @@ class AccessControl:
         stranger who goes on and on, or comes to a full queue, costs no commit. Raises
         StoreUnavailable."""
         code, now = _new_code(self.ids), self.clock.now()
-        name = sender.name and printable(sender.name)[:LONGEST_NAME]
+        name = sender.name and printable(sender.name[:LONGEST_NAME])
         who, until = (channel, account, sender.id), now + LIFE
         asked = Pairing(*who, name, "asked", _digest(code), now, until)
         if not await self.store.may_ask(asked):
@@ -332,7 +338,7 @@ def command_in(text: str) -> Command | None:
 def _allowed(command: Command | None, known: Pairing | None) -> Verdict:
     """Who may talk is for owners alone to decide."""
     if command is None or (command.name == "pair" and not (known and known.is_owner)):
-        return Turn()
+        return TurnForAgent()
     return command
 
 

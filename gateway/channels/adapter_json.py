@@ -13,12 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from gateway.channels.adapters import (
+    AdapterEvent,
+    AdapterReply,
     Description,
-    Event,
     Formatted,
     Incoming,
     Parsed,
-    Reply,
     ReplyContext,
     Unusable,
 )
@@ -57,9 +57,9 @@ def schemas() -> dict[str, dict[str, Any]]:
     """JSON Schemas of all that crosses between host and adapter, published under docs/schemas."""
     published: dict[str, type] = {
         "describe": Description,
-        "event": Event,
+        "event": AdapterEvent,
         "parse-incoming": Parsed,
-        "reply": Reply,
+        "reply": AdapterReply,
         "format-outgoing": Formatted,
     }
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
@@ -116,8 +116,8 @@ def read_incoming(text: str) -> Incoming:
     return _validated(Incoming, text)
 
 
-def write_event(event: Event) -> bytes:
-    return _type_adapter(Event).dump_json(event, exclude_none=True)
+def write_event(event: AdapterEvent) -> bytes:
+    return _type_adapter(AdapterEvent).dump_json(event, exclude_none=True)
 
 
 def write_context(context: ReplyContext) -> str:

@@ -296,7 +296,7 @@ class Adapter(Protocol):
 
 # ------------------------------------------------------------------------------ messages in
 @dataclass(frozen=True, slots=True)
-class Event(Strict):
+class AdapterEvent(Strict):
     """What `parse-incoming` is given: a call of the platform, its answer to a poll, or a frame.
     Headers are in lower case, without those that prove who calls; secrets are taken out."""
 
@@ -403,7 +403,7 @@ class Idempotency:
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Strict):
+class AdapterRequest(Strict):
     url: str
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -415,7 +415,7 @@ class Request(Strict):
 class Formatted(Tolerant):
     """What `format-outgoing` answers. `too_long`: cut the text smaller and ask again."""
 
-    requests: tuple[Request, ...] = ()
+    requests: tuple[AdapterRequest, ...] = ()
     edit: bool = False  # a message of these can be edited later
     too_long: bool = False
 
@@ -433,7 +433,7 @@ class ReplyContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply(Strict):
+class AdapterReply(Strict):
     """What `format-outgoing` is given. `answer` and `reply_to` are of the message that is answered;
     `edits` is the platform's id of the message to edit; `key` is the same for the same part."""
 

@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
+from gateway.budgets import LiveBudgets
 from gateway.channels.access import MOST_LISTED, AccessControl, Command
 from gateway.channels.adapters import Incoming
 from gateway.channels.intake import address_of
 from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef, speaker
-from gateway.domain.budgets import Budgets, Limit, Scope, Tally, day_of, shown
+from gateway.domain.budgets import Limit, Scope, Tally, day_of, shown
 from gateway.domain.channels import ChannelDef, Pairing
 from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
 from gateway.domain.facts import Fact, FactQuery, Recalled, whose
@@ -20,7 +21,7 @@ from gateway.domain.ports import FactStore, Ledger
 from gateway.memory.context import context_report
 from gateway.memory.recall import Recall
 from gateway.sessions.intake import Front
-from gateway.sessions.lanes import NOTHING, SessionQueues
+from gateway.sessions.lanes import SessionQueues
 from gateway.sessions.runs import LiveRun
 
 MOST_FACTS = 20  # the newest
@@ -31,7 +32,7 @@ MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 ALIASES: Mapping[str, str] = {"reset": "new"}
 ALONE = frozenset({"new", "stop", "status", "usage", "context", "help", "whoami"})
 UNROUTED = "No agent answers here."
-FOR_NOW = "It holds in this chat until `/new`, or until the gateway restarts."
+UNTIL = "It holds in this chat until `/new`"
 HELP = """\
 - `/new` begins a new conversation; what is known about you stays
 - `/stop` stops what is being answered, and what waits
@@ -65,7 +66,7 @@ class ChatCommands:
 
     front: Front
     spending: Ledger
-    budgets: Budgets
+    budgets: LiveBudgets
     facts: FactStore
     recall: Recall
     settled: Callable[[SessionKey], Awaitable[None]]
@@ -105,21 +106,26 @@ class ChatCommands:
         return await acts[name](asked)
 
     @property
+    def _for_now(self) -> str:
+        is_kept = self.front.intake.sharing is not None
+        return f"{UNTIL}." if is_kept else f"{UNTIL}, or until the gateway restarts."
+
+    @property
     def _queues(self) -> SessionQueues:
         return self.front.intake.queues
 
     async def _new(self, asked: _Asked) -> str:
         await self.front.start_over(asked.key)
-        self._queues.choose(asked.key, NOTHING)
+        await self.front.choose(asked.key, model=None, mode=None)
         return "Your next message begins a new conversation."
 
     async def _stop(self, asked: _Asked) -> str:
-        count = self._queues.stop_all(asked.key)
+        count = await self.front.stop_all(asked.key)
         return f"Stopped: {_count(count, 'message')}." if count else "No answer is running."
 
     async def _status(self, asked: _Asked) -> str:
         key, record = asked.key, await self.front.sessions.find_session(asked.key)
-        at_work, waiting = self._queues.load(key)
+        at_work, waiting = await self.front.load(key)
         lines = [
             f"Agent `{key.agent}`, model `{self._chosen(asked)}`",
             f"Queue `{self._queues.mode(key)}`: {at_work} running, {waiting} queued",
@@ -146,22 +152,22 @@ class ChatCommands:
             [
                 f"{names[one.scope]}: {row}"
                 for one in tallies
-                for row in _spent(one, self.budgets.limit(one.scope))
+                for row in _spent(one, self.budgets.now.limit(one.scope, one.raised))
             ]
         )
 
     async def _model(self, asked: _Asked) -> str:
-        queues, name, models = self._queues, asked.argument, _models(asked.agent)
+        name, models = asked.argument, _models(asked.agent)
         listed = ", ".join(f"`{one}`" for one in models)
         if not name:
             return f"`{self._chosen(asked)}` answers here, of {listed}. `/model NAME` chooses one."
         if name not in {"default", *models}:
             return f"There is no such model here; there are {listed}. Nothing was changed."
         model = None if name == "default" else name
-        queues.choose(asked.key, replace(queues.choice(asked.key), model=model))
+        await self.front.choose(asked.key, model=model)
         if model is None:
             return f"`{self._chosen(asked)}` answers here again, unless you have set another one."
-        return f"From your next message on `{name}` answers. {FOR_NOW}"
+        return f"From your next message on `{name}` answers. {self._for_now}"
 
     def _chosen(self, asked: _Asked) -> str:
         return self._queues.choice(asked.key).model or asked.agent.model
@@ -201,8 +207,8 @@ class ChatCommands:
         queues, key = self._queues, asked.key
         mode = next((one for one in MODES if one == asked.argument.lower()), None)
         if mode is not None:
-            queues.choose(key, replace(queues.choice(key), mode=mode))
-            return f"The queue is `{mode}` from now on. {FOR_NOW}"
+            await self.front.choose(key, mode=mode)
+            return f"The queue is `{mode}` from now on. {self._for_now}"
         modes = ", ".join(f"`{one}`" for one in MODES)
         now = f"The queue is `{queues.mode(key)}`, of {modes}."
         return f"There is no such mode. {now}" if asked.argument else now

@@ -43,10 +43,10 @@ from gateway.domain.ports import (
     SocketClient,
     SocketRequest,
 )
+from gateway.domain.supervision import backoff_s
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT_S = 60.0
 LONGEST_NAMED_S = 3_600.0  # if the platform names the wait
 STEADY_S = 60.0  # a connection that worked for so long begins anew with the shortest wait
 READY_S = 30.0  # within which a session has to stand
@@ -148,7 +148,7 @@ async def keep_connected(live: ConnectedChannel) -> None:
         is_steady = clock.monotonic() - began >= STEADY_S and health.count > count
         tries = 1 if is_steady else tries + 1
         jitter = live.jitter()
-        wait_s = min(LONGEST_WAIT_S, 2.0 ** min(tries - 1, 10)) * jitter
+        wait_s = backoff_s(tries) * jitter
         await clock.sleep(wait_s if named_s is None else min(named_s, LONGEST_NAMED_S) + jitter)
 
 

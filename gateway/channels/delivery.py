@@ -19,8 +19,15 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.channels.adapter_json import read_context, read_formatted
-from gateway.channels.adapters import Adapter, Formatted, Rate, Reply, ReplyContext, Request
-from gateway.channels.health import Health
+from gateway.channels.adapters import (
+    Adapter,
+    AdapterReply,
+    AdapterRequest,
+    Formatted,
+    Rate,
+    ReplyContext,
+)
+from gateway.channels.health import ChannelHealth
 from gateway.channels.recipes import Answer, Arrived, Declined, Moved, TryAgain, read_answer
 from gateway.channels.splitting import Piece, Splitting
 from gateway.domain.channels import ChannelDef
@@ -29,7 +36,7 @@ from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
 from gateway.domain.ports import Clock, Fetch, FetchGrant, FetchRequest, HttpFailed
-from gateway.domain.supervision import contained
+from gateway.domain.supervision import contained, result_of
 from gateway.sessions.runs import LiveRun
 
 log = logging.getLogger(__name__)
@@ -167,13 +174,13 @@ class PlatformClient:
         if isinstance(own := channel.config.get("api_base"), str) and own:
             base = own
         what = (to.peer, to.thread, to.is_group, to.reply_to, to.answer, text, edits)
-        reply = Reply(do, key, *what, channel.account, channel.config, base)
+        reply = AdapterReply(do, key, *what, channel.account, channel.config, base)
         formatted = read_formatted(await self.adapter.format(to_json(reply).decode()))
         if formatted.too_long:
             raise TooLong
         return formatted
 
-    async def ask(self, request: Request, peer: str) -> Answer:
+    async def ask(self, request: AdapterRequest, peer: str) -> Answer:
         """Raises Denied, HttpFailed."""
         if "${" in request.url.partition("?")[2]:
             # What a platform is asked in a query may end where others read it.
@@ -205,7 +212,7 @@ class ChannelSender:
     """Implements Deliver. `draft_of` tells where a run's answer has begun already."""
 
     client: PlatformClient
-    health: Health
+    health: ChannelHealth
     draft_of: Callable[[RunId], Awaitable[Draft | None]] = _no_draft
 
     async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt:
@@ -295,7 +302,7 @@ class _Part:
             receipt = receipt or answer.message_id
         return receipt
 
-    async def _requests(self, draft: Draft | None) -> tuple[Sequence[Request], bool]:
+    async def _requests(self, draft: Draft | None) -> tuple[Sequence[AdapterRequest], bool]:
         """True: repeating them all is idempotent."""
         do: Do = self._to.do
         name, edits = self._name, None
@@ -321,7 +328,7 @@ class _Part:
         is_ours = isinstance(answer, Declined) and answer.is_ours
         raise Ended(Receipt("failed", why=answer.why), is_ours=is_ours)
 
-    async def _ask(self, request: Request, *, is_safe: bool) -> Answer:
+    async def _ask(self, request: AdapterRequest, *, is_safe: bool) -> Answer:
         try:
             answer = await self._sender.client.ask(request, self._to.peer)
         except HttpFailed as error:
@@ -399,11 +406,8 @@ class Drafts:
 
         stop = run.listen(hear)
         try:
-            with mine.scope:
-                await self._show(mine, run)
-        except Exception:
-            # Whatever a platform or an adapter provokes here ends nothing else.
-            log.exception("draft_failed", extra={"run": mine.run_id})
+            with mine.scope:  # whatever a platform or an adapter provokes here ends nothing else
+                await result_of("draft_failed", {"run": mine.run_id}, self._show, mine, run)
         finally:
             stop()
             mine.text = ""

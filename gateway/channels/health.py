@@ -1,5 +1,6 @@
 """The health of a channel: each direction has its own, since sending says nothing of receiving."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,6 +14,9 @@ from gateway.domain.channels import (
     TransportKind,
 )
 from gateway.domain.ports import Clock
+from gateway.domain.text import printable
+
+log = logging.getLogger(__name__)
 
 LONGEST_WHY = 300
 
@@ -25,7 +29,7 @@ _EVENTS = {
 }
 
 
-class Health:
+class ChannelHealth:
     """The state of one channel; publishes an event when the state changes."""
 
     def __init__(
@@ -59,7 +63,9 @@ class Health:
     def failed(self, direction: Direction, why: str) -> None:
         flow = self._flows[direction]
         since = flow.failing_since or self._clock.now()
-        self._flows[direction] = replace(flow, failing_since=since, why=printable(why))
+        self._flows[direction] = replace(
+            flow, failing_since=since, why=printable(why[:LONGEST_WHY])
+        )
         self._publish_change()
 
     def count_refusal(self, why: str) -> None:
@@ -68,7 +74,7 @@ class Health:
 
     def end(self, state: ChannelState, why: str) -> None:
         """The state is final until the next start."""
-        self._end = (state, printable(why))
+        self._end = (state, printable(why[:LONGEST_WHY]))
         self._publish_change()
 
     @property
@@ -90,11 +96,16 @@ class Health:
         state, why = self._state()
         if state == self._published:
             return
+        log.log(
+            logging.INFO if state in {"starting", "connected"} else logging.WARNING,
+            "channel_state_changed",
+            extra={
+                "channel": self._channel.name,
+                "state": state,
+                "was": self._published,
+                "why": why,
+            },
+        )
         self._published = state
         if state in _EVENTS:
             self._publish(_EVENTS[state], {"channel": self._channel.name, "why": why})
-
-
-def printable(text: str) -> str:
-    """Platforms and strangers have a say in the text: no word of theirs may steer a terminal."""
-    return "".join(one if one.isprintable() else " " for one in text[:LONGEST_WHY])

@@ -25,8 +25,8 @@ from gateway.channels.adapter_json import (
 )
 from gateway.channels.adapters import (
     Adapter,
+    AdapterEvent,
     Attachment,
-    Event,
     HttpReply,
     Incoming,
     Parsed,
@@ -34,10 +34,11 @@ from gateway.channels.adapters import (
     Transport,
     Unusable,
 )
-from gateway.channels.health import Health
+from gateway.channels.health import ChannelHealth
 from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing, TransportKind
 from gateway.domain.errors import AdapterFailed, Conflict, NoRoute, NotOfProject
+from gateway.domain.events import Recurrences
 from gateway.domain.inbox import Accepted, HeardAs, HeardMessage, Inbound, NewDelivery
 from gateway.domain.ports import ChannelStore, Clock
 
@@ -83,6 +84,7 @@ class Intake:
     run_command: RunCommand
     counts: Counts = field(default_factory=Counter)
     ignored: Counts = field(default_factory=Counter)
+    _unrouted: Recurrences = field(default_factory=Recurrences)
     _answers: dict[tuple[str, str, str], Answered] = field(default_factory=dict)  # not committed
     _commanding: WeakValueDictionary[tuple[str, str, str], anyio.Lock] = field(
         default_factory=WeakValueDictionary
@@ -179,8 +181,9 @@ class Intake:
             self._count(channel, "duplicate")
             return False
         except (NoRoute, NotOfProject) as error:
-            extra = {"channel": channel.name, "why": str(error)}
-            log.warning("channel_message_unrouted", extra=extra)
+            if times := self._unrouted.worth(f"{channel.name} {error}", self.clock.now()):
+                extra = {"channel": channel.name, "why": str(error), "times": times}
+                log.warning("channel_message_unrouted", extra=extra)
             return await self._note(channel, message, "unrouted", memos)
         self._count(channel, "duplicate" if accepted.duplicate else "accepted")
         return True
@@ -330,7 +333,7 @@ class OpenChannel:
     settings: ChannelDef
     adapter: Adapter
     transport: Transport
-    health: Health
+    health: ChannelHealth
     intake: Intake
     scrub: Scrub
     state: str = ""
@@ -393,7 +396,7 @@ class OpenChannel:
     ) -> tuple[Parsed, Sequence[Unusable]]:
         body, is_marked = mark_invalid(body)
         settings = self.settings
-        head = Event(
+        head = AdapterEvent(
             got.transport,
             _joined(got.headers),
             settings.account,

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from gateway.channels.adapter_json import read_json
 from gateway.channels.adapters import CallRecipe, Outbound, Table
-from gateway.channels.health import printable
 from gateway.domain.errors import Denied, GatewayError
 from gateway.domain.ports import Fetched, FetchRequest
+from gateway.domain.text import printable
 
 LONGEST_WAIT_S = 86_400.0
 _LONGEST_WORD = 300  # also of an id
@@ -183,7 +183,7 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
     is_ok = is_ok and (outbound.ok is None or at(said, outbound.ok) is not False)
     if is_ok or (word is not None and word.startswith(outbound.done_errors)):
         return Arrived(_text(outbound.message_id, said))
-    why = f"the platform answered {fetched.status}{f': {printable(word)}' if word else ''}"
+    why = f"the platform answered {fetched.status}{f': {printable(word[:_LONGEST_WORD])}' if word else ''}"
     if (peer := _text(outbound.moved_to, said)) is not None:
         return Moved(peer, why)
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:

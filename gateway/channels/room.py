@@ -16,7 +16,7 @@ from gateway.channels.adapters import Adapter, Description, Poll, Transport, Web
 from gateway.channels.commands import ChatCommands
 from gateway.channels.connections import ConnectedChannel, keep_connected
 from gateway.channels.delivery import ChannelSender, Drafts, PlatformClient
-from gateway.channels.health import Health, Publish
+from gateway.channels.health import ChannelHealth, Publish
 from gateway.channels.intake import Counts, Intake, OpenChannel, Scrub
 from gateway.channels.webhooks import (
     ChannelRefused,
@@ -28,12 +28,13 @@ from gateway.channels.webhooks import (
 )
 from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelStatus
+from gateway.domain.cluster import Duties
 from gateway.domain.errors import Conflict
 from gateway.domain.inbox import Accepted, HeardMessage, Inbound
 from gateway.domain.outbox import Deliver
 from gateway.domain.plugins import PluginInfo, PluginSecret
 from gateway.domain.ports import ChannelStore, Clock, Fetch, Outbox, SocketClient, Stores
-from gateway.domain.supervision import supervise
+from gateway.domain.supervision import Work, retry_store, supervise
 from gateway.sessions.intake import Front
 from gateway.sessions.outbox import Deliveries
 
@@ -54,7 +55,7 @@ class Traffic(NamedTuple):
     delivered: Counts
 
 
-class Plugins(Protocol):
+class AdapterPlugins(Protocol):
     """The plugins, some of which are still being compiled."""
 
     @property
@@ -72,15 +73,20 @@ class _Entry:
     """A configured channel. `is_settled`: it is open or refused, once its adapter is compiled."""
 
     settings: ChannelDef
-    health: Health
+    health: ChannelHealth
     opened: OpenChannel | None = None
     is_settled: anyio.Event = field(default_factory=anyio.Event)
+    connection: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    parted: anyio.Event | None = (
+        None  # set when the connection is closed; None: there never was one
+    )
 
 
 @dataclass(slots=True)
 class ChannelRoom:
     """Opens channels. A channel that cannot be opened keeps no other from working. `scrubbing` takes a
-    channel's secrets out of what its platform sends. `delivered` counts deliveries."""
+    channel's secrets out of what its platform sends. `delivered` counts deliveries. `connect` and `join` set
+    a channel to work that is opened later, where connections are kept and answers delivered."""
 
     intake: Intake
     store: ChannelStore
@@ -90,15 +96,19 @@ class ChannelRoom:
     scrubbing: Scrubbing
     delivered: Counts = field(default_factory=Counter)
     deliveries: Deliveries | None = None
+    duties: Duties | None = None  # of several nodes: which channels are this one's
+    connect: Callable[[str], None] = lambda name: None
+    join: Callable[[str, OpenChannel], None] = lambda name, opened: None
+    senders: dict[str, Deliver] = field(default_factory=dict)
     drafts: dict[str, Drafts] = field(default_factory=dict)
     connections: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _entries: dict[str, _Entry] = field(default_factory=dict)
 
-    async def load(self, channels: Iterable[ChannelDef], plugins: Plugins) -> None:
+    async def load(self, channels: Iterable[ChannelDef], plugins: AdapterPlugins) -> None:
         """Raises StoreUnavailable."""
         late = {one.name for one in plugins.infos if one.state == "compiling"}
         for channel in channels:
-            health = Health(channel, channel.transport, self.clock, self.publish)
+            health = ChannelHealth(channel, channel.transport, self.clock, self.publish)
             entry = self._entries[channel.name] = _Entry(channel, health)
             if channel.plugin in late:
                 health.waits_for = COMPILED
@@ -107,14 +117,83 @@ class ChannelRoom:
                 await self._open_or_refuse(entry, plugins)
                 entry.is_settled.set()
 
-    async def open_late(self, plugins: Plugins) -> None:
+    async def renew(self, channels: Sequence[ChannelDef], plugins: AdapterPlugins) -> None:
+        """From now on these are the channels. One that is as it was notices nothing; of another, the old
+        connection is closed before there is a new one. Raises StoreUnavailable."""
+        stay = await self._unchanged(channels, plugins)
+        late = [one for one in channels if one.name not in stay]
+        await self._close(self._entries.keys() - stay.keys(), {one.name for one in late})
+        self._entries = stay
+        await self.load(late, plugins)
+        self.refuse_alike(*(one.name for one in late))
+        self._entries = {one.name: self._entries[one.name] for one in channels}
+        self._begin(one.name for one in late)
+        for name in self.senders.keys() - self.names:
+            del self.senders[name]
+        if self.deliveries is not None:
+            await self.deliveries.renew(frozenset((one.name, one.account) for one in channels))
+
+    async def _unchanged(
+        self, channels: Sequence[ChannelDef], plugins: AdapterPlugins
+    ) -> dict[str, _Entry]:
+        """The open ones that are configured as they were, with the same adapter."""
+        for entry in self._entries.values():
+            await entry.is_settled.wait()
+        adapters = {one.plugin.name: one for one in plugins.adapters}
+        return {
+            name: one
+            for name, one in self._entries.items()
+            if one.opened is not None
+            and one.settings in channels
+            and one.opened.adapter == adapters.get(one.settings.plugin)
+        }
+
+    def _begin(self, names: Iterable[str]) -> None:
+        """Sets channels to work that were opened now."""
+        for name in names:
+            entry = self._entries[name]
+            if entry.is_settled.is_set():
+                self.webhooks.coming.discard(name)
+            if entry.opened is not None:
+                self.join(name, entry.opened)
+                self.connect(name)
+
+    async def _close(self, names: Collection[str], coming: Collection[str]) -> None:
+        """Calls for those that are `coming` again are to be brought again meanwhile."""
+        closed = [self._entries[name] for name in names]
+        for entry in closed:
+            name = entry.settings.name
+            self.webhooks.addresses.pop(name, None)
+            self.drafts.pop(name, None)
+            if name in coming:
+                self.webhooks.coming.add(name)
+            entry.connection.cancel()
+        for entry in closed:
+            if entry.parted is not None:
+                await entry.parted.wait()
+
+    async def keep_connected(self, name: str, work: Callable[[OpenChannel], Work]) -> None:
+        """Until the channel is closed, or only the operator can help."""
+        entry, task = self._entries[name], f"channel:{name}"
+        entry.parted = anyio.Event()
+
+        async def connected() -> None:
+            opened = await self.opened(name)
+            if opened is not None:
+                await work(opened)()
+
+        with entry.connection:
+            await supervise(task, connected, self.clock, may_end=True)
+        entry.parted.set()
+
+    async def open_late(self, plugins: AdapterPlugins) -> None:
         """Opens each channel that is coming once its adapter is compiled. Raises StoreUnavailable."""
         async with anyio.create_task_group() as group:
             for entry in self._entries.values():
                 if not entry.is_settled.is_set():
                     group.start_soon(self._open_late, entry, plugins)
 
-    async def _open_late(self, entry: _Entry, plugins: Plugins) -> None:
+    async def _open_late(self, entry: _Entry, plugins: AdapterPlugins) -> None:
         name = entry.settings.name
         await plugins.ready([entry.settings.plugin])
         await self._open_or_refuse(entry, plugins)
@@ -123,13 +202,15 @@ class ChannelRoom:
         self.webhooks.coming.discard(name)
         entry.is_settled.set()
 
-    async def _open_or_refuse(self, entry: _Entry, plugins: Plugins) -> None:
+    async def _open_or_refuse(self, entry: _Entry, plugins: AdapterPlugins) -> None:
         try:
             entry.opened = await self._open(entry.settings, entry.health, plugins)
         except ChannelRefused as error:
             self._refuse(entry, error.problem)
 
-    async def _open(self, channel: ChannelDef, health: Health, plugins: Plugins) -> OpenChannel:
+    async def _open(
+        self, channel: ChannelDef, health: ChannelHealth, plugins: AdapterPlugins
+    ) -> OpenChannel:
         """Raises ChannelRefused, StoreUnavailable."""
         adapter = next((one for one in plugins.adapters if one.plugin.name == channel.plugin), None)
         if adapter is None:
@@ -139,7 +220,8 @@ class ChannelRoom:
         transport = transport_of(channel, adapter.description)
         health.transport = transport.type
         _check_needs(channel, adapter.description)
-        memos = await self.store.read_memos(channel.name, channel.account)
+        place = (channel.name, channel.account)
+        memos = await retry_store(self.clock, self.store.read_memos, *place)
         state = next((memo.text for memo in memos if memo.slot == "adapter"), "")
         scrub = self.scrubbing(channel.secrets)
         opened = OpenChannel(channel, adapter, transport, health, self.intake, scrub, state)
@@ -199,6 +281,8 @@ class ChannelRoom:
     def show_progress(self, inbound: Inbound, accepted: Accepted) -> None:
         """Shows the sender of an accepted message that an answer is coming."""
         drafts = self.drafts.get(inbound.address.channel)
+        if self.duties is not None and not self.duties.holds(inbound.address.channel):
+            return  # the answer itself comes from another node
         if drafts is not None and inbound.whence is not None and not accepted.duplicate:
             drafts.follow(accepted.run_id, inbound.whence)
 
@@ -293,21 +377,24 @@ async def delivering(
     """Delivers answers to the open channels. `accounts` are those of all that are configured: answers
     wait for a channel that is refused."""
     async with anyio.create_task_group() as group:
-        senders: dict[str, Deliver] = {}
         coming = {name: anyio.Event() for name in room.names}
 
-        async def join(name: str) -> None:
+        def join(name: str, one: OpenChannel) -> None:
+            client = PlatformClient(one.settings, one.adapter, fetch, front.clock)
+            drafts = room.drafts[name] = Drafts(client, front.live.get, group)
+            room.senders[name] = ChannelSender(client, one.health, drafts.draft_of)
+
+        async def join_once_open(name: str) -> None:
             one = await room.opened(name)
             if one is not None:
-                client = PlatformClient(one.settings, one.adapter, fetch, front.clock)
-                drafts = room.drafts[name] = Drafts(client, front.live.get, group)
-                senders[name] = ChannelSender(client, one.health, drafts.draft_of)
+                join(name, one)
             coming[name].set()
 
+        room.join = join
         for name in coming:
-            group.start_soon(join, name)
-        how = (front.clock, bus.publish, random.random, coming, room.delivered)
-        deliveries = room.deliveries = Deliveries(outbox, senders, accounts, *how)
+            group.start_soon(join_once_open, name)
+        how = (front.clock, bus.publish, random.random, coming, room.delivered, room.duties)
+        deliveries = room.deliveries = Deliveries(outbox, room.senders, accounts, *how)
         stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))
         work = partial(supervise, "deliveries", deliveries.run, front.clock, may_end=True)
         group.start_soon(work)
@@ -321,15 +408,20 @@ async def delivering(
 async def keep_channels_connected(room: ChannelRoom, fetch: Fetch, sockets: SocketClient) -> None:
     """Keeps the connections of the channels until the room disconnects."""
 
-    async def connect(name: str) -> None:
-        opened = await room.opened(name)
-        if opened is not None:
-            what = (fetch, sockets, room.store, room.clock, random.random)
-            await keep_connected(ConnectedChannel(opened, *what))
+    def work(opened: OpenChannel) -> Work:
+        what = (fetch, sockets, room.store, room.clock, random.random)
+        keep = partial(keep_connected, ConnectedChannel(opened, *what))
+        if room.duties is None or isinstance(opened.transport, Webhook):
+            return keep
+        return partial(room.duties.keep, opened.settings.name, keep)
 
     with room.connections:
         async with anyio.create_task_group() as group:
+
+            def connect(name: str) -> None:
+                group.start_soon(room.keep_connected, name, work, name=f"channel:{name}")
+
+            room.connect = connect
             for name in room.names:
-                task, work = f"channel:{name}", partial(connect, name)
-                kept = partial(supervise, task, work, room.clock, may_end=True)
-                group.start_soon(kept, name=task)
+                connect(name)
+            await anyio.sleep_forever()

@@ -6,6 +6,7 @@ platforms that are simulated.
 
 import hashlib
 import hmac
+import logging
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from gateway.domain.channels import ChannelDef, WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, GatewayError, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ports import Audit, Clock
+
+log = logging.getLogger(__name__)
 
 LARGEST_BODY = 4 * 1024 * 1024
 MOST_PARAMETERS = 32
@@ -380,6 +383,8 @@ class WebhookEndpoint:
         at = self.clock.now()
         times = self._recurrences.worth(f"{channel} {why}", at)
         if times:
+            extra = {"channel": channel, "why": why, "times": times}
+            log.warning("webhook_refused", extra=extra)
             deed = Deed(at, "webhook.refused", channel, {"why": why, "times": times})
             self.audit.append_soon(deed)
 

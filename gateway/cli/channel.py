@@ -10,22 +10,21 @@ from typing import Any
 import anyio
 import click
 
+from gateway.app.trial import BadPlugin
 from gateway.channels.adapters import Description, Webhook
 from gateway.channels.room import require_openable, secrets_of
 from gateway.cli.channel_testing import PLATFORM, play, read_script
-from gateway.cli.command import FAILED, CliContext
+from gateway.cli.command import FAILED, CliContext, Read
 from gateway.cli.configuration import Edit, agree
 from gateway.cli.link import ask, data_dir
 from gateway.cli.plugin import CAPABILITY, planned
 from gateway.cli.plugin_files import (
-    BadPlugin,
     Given,
     asked_lines,
     block,
     examine,
     given,
     given_as,
-    shown,
 )
 from gateway.cli.verbs import cell, rendered
 from gateway.config import editing
@@ -34,6 +33,7 @@ from gateway.config.secrets import REFERENCE
 from gateway.domain.channels import TransportKind
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, HttpGrant, PluginDef
+from gateway.domain.text import one_line
 from gateway.host.clock import SystemClock
 from gateway.host.logs import logging_to
 
@@ -46,23 +46,20 @@ class ChannelIncomplete(GatewayError):
     code = "channel_incomplete"
 
 
-class _PairType(click.ParamType[tuple[str, str]]):
-    name = "NAME=VALUE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        name, is_pair, text = str(value).partition("=")
-        if not (is_pair and name):
-            self.fail(f"{name!r} is given no value: write NAME=VALUE", param, ctx)
-        return name, text
+def _pair(word: str) -> tuple[str, str]:
+    """Raises ValueError."""
+    name, is_pair, text = word.partition("=")
+    if not (is_pair and name):
+        raise ValueError(f"{name!r} is given no value: write NAME=VALUE")
+    return name, text
 
 
+PAIR = Read("NAME=VALUE", _pair)
 secrets_given = click.option(
-    "--secret", "secrets", type=_PairType(), multiple=True, help="A reference: ${env:TOKEN}."
+    "--secret", "secrets", type=PAIR, multiple=True, help="A reference: ${env:TOKEN}."
 )
 settings_given = click.option(
-    "--set", "settings", type=_PairType(), multiple=True, help="Of `config`, for the adapter."
+    "--set", "settings", type=PAIR, multiple=True, help="Of `config`, for the adapter."
 )
 transport_given = click.option(
     "--transport",
@@ -192,11 +189,11 @@ def add(
     requests = block("requests", list(asked_lines(plan.asked, plan.new)))
     edit.tell(*requests, edit.difference(plan.after))
     edit.agreed("Add it, with these capabilities?", yes=yes)
-    plan.save()
-    if context.json:
-        context.tell({"name": name, "plugin": source.name, "config": str(edit.path)})
-    else:
-        click.echo(f"channel {name} was added to {edit.name}. {edit.effect}")
+    effect = plan.save()
+    context.say(
+        {"name": name, "plugin": source.name, "config": str(edit.path)},
+        f"channel {name} was added to {edit.name}. {effect}",
+    )
 
 
 @channel.command("set")
@@ -229,7 +226,7 @@ def set_(
     after = editing.with_channel_keys(edit.before, name, keys, tables)
     found = anyio.run(examine, data_dir(context), given_as(adapter), adapter)
     if found.adapter is None:
-        raise BadPlugin(f"{adapter.name} cannot be loaded: {shown('; '.join(found.problems))}")
+        raise BadPlugin(f"{adapter.name} cannot be loaded: {one_line('; '.join(found.problems))}")
     _require_working(edit, after, name, found.adapter)
     edit.written(after, nothing=f"channel {name} has these settings already", yes=yes, name=name)
 
@@ -266,16 +263,16 @@ def test(context: CliContext, kind: str) -> None:
 
     def tell_step(lines: Sequence[str]) -> None:
         if not context.json:
-            click.echo("\n".join(map(shown, lines)))
+            click.echo("\n".join(map(one_line, lines)))
 
     with logging_to(sys.stderr, "error", "console"):
         played = play(source, script, tell_step)
     fine = sum(not one.problems for one in played)
     is_fine = fine == len(played)
-    if context.json:
-        context.tell({"ok": is_fine, "steps": [one.as_json() for one in played]})
-    else:
-        click.echo(f"{fine} of {len(script.steps)} steps passed")
+    context.say(
+        {"ok": is_fine, "steps": [one.as_json() for one in played]},
+        f"{fine} of {len(script.steps)} steps passed",
+    )
     if not is_fine:
         sys.exit(FAILED)
 
@@ -318,7 +315,7 @@ def _show_letters(told: Mapping[str, Any]) -> None:
     if not (told["letters"] or told["unread"]):
         click.echo("no dead letters")
         return
-    columns = ("place id at channel account peer state why text", "id at channel account why text")
+    columns = "place id at channel account peer state why text | id at channel account why text"
     lists = {name: told[name] for name in ("letters", "unread")}
     click.echo("\n".join(rendered(lists, columns)))
     if told["more"]:

@@ -21,10 +21,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.running import Running, open_doors
+from gateway.app.trial import BadPlugin
 from gateway.channels.adapters import Description, Verify
 from gateway.channels.webhooks import signed
 from gateway.cli.configuration import known
-from gateway.cli.plugin_files import BadPlugin, Given, problems_of
+from gateway.cli.plugin_files import (
+    Given,
+    problems_of,
+)
 from gateway.config import editing
 from gateway.config.load import load
 from gateway.config.plugins import BUNDLED
@@ -38,7 +42,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Answer(_Table):
+class HttpAnswered(_Table):
     """What a request is answered that fits; of several for one address each is given once, and the
     last one from then on."""
 
@@ -49,7 +53,7 @@ class Answer(_Table):
     body: Any = None
 
 
-class Call(_Table):
+class HttpAsked(_Table):
     """Signed by the simulator, as the adapter describes it."""
 
     method: str = "POST"
@@ -64,7 +68,7 @@ class Call(_Table):
         return (self.body if is_text else json.dumps(self.body, ensure_ascii=False)).encode()
 
 
-class Answered(_Table):
+class TrialAnswer(_Table):
     status: int = 200
     body: Any = None  # a part of it if it is JSON
 
@@ -77,8 +81,8 @@ class Out(_Table):
 
 class Step(_Table):
     name: str
-    call: Call = Field(alias="in")
-    answered: Answered = Answered()
+    call: HttpAsked = Field(alias="in")
+    answered: TrialAnswer = TrialAnswer()
     out: list[Out] = []
 
 
@@ -88,7 +92,7 @@ class Script(_Table):
     secrets: dict[str, str] = {}
     ed25519_seed: str | None = None
     groups: dict[str, dict[str, Any]] = {}
-    answers: list[Answer]
+    answers: list[HttpAnswered]
     steps: list[Step]
 
 
@@ -135,7 +139,7 @@ def decoded(body: bytes) -> object:
 
 # -- the platform
 
-UNKNOWN = Answer(method="", url="", status=404)
+UNKNOWN = HttpAnswered(method="", url="", status=404)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +152,13 @@ class Heard:
 
 @dataclass(slots=True)
 class Platform:
-    answers: Sequence[Answer]
+    answers: Sequence[HttpAnswered]
     url: str = ""
     heard: list[Heard] = field(default_factory=list)
     _given: set[int] = field(default_factory=set)  # answers that others follow
     _lock: Lock = field(default_factory=Lock)
 
-    def answer(self, method: str, url: str, body: bytes) -> Answer:
+    def answer(self, method: str, url: str, body: bytes) -> HttpAnswered:
         with self._lock:
             fitting = [
                 place
@@ -170,7 +174,7 @@ class Platform:
 
 
 @contextmanager
-def platform(answers: Sequence[Answer]) -> Iterator[Platform]:
+def platform(answers: Sequence[HttpAnswered]) -> Iterator[Platform]:
     """Its threads end with it."""
     it = Platform(answers)
 
@@ -333,7 +337,7 @@ class ScriptPlayer:
 
     def _recipe(self) -> Verify:
         """The gateway has made sure that there is one."""
-        ((adapter,), config) = (self.rooms.opened.plugins.adapters, self.script.config)
+        ((adapter,), config) = (self.rooms.now.plugins.adapters, self.script.config)
         description: Description = adapter.description
         return next(
             one
@@ -341,7 +345,7 @@ class ScriptPlayer:
             if all(config.get(name) == value for name, value in one.when.items())
         )
 
-    def _call(self, call: Call) -> tuple[int, bytes]:
+    def _call(self, call: HttpAsked) -> tuple[int, bytes]:
         recipe = self._recipe()
         key = self.script.ed25519_seed or self.script.secrets.get(recipe.secret or "", "")
         now, body = self.rooms.shared.clock.now(), call.content

@@ -11,7 +11,7 @@ from gateway.cli.command import FAILED, CliContext, Terminal, failure
 from gateway.cli.link import Link, linked
 from gateway.config.environment import NO_COLOR, read_environment, value_of
 from gateway.domain.ids import AgentId, SessionKey
-from gateway.host.terminal import one_line, visible
+from gateway.domain.text import one_line, visible
 
 LISTEN_EVERY_S = 0.2  # to what is typed while an answer streams
 HELP = "/new a new conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ import click
 
 from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError
-from gateway.host.terminal import visible
+from gateway.domain.text import visible
+from gateway.host.process import listener_on
 
 FAILED, USAGE, UNREACHABLE, BUSY, NOT_ALLOWED, BAD_CONFIG = 1, 2, 69, 75, 77, 78
-BUSY_CODES = frozenset({"address_in_use"})
+BUSY_CODES = frozenset({"address_in_use", "store_in_use"})
 NO_FACTS: Mapping[str, object] = MappingProxyType({})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -42,6 +43,44 @@ class CliContext:
         """A result as JSON."""
         click.echo(json.dumps(told, ensure_ascii=False))
 
+    def say(self, told: object, *lines: str) -> None:
+        """A result: as JSON if it was asked for, else as these lines."""
+        if self.json:
+            self.tell(told)
+        for line in () if self.json else lines:
+            click.echo(line)
+
+
+class Read(click.ParamType[Any]):
+    """A word of a command that a function reads. What that raises is wrong usage, in its words."""
+
+    def __init__(self, name: str, read: Callable[[str], object]) -> None:
+        self.name, self._read = name, read
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        try:
+            return self._read(str(value))
+        except (ValueError, GatewayError) as error:
+            self.fail(str(error), param, ctx)
+
+
+JsonObject = Mapping[str, object]
+
+
+def json_object(text: str) -> JsonObject:
+    """Raises ValueError."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"this is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError('write a table: {"key": value}')
+    return found
+
+
+JSON = Read("JSON", json_object)
 
 # Options that belong to every verb may stand anywhere; these take a value.
 FLAGS = frozenset({"--json", "--debug"})
@@ -128,7 +167,7 @@ class Interrupted(GatewayError):
     code = "interrupted"
 
 
-class Refused(GatewayError):
+class CommandRefused(GatewayError):
     """The gateway's own words, with what it says for programs."""
 
     def __init__(self, message: str, facts: Mapping[str, object]) -> None:
@@ -171,14 +210,17 @@ def _known(error: BaseException) -> GatewayError | None:
 
 
 def _end(error: GatewayError, *, as_json: bool) -> None:
+    message = str(error)
+    if pid := listener_on(getattr(error, "port", 0)):
+        message = f"{message}; process {pid} listens there"
     if as_json:
-        facts = error.facts if isinstance(error, Refused) else {}
-        failed = failure(error.code, str(error), facts)
+        facts = error.facts if isinstance(error, CommandRefused) else {}
+        failed = failure(error.code, message, facts)
         _show(failed | problems_of(error) if isinstance(error, ConfigInvalid) else failed)
     elif isinstance(error, ConfigInvalid):
         click.echo(error.render(), err=True, color=True)
     else:
-        click.echo(f"exogate: {error}", err=True, color=True)
+        click.echo(f"exogate: {message}", err=True, color=True)
     sys.exit(exit_code(error))
 
 
@@ -206,15 +248,9 @@ def problems_of(error: ConfigInvalid) -> dict[str, object]:
 
 
 def problem_as_json(problem: ConfigProblem) -> dict[str, object]:
-    return {
-        "code": problem.code,
-        "source": problem.source,
-        "line": problem.line or None,
-        "column": problem.column or None,
-        "key": problem.key,
-        "message": problem.message,
-        "fix": problem.fix,
-    }
+    names = ("code", "source", "key", "message", "fix")
+    place = {"line": problem.line or None, "column": problem.column or None}
+    return {name: getattr(problem, name) for name in names} | place
 
 
 def exit_code(error: GatewayError) -> int:

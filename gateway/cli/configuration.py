@@ -1,7 +1,9 @@
 """The configuration as a verb reads it, and as it changes it: shown as a difference, agreed to, then written whole."""
 
 import sys
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -10,11 +12,12 @@ from typing import Any
 
 import click
 
-from gateway.cli.command import CliContext
-from gateway.cli.link import data_dir
+from gateway.cli.command import CliContext, NotAllowed, Unreachable
+from gateway.cli.link import ask, data_dir
 from gateway.config import editing
 from gateway.config.environment import read_environment
 from gateway.config.load import find_file, is_named_file, read
+from gateway.config.secrets import write_secret
 from gateway.config.values import (
     BundledPlugin,
     GatewayConfig,
@@ -38,35 +41,6 @@ from gateway.providers.prices import (
 )
 from gateway.store.opening import read_owner
 
-# The plugins that ship with the gateway, and what each cannot work without.
-BUNDLED: dict[str, tuple[str, ...]] = {
-    "echo": (),
-    "calc": (),
-    "time": ("host_function:clock",),
-    "notes": ("store:notes",),
-    "search_code": ("host_function:folder",),
-    "fetch": (),
-    "telegram": ("http:api.telegram.org",),
-    "webhook": (),
-    "slack": ("http:slack.com", "http:wss-primary.slack.com", "http:wss-backup.slack.com"),
-    "discord": ("http:discord.com", "http:gateway.discord.gg", "host_function:clock"),
-    "whatsapp": ("http:graph.facebook.com",),
-    "matrix": (),
-}
-# By what the callers of webhooks prove who they are, and whether the adapter is called by default.
-PROOFS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "telegram": (("secrets.webhook_secret",), False),
-    "webhook": (("secrets.secret",), True),
-    "slack": (("secrets.signing_secret",), True),
-    "discord": (("config.public_key",), False),
-    "whatsapp": (("secrets.app_secret",), True),
-    "matrix": (("secrets.hs_token",), True),
-}
-# Names in `config` without which an adapter knows no mention.
-MENTION_KEYS = {"telegram": "username"}
-# Those of a start without any agent: whatever they are granted is harmless.
-USUAL = frozenset({"echo", "calc", "time", "notes"})
-
 
 @cache
 def known() -> Known:
@@ -75,8 +49,9 @@ def known() -> Known:
         for name, preset in PRESETS.items()
     }
     folder = shipped_folder("plugins")
+    shipped = tomllib.loads((folder / "bundled.toml").read_text(encoding="utf-8"))
     bundled = {
-        name: _bundled(folder / name / "tool.wasm", name, needs) for name, needs in BUNDLED.items()
+        name: BundledPlugin(folder / name / "tool.wasm", **about) for name, about in shipped.items()
     }
     trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
     decisions = ("default", *(point.name for point in entry_points(group=DECISION_TREES)))
@@ -91,19 +66,10 @@ def known() -> Known:
         CORE,
         problems_of,
         has_mcp=find_spec("mcp") is not None,
+        has_surrealdb=find_spec("cbor2") is not None,
+        has_nats=find_spec("nats") is not None,
+        has_otel=bool(find_spec("opentelemetry") and find_spec("opentelemetry.proto")),
         is_priced=lambda provider, model: is_priced(provider, model, SystemClock().now()),
-    )
-
-
-def _bundled(file: Path, name: str, needs: tuple[str, ...]) -> BundledPlugin:
-    proofs, is_called = PROOFS.get(name, ((), False))
-    return BundledPlugin(
-        file,
-        needs,
-        is_usual=name in USUAL,
-        proofs=proofs,
-        is_called=is_called,
-        mention_key=MENTION_KEYS.get(name),
     )
 
 
@@ -136,6 +102,7 @@ def surroundings(context: CliContext, *, port: int | None = None) -> Surrounding
 
 # -- writing
 
+RELOAD_S = 120.0  # one reload takes 30 s at most, and another one may be at work
 agree = click.option("--yes", "-y", is_flag=True, help="Agree without being asked.")
 
 
@@ -143,6 +110,16 @@ class NotAgreed(GatewayError):
     """Nothing was written."""
 
     code = "not_agreed"
+
+
+class NotTaken(GatewayError):
+    """Nothing was written: it is valid, and the running gateway cannot use it."""
+
+    code = "config_error"
+
+    def __init__(self, errors: Sequence[Mapping[str, str]]) -> None:
+        told = "; ".join(f"{one['message']}; {one['fix']}" for one in errors)
+        super().__init__(f"nothing was changed, since the running gateway cannot use it: {told}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +149,10 @@ class Edit:
         """The configuration that it would be. Raises ConfigInvalid."""
         return editing.checked(after, self.path, self.around)
 
+    def keeping(self, name: str, secret: str) -> "Edit":
+        """Writes this file of a secret, too."""
+        return replace(self, around=replace(self.around, pending={name: secret}))
+
     def tell(self, *lines: str) -> None:
         """For whoever reads: with --json, stdout is for programs."""
         click.echo("\n".join(lines), err=self.context.json)
@@ -187,6 +168,8 @@ class Edit:
 
     def save(self, after: str) -> None:
         """Raises ConfigInvalid: nothing is written that could not be used."""
+        for name, secret in self.around.pending.items():
+            write_secret(self.around.home, name, secret)
         editing.save(self.path, self.before, after, self.around)
 
     def written(
@@ -199,20 +182,38 @@ class Edit:
         **facts: Any,
     ) -> None:
         """Shows the change with `notes` before it, asks, writes it and says so, or says why there is nothing to do."""
-        is_changed = after != self.before
+        is_changed = after != self.before or bool(self.around.pending)
         if is_changed:
             self.tell(*notes, self.difference(after))
+            editing.require_better(self.before, after, self.path, self.around)
             self.agreed(question, yes=yes)
-            self.save(after)
-            self.tell(f"{self.name} was written. {self.effect}")
+            effect = self.take_effect(after)
+            self.tell(f"{self.name} was written. {effect}")
         else:
             self.tell(f"{nothing}; nothing changed")
         if self.context.json:
             self.context.tell({**facts, "config": str(self.path), "changed": is_changed})
 
-    @property
-    def effect(self) -> str:
+    def take_effect(self, after: str) -> str:
+        """Writes it, has a running gateway take it up, and says what came of it. Raises NotTaken: it cannot be used,
+        and the file is as it was."""
         owner = read_owner(data_dir(self.context))
         if owner is None:
+            self.save(after)
             return "It takes effect at the next `exogate run`."
-        return f"It takes effect after a restart of the running gateway (process {owner.pid})."
+        was_there, who = self.path.exists(), f"The running gateway (process {owner.pid})"
+        try:
+            was_fine = not ask(self.context, "status").get("config", {}).get("errors")
+            self.save(after)
+            told = ask(self.context, "config.reload", {}, RELOAD_S)
+        except (Unreachable, NotAllowed) as error:
+            if editing.current(self.path, self.around) != after:
+                self.save(after)
+            return f"{who} could not be asked to take it up: {error}"
+        if told["errors"] and was_fine:
+            editing.restore(self.path, self.before if was_there else None)
+            ask(self.context, "config.reload", {}, RELOAD_S)
+            raise NotTaken(told["errors"])
+        later = ", ".join(told["restart_needed"])
+        rest = f"; after a restart: {later}" if later else ""
+        return f"{who} is at generation {told['generation']}{rest}."

@@ -12,17 +12,17 @@ import gateway
 from gateway.agent.leaves import REGISTRY
 from gateway.api.declarations import plain
 from gateway.app.generation import rule_set
-from gateway.cli.command import FAILED, CliContext, Unreachable, failure
+from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, Unreachable, failure
 from gateway.cli.configuration import configured
 from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
-from gateway.control.rules import CORE, ROOTS, Rule, load_rules, problems_of, view
-from gateway.control.trees.engine import BadScript, LeafScript, trace
+from gateway.control.rules import CORE, ROOTS, CompiledRule, load_rules, problems_of, view
 from gateway.control.trees.lint import formatted
 from gateway.control.trees.loading import load
 from gateway.control.trees.reader import TreeInvalid, TreeProblem, decoded
+from gateway.control.trees.tracing import BadScript, LeafScript, trace
 from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
@@ -46,29 +46,32 @@ def list_rules(context: CliContext) -> None:
     except Unreachable:
         config = configured(context)
         told = plain(told_rules(rule_set(config, config.rule_folder)))
-    if context.json:
-        context.tell(told)
-        return
-    click.echo("\n".join(table(told["rules"], RULE_COLUMNS)))
-    for one in told["refused"]:
-        click.echo(f"refused: {one['file']}\n{one['why']}")
+    refused = (f"refused: {one['file']}\n{one['why']}" for one in told["refused"])
+    context.say(told, *table(told["rules"], RULE_COLUMNS), *refused)
 
 
 @rule.command("test")
 @click.argument("what", metavar="FILE_OR_ID")
 @click.option("--event", "event_name", required=True, help="The event, by any of its names.")
-@click.option("--payload", default="{}", help="What the event holds, as JSON.")
-@click.option("--scope", default="{}", help="What else rules see, as JSON: a table for each root.")
+@click.option("--payload", default="{}", type=JSON, help="What the event holds, as JSON.")
+@click.option(
+    "--scope",
+    "given",
+    default="{}",
+    type=JSON,
+    help="What else rules see, as JSON: a table for each root.",
+)
 @click.pass_obj
-def test_rule(context: CliContext, what: str, event_name: str, payload: str, scope: str) -> None:
+def test_rule(
+    context: CliContext, what: str, event_name: str, payload: JsonObject, given: JsonObject
+) -> None:
     kind = kind_named(event_name)
     event = Event(
         kind.type if kind else event_name,
         kind.severity if kind else "info",
         *("test", SystemClock().now(), None, None),
-        _table(payload, "--payload"),
+        payload,
     )
-    given = _table(scope, "--scope")
     if unknown := given.keys() - set(GIVEN_ROOTS):
         name = min(unknown)
         near = meant(name, GIVEN_ROOTS)
@@ -83,17 +86,7 @@ def test_rule(context: CliContext, what: str, event_name: str, payload: str, sco
             click.echo(f"    {json.dumps(act, default=str, ensure_ascii=False)}")
 
 
-def _table(text: str, option: str) -> Mapping[str, object]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"this is not JSON ({error})", param_hint=option) from None
-    if not isinstance(found, dict):
-        raise click.BadParameter('write a table: {"key": value}', param_hint=option)
-    return found
-
-
-def _rules(context: CliContext, what: str) -> Sequence[Rule]:
+def _rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
     """Those of a file, or the one of that id. Raises ConfigInvalid."""
     path = Path(what)
     if path.is_file():
@@ -109,7 +102,7 @@ def _rules(context: CliContext, what: str) -> Sequence[Rule]:
     return found
 
 
-def _tried(rule: Rule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]:
+def _tried(rule: CompiledRule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]:
     seen = view(event, scope, scope.get("plugin", {}))
     told: dict[str, Any] = {"id": rule.definition.id, "hears": rule.hears(event.type)}
     told |= {"when": None, "fires": False, "acts": []}
@@ -144,15 +137,13 @@ def check(context: CliContext, file: Path) -> None:
         plan = load(_text(file), file.name, REGISTRY)
     except TreeInvalid as error:
         _refuse(context, file, error)
-    if context.json:
-        found = list(map(_problem, plan.warnings))
-        context.tell({"ok": True, "file": str(file), "tree": plan.name, "problems": found})
-        return
-    for warning in plan.warnings:
-        click.echo(warning.render())
-    count = len(plan.warnings)
+    found, count = list(map(_problem, plan.warnings)), len(plan.warnings)
     counted = f", with {count} warning{'s' if count > 1 else ''}" if count else ""
-    click.echo(f'{file}: tree "{plan.name}" is valid{counted}')
+    context.say(
+        {"ok": True, "file": str(file), "tree": plan.name, "problems": found},
+        *(warning.render() for warning in plan.warnings),
+        f'{file}: tree "{plan.name}" is valid{counted}',
+    )
 
 
 @tree.command("show")
@@ -202,16 +193,14 @@ def trace_tree(context: CliContext, file: Path, script: Path) -> None:
     except (ValueError, RecursionError) as error:
         raise BadScript(f"{script}: this is not JSON ({error})") from None
     traced = trace(plan, leaves)
-    if context.json:
-        context.tell(asdict(traced))
-        return
-    click.echo(f'tree "{plan.name}"')
+    lines = [f'tree "{plan.name}"']
     for number, tick in enumerate(traced.ticks, 1):
         ticked = " ".join(f"{name}={status}" for name, status in tick.ticked)
         halted = f"   halted: {' '.join(tick.halted)}" if tick.halted else ""
-        click.echo(f"{number:>4} {tick.status}  {ticked}{halted}")
+        lines.append(f"{number:>4} {tick.status}  {ticked}{halted}")
     if traced.final_halt:
-        click.echo(f"halted at the end: {' '.join(traced.final_halt)}")
+        lines.append(f"halted at the end: {' '.join(traced.final_halt)}")
+    context.say(asdict(traced), *lines)
 
 
 def _text(file: Path) -> str:
@@ -219,14 +208,14 @@ def _text(file: Path) -> str:
 
 
 def _refuse(context: CliContext, file: Path, error: TreeInvalid) -> NoReturn:
-    if context.json:
-        failed = failure("tree_invalid", f"{file} is not a valid tree")
-        found = list(map(_problem, error.problems))
-        context.tell({**failed, "file": str(file), "problems": found, "left_out": error.left_out})
-    else:
-        click.echo(error)
-        more, count = f", and {error.left_out} more" if error.left_out else "", len(error.problems)
-        click.echo(f"{file}: {count} problem{'s' if count > 1 else ''}{more}")
+    failed = failure("tree_invalid", f"{file} is not a valid tree")
+    found, count = list(map(_problem, error.problems)), len(error.problems)
+    more = f", and {error.left_out} more" if error.left_out else ""
+    context.say(
+        {**failed, "file": str(file), "problems": found, "left_out": error.left_out},
+        str(error),
+        f"{file}: {count} problem{'s' if count > 1 else ''}{more}",
+    )
     raise SystemExit(FAILED)
 
 

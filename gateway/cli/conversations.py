@@ -36,16 +36,16 @@ def show(context: CliContext, key: str, limit: int) -> None:
         page = link.call("chat.history", session_key=key, limit=limit)
         if not page["messages"]:
             link.call("session.get", session_key=key)  # refused if there is no such session
-    if context.json:
-        context.tell(page)
-        return
-    for one in page["messages"]:
-        calls = "".join(
-            f" [{call['function']['name']} {call['function']['arguments']}]"
-            for call in one["tool_calls"] or ()
-        )
-        said = f"{one['content']}{calls}".replace("\n", "\n    ")  # no line of it looks like a row
-        click.echo(f"{one['created_at'][:19]}Z {one['run_id']}  {one['role']:9} {said}")
+    context.say(page, *map(_line, page["messages"]))
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    calls = "".join(
+        f" [{call['function']['name']} {call['function']['arguments']}]"
+        for call in one["tool_calls"] or ()
+    )
+    said = f"{one['content']}{calls}".replace("\n", "\n    ")  # no line of it looks like a row
+    return f"{one['created_at'][:19]}Z {one['run_id']}  {one['role']:9} {said}"
 
 
 @session.command()
@@ -99,10 +99,7 @@ def import_(context: CliContext, key: str, file: IO[str]) -> None:
             link.call("session.import", session_key=key, **part)["imported"]
             for part in _parts(text, file.name)
         )
-    if context.json:
-        context.tell({"session_key": key, "imported": total})
-    else:
-        click.echo(f"{total} messages imported into {key}")
+    context.say({"session_key": key, "imported": total}, f"{total} messages imported into {key}")
 
 
 def _parts(text: str, name: str) -> Iterator[Mapping[str, Any]]:
@@ -168,10 +165,7 @@ def forget(
         told = link.call("memory.forget", dry_run=not yes, **which)
     messages = f" and {told['messages']} messages" if "messages" in told else ""
     done = "are erased" if yes else "would be erased; add --yes to do it"
-    if context.json:
-        context.tell(told)
-    else:
-        click.echo(f"{told['count']} facts{messages} {done}")
+    context.say(told, f"{told['count']} facts{messages} {done}")
 
 
 @memory.command("export")

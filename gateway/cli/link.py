@@ -12,7 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from gateway.api.declarations import Method
 from gateway.api.memory import OfSomebody
-from gateway.cli.command import CliContext, NotAllowed, Refused, Unreachable
+from gateway.cli.command import CliContext, CommandRefused, NotAllowed, Unreachable
 from gateway.config.environment import read_environment
 from gateway.config.load import find_data_dir
 from gateway.domain.errors import Busy, GatewayError
@@ -49,7 +49,7 @@ class Link:
             return answer["result"]
         error = answer["error"]
         kind, message = _KINDS.get(error["code"]), str(error["message"])
-        raise kind(message) if kind else Refused(message, error.get("data") or {})
+        raise kind(message) if kind else CommandRefused(message, error.get("data") or {})
 
     def watch(
         self, run_id: str, every_s: float | None = None

@@ -3,7 +3,9 @@
 import gc
 import platform
 import sys
+import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module  # noqa: TID251  # from the fixed table below, and nowhere else
 from pathlib import Path
 
@@ -12,94 +14,19 @@ import click
 from gateway.cli.command import CliContext, ending_well, guard_streams, parted
 from gateway.domain.version import VERSION
 
-# Each command with its help and the module that holds it under the same name; no module: it is a row of the API's table.
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "run": ("Run the gateway until Ctrl+C or SIGTERM.", "run"),
-    "chat": ("Talk to an agent in the terminal.", "chat"),
-    "status": ("Show the status of the gateway; exit 1 if it is not ready.", ""),
-    "budget": ("Show and set token budgets.", "config"),
-    "audit": ("Show changes to permissions and budgets.", ""),
-    "agent": ("List the agents of the running gateway.", ""),
-    "channel": ("Connect chat platforms, and test and list the connections.", "channel"),
-    "config": ("Check and show the configuration.", "config"),
-    "doctor": ("Check the installation and the configuration; change nothing.", "doctor"),
-    "memory": ("Search, export and erase facts about people.", "conversations"),
-    "pair": ("Approve or block people in direct chats.", "pair"),
-    "plugin": ("Create, test and install plugins, and grant them permissions.", "plugin"),
-    "provider": ("List, add and test model providers.", "provider"),
-    "replay": ("Replay a recorded run; exit 1 if it diverges.", ""),
-    "route": ("Explain routing.", ""),
-    "rule": ("List and test rules.", "control"),
-    "session": ("List, show, export, import and branch conversations.", "conversations"),
-    "tree": ("Check, show, format and trace behaviour trees.", "control"),
-    "version": ("Show the version.", ""),
-}
-# The verbs of each family that are no rows of the API's table.
-VERBS: Mapping[str, Mapping[str, str]] = {
-    "agent": {},
-    "audit": {},
-    "budget": {
-        "set": "Write a token limit. SCOPE: session, daily, monthly, per_agent, agent:ID.",
-    },
-    "channel": {
-        "add": "Add a channel and its adapter. On a terminal it asks for missing values and consent.",
-        "dead-letters": "List, resubmit or drop failed messages and answers.",
-        "remove": "Remove a channel and its bindings. Its adapter and its conversations stay.",
-        "set": "Change the settings of a channel.",
-        "test": "Test an adapter with a simulated platform. Exit 1 if its conversation goes otherwise.",
-    },
-    "config": {
-        "get": "Show the value of KEY, or of all keys below it.",
-        "path": "Print the path of the file in use, or where it would be.",
-        "schema": "Print the JSON Schema of config.toml for editors.",
-        "show": "Show every value in force and its source.",
-        "validate": "Check the configuration; list every error.",
-    },
-    "memory": {
-        "export": "Print all facts with their sources as JSON lines. Superseded facts are included.",
-        "forget": "Erase a fact, a person or a session for good.",
-    },
-    "pair": {
-        "approve": "Approve the person with that code. The first person of an account owns it.",
-        "block": "Block a person, known or not. ID is CHANNEL:ACCOUNT:PERSON.",
-        "deny": "Deny a person, by CODE or by --channel and --person. "
-        "An approved person is a stranger again.",
-        "list": "List people who wait, then people approved or denied.",
-        "revoke": "Revoke the approval of a person. ID is CHANNEL:ACCOUNT:PERSON.",
-        "unblock": "Let a blocked or denied person ask again. ID is CHANNEL:ACCOUNT:PERSON.",
-    },
-    "plugin": {
-        "build": "Build the plugin in DIR. Its plugin.toml names the command and keeps the sha256.",
-        "check": "Check a plugin and list every problem. FILE may be a directory. Exit 1 if there is a problem.",
-        "grant": "Grant a capability to a plugin.",
-        "inspect": "Show the tools, imports and permissions of a plugin. "
-        "By NAME, also what it used and was denied.",
-        "install": "Add a plugin to the configuration. You see what it asks for before you agree.",
-        "new": "Write the source of a new plugin.",
-        "revoke": "Revoke a capability of a plugin.",
-        "test": "Run the recorded cases of a plugin in the sandbox. FILE may be a directory. Exit 1 if one fails.",
-    },
-    "provider": {
-        "add": "Add a provider to the configuration. A preset whose key is in the environment needs no entry.",
-        "list": "List providers and the sources of their keys.",
-        "test": "Ask a provider a tiny question and show the answer. About 30 tokens, metered.",
-    },
-    "route": {},
-    "rule": {
-        "list": "List rules: the running gateway's, else those of the files.",
-        "test": "Show what rules would do about an event. Nothing is done.",
-    },
-    "session": {
-        "export": "Print a conversation as JSON, the oldest message first.",
-        "import": "Import what `export` wrote into a session of yours. Messages already there stay.",
-        "show": "Show the end of a conversation.",
-    },
-    "tree": {
-        "check": "List errors and warnings of a tree; exit 1 for an error.",
-        "fmt": "Format a tree. Comments stay; formatting it again changes nothing.",
-        "show": "Print the text of a tree that ships with the gateway.",
-        "trace": "Tick a tree with scripted leaves; print what ran and halted.",
-    },
+
+@dataclass(frozen=True, slots=True)
+class ListedCommand:
+    """A command of commands.toml. `verbs`: it is a family."""
+
+    help: str
+    module: str = ""
+    verbs: Mapping[str, str] | None = None
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+COMMANDS: Mapping[str, ListedCommand] = {
+    name: ListedCommand(**about) for name, about in _TABLE.items()
 }
 
 
@@ -113,20 +40,20 @@ class Lazy(click.Group):
 
     def texts(self) -> Mapping[str, str]:
         """The help of each command."""
-        return {name: text for name, (text, _) in COMMANDS.items()}
+        return {name: one.help for name, one in COMMANDS.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.texts())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in VERBS:
-            return Family(cmd_name, help=COMMANDS[cmd_name][0])
-        if cmd_name not in COMMANDS:
+        one = COMMANDS.get(cmd_name)
+        if one is None:
             return None
-        text, module = COMMANDS[cmd_name]
+        if one.verbs is not None:
+            return Family(cmd_name, help=one.help)
         if cmd_name == "version":
-            return click.Command("version", callback=show_version, help=text)
-        return _helped(_loaded(module, cmd_name), text) if module else _row(cmd_name)
+            return click.Command("version", callback=show_version, help=one.help)
+        return _helped(_loaded(one.module, cmd_name), one.help) if one.module else _row(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         texts = self.texts()
@@ -139,16 +66,20 @@ class Lazy(click.Group):
 class Family(Lazy):
     """The verbs of one subject."""
 
+    @property
+    def entry(self) -> ListedCommand:
+        return COMMANDS[str(self.name)]
+
     def texts(self) -> Mapping[str, str]:
-        return dict(sorted({**_rows(f"{self.name} "), **VERBS[str(self.name)]}.items()))
+        return dict(sorted({**_rows(f"{self.name} "), **(self.entry.verbs or {})}.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        family = str(self.name)
-        if text := VERBS[family].get(cmd_name):
-            group = _loaded(COMMANDS[family][1], family)
+        if text := (self.entry.verbs or {}).get(cmd_name):
+            group = _loaded(self.entry.module, str(self.name))
             assert isinstance(group, click.Group)
             return _helped(group.commands[cmd_name], text)
-        return _row(f"{family} {cmd_name}") if cmd_name in _rows(f"{family} ") else None
+        prefix = f"{self.name} "
+        return _row(f"{prefix}{cmd_name}") if cmd_name in _rows(prefix) else None
 
 
 def _helped(command: click.Command, text: str) -> click.Command:
@@ -227,6 +158,9 @@ def main() -> None:
     guard_streams()
     front, rest = parted(sys.argv[1:])
     with ending_well(debug="--debug" in front, as_json="--json" in front):
+        for word in rest:
+            if word.encode(errors="ignore").decode() != word:
+                raise click.UsageError(f"{word!r} is not UTF-8 text")
         # click's own way to end knows no JSON; what a verb returns is None, of --help 0
         exogate([*front, *rest], prog_name="exogate", standalone_mode=False)
 

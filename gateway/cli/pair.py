@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.command import CliContext
+from gateway.cli.command import CliContext, Read
 from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.domain.errors import BadSessionKey
@@ -55,17 +55,12 @@ def deny(
     _do(context, "pair.deny", who)
 
 
-class _WhoType(click.ParamType[Mapping[str, str]]):
-    name = "CHANNEL:ACCOUNT:PERSON"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Mapping[str, str]:
-        """Percent-encoded as in a session key, or as it is: then the person is what is left."""
-        parts = str(value).split(":", 2)
-        if len(parts) != 3 or not all(parts):
-            self.fail(f"write CHANNEL:ACCOUNT:PERSON, as `pair list` shows it, not {value!r}")
-        return dict(zip(PARTS, map(_decoded, parts), strict=True))
+def _who(text: str) -> Mapping[str, str]:
+    """Percent-encoded as in a session key, or as it is: then the person is what is left. Raises ValueError."""
+    parts = text.split(":", 2)
+    if len(parts) != 3 or not all(parts):
+        raise ValueError(f"write CHANNEL:ACCOUNT:PERSON, as `pair list` shows it, not {text!r}")
+    return dict(zip(PARTS, map(_decoded, parts), strict=True))
 
 
 def _decoded(part: str) -> str:
@@ -75,10 +70,13 @@ def _decoded(part: str) -> str:
         return part
 
 
+WHO = Read("CHANNEL:ACCOUNT:PERSON", _who)
+
+
 def _verb(name: str) -> click.Command:
     """One that takes nothing but a person."""
 
-    @click.argument("who", metavar="ID", type=_WhoType())
+    @click.argument("who", metavar="ID", type=WHO)
     @click.pass_obj
     def verb(context: CliContext, who: Mapping[str, str]) -> None:
         _do(context, f"pair.{name}", who)
@@ -92,10 +90,7 @@ for _name in ("block", "unblock", "revoke"):
 
 def _do(context: CliContext, method: str, params: Mapping[str, object]) -> None:
     one = ask(context, method, params)
-    if context.json:
-        context.tell(one)
-    else:
-        click.echo("\n".join(_table([one])))
+    context.say(one, *_table([one]))
 
 
 def _table(people: Sequence[Mapping[str, Any]]) -> Iterator[str]:

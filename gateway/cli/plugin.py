@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from typing import Any
 import anyio
 import click
 
-from gateway.cli.command import FAILED, CliContext, Unreachable
+from gateway.app.trial import BadPlugin
+from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, Read, Unreachable
 from gateway.cli.configuration import Edit, agree, configured, known
 from gateway.cli.link import ask, data_dir
 from gateway.cli.plugin_files import (
     ABOUT,
     CASES,
     WASM,
-    BadPlugin,
     Build,
     Examined,
     Given,
@@ -36,7 +37,6 @@ from gateway.cli.plugin_files import (
     noted,
     read_about,
     replace_file,
-    shown,
     tool_line,
 )
 from gateway.cli.plugin_testing import read_cases, try_all
@@ -46,7 +46,7 @@ from gateway.config.plugins import BUNDLED
 from gateway.config.problems import ConfigInvalid
 from gateway.config.sections import BadCapability, parse_capability
 from gateway.domain.plugins import Capability, PluginDef
-from gateway.domain.text import choose, quoted
+from gateway.domain.text import choose, one_line, quoted
 from gateway.host.files import shipped_folder
 from gateway.host.logs import logging_to
 from gateway.sandbox.componentize import component_from_core
@@ -62,6 +62,25 @@ STDERR = 2  # results alone go to stdout
 
 @click.group()
 def plugin() -> None: ...
+
+
+# -- call
+
+
+@plugin.command()
+@click.argument("name")
+@click.argument("tool")
+@click.argument("arguments", metavar="[JSON]", default="{}", type=JSON)
+@click.pass_obj
+def call(context: CliContext, name: str, tool: str, arguments: JsonObject) -> None:
+    given = {"name": name, "tool": tool, "arguments": arguments}
+    told = ask(context, "plugin.call", given)
+    if context.json:
+        context.tell(told)
+    else:
+        click.echo(told["output"], err=not told["ok"])
+    if not told["ok"]:
+        raise SystemExit(FAILED)
 
 
 # -- new, build
@@ -84,11 +103,12 @@ def new(context: CliContext, name: str, kind: str, lang: str, folder: Path | Non
     follow = [f"exogate plugin build {folder}", f"exogate plugin install {folder}", "exogate run"]
     if kind == "tool":
         follow.append(f'exogate chat -m \'call {name} {{"text": "hello world"}}\'')
-    if context.json:
-        context.tell({"name": name, "dir": str(folder), "files": files, "next": follow})
-        return
-    follow.append(f"also: exogate plugin test {folder} runs its recorded cases")
-    click.echo("\n".join([f"{folder}: {', '.join(files)}", *block("Next", follow)]))
+    also = f"also: exogate plugin test {folder} runs its recorded cases"
+    context.say(
+        {"name": name, "dir": str(folder), "files": files, "next": follow},
+        f"{folder}: {', '.join(files)}",
+        *block("Next", [*follow, also]),
+    )
 
 
 def scaffolds() -> dict[tuple[str, str], Path]:
@@ -129,10 +149,10 @@ def build(context: CliContext, folder: Path) -> None:
     wasm = built(folder, read_environment())
     sha256 = keep(folder, wasm)
     file = folder / WASM
-    if context.json:
-        context.tell({"file": str(file), "size": len(wasm), "sha256": sha256})
-    else:
-        click.echo(f"{file}: {len(wasm):,} bytes, sha256 {sha256}")
+    context.say(
+        {"file": str(file), "size": len(wasm), "sha256": sha256},
+        f"{file}: {len(wasm):,} bytes, sha256 {sha256}",
+    )
 
 
 def built(folder: Path, environment: Mapping[str, str]) -> bytes:
@@ -198,12 +218,12 @@ def check(context: CliContext, file: str) -> None:
         if need not in asks
     ]
     problems = (*found.problems, *unasked)
-    if context.json:
-        context.tell({**found.as_json(), "ok": not problems, "problems": problems})
-    else:
-        click.echo("\n".join([*_about(found), *(f"✗ {shown(one)}" for one in problems)]))
-        if not problems:
-            click.echo("✓ it loads; `exogate plugin test` runs it")
+    said = [f"✗ {one_line(one)}" for one in problems]
+    context.say(
+        {**found.as_json(), "ok": not problems, "problems": problems},
+        *_about(found),
+        *(said or ["✓ it loads; `exogate plugin test` runs it"]),
+    )
     if problems:
         sys.exit(FAILED)
 
@@ -230,9 +250,9 @@ def test(context: CliContext, file: str, cases: Path | None) -> None:
         click.echo("\n".join(block("Granted", list(asked_lines(granted)))))
         for one in verdicts:
             mark = "✗" if one.problem else "✓"
-            click.echo(f"{mark} {shown(one.name)}   {one.wall_ms:.2f} ms   {one.fuel:,} fuel")
+            click.echo(f"{mark} {one_line(one.name)}   {one.wall_ms:.2f} ms   {one.fuel:,} fuel")
             for line in one.problem:
-                click.echo(f"    {shown(line)}")
+                click.echo(f"    {one_line(line)}")
         click.echo(f"{len(verdicts) - failed} of {len(verdicts)} cases passed")
     if failed:
         sys.exit(FAILED)
@@ -252,12 +272,9 @@ def inspect(context: CliContext, target: str) -> None:
             live = ask(context, "plugin.inspect", {"name": source.name})
         except Unreachable:
             live = None  # no gateway runs
-    if context.json:
-        capabilities = [str(one) for one in granted.capabilities] if granted else None
-        told = {**found.as_json(), "requested": requested, "granted": capabilities, "live": live}
-        context.tell(told)
-        return
-    click.echo("\n".join(_inspected(found, requested, granted, live)))
+    capabilities = [str(one) for one in granted.capabilities] if granted else None
+    told = {**found.as_json(), "requested": requested, "granted": capabilities, "live": live}
+    context.say(told, *_inspected(found, requested, granted, live))
 
 
 def _inspected(
@@ -268,14 +285,14 @@ def _inspected(
 ) -> Sequence[str]:
     lines = list(_about(found))
     if requested is not None:
-        lines += block("requests", list(map(shown, requested)))
+        lines += block("requests", list(map(one_line, requested)))
     grants = list(asked_lines(granted.capabilities)) if granted else ["it is not configured"]
     lines += block("granted", grants)
     if live is not None:
-        lines += block("state", [shown(f"{live['state']} {live.get('reason', '')}".strip())])
+        lines += block("state", [one_line(f"{live['state']} {live.get('reason', '')}".strip())])
         lines += block("used", _counts(live["used"]))
         lines += block("denied", _counts(live["denied"]))
-    return [*lines, *(f"✗ {shown(one)}" for one in found.problems)]
+    return [*lines, *(f"✗ {one_line(one)}" for one in found.problems)]
 
 
 def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:
@@ -297,19 +314,19 @@ def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:
 
 
 def _counts(counts: Mapping[str, int]) -> list[str]:
-    return [f"{shown(name)}   {count} times" for name, count in sorted(counts.items())]
+    return [f"{one_line(name)}   {count} times" for name, count in sorted(counts.items())]
 
 
 def _about(found: Examined) -> Iterator[str]:
     told = found.told.info
-    yield f"{told.name} {shown(told.version or '')}".strip()
+    yield f"{told.name} {one_line(told.version or '')}".strip()
     size = [f"{found.size:,} bytes, sha256 {told.sha256}"] if told.kind else []
     yield from block("file", [str(found.given.file), *size])
     if told.kind is None:
         return
     yield from block("kind", [f"{told.kind}, spoken to as {found.told.guest}"])
     if told.description:
-        yield from block("describes", [f"(the author's words) {shown(told.description)}"])
+        yield from block("describes", [f"(the author's words) {one_line(told.description)}"])
     if told.kind == "tool":
         yield from block("tools", [tool_line(tool) for tool in told.tools])
     yield from block("imports", list(import_lines(found.told.needs)))
@@ -318,19 +335,7 @@ def _about(found: Examined) -> Iterator[str]:
 # -- install
 
 
-class _CapabilityType(click.ParamType[Capability]):
-    name = "CAP"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Capability:
-        try:
-            return parse_capability(str(value))
-        except BadCapability as error:
-            self.fail(str(error), param, ctx)
-
-
-CAPABILITY = _CapabilityType()
+CAPABILITY = Read("CAP", parse_capability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,23 +350,21 @@ class Plan:
     copy: Path | None  # where the file is to be; None: it is bundled
     table: Mapping[str, Any] | None  # as the file has it; None: it is new
 
-    def save(self) -> None:
-        """The file first, then the configuration; if that fails, the file goes again."""
+    def save(self) -> str:
+        """The file first, then the configuration; if that fails, the file goes again. Says what came of it."""
         copy = self.copy
         if copy is None:
-            self.edit.save(self.after)
-            return
-        is_fresh = not copy.exists()
-        try:
+            return self.edit.take_effect(self.after)
+        with ExitStack() as undo:
+            if not copy.exists():
+                undo.callback(copy.unlink, missing_ok=True)
             _copy(self.found.given.file, copy, self.found.sha256)
-            self.edit.save(self.after)
-        except BaseException:
-            if is_fresh:
-                copy.unlink(missing_ok=True)
-            raise
+            effect = self.edit.take_effect(self.after)
+            undo.pop_all()
         old = Path(str(self.table["path"])) if self.table else copy
         if old != copy and old.parent == copy.parent:
             old.unlink(missing_ok=True)
+        return effect
 
 
 def _copy(source: Path, copy: Path, sha256: str) -> None:
@@ -397,8 +400,8 @@ def install(
     edit.tell(*_shown(plan))
     if plan.after != edit.before or not (copy is None or copy.is_file()):
         edit.agreed("Install it, with these capabilities?", yes=yes)
-        plan.save()
-        edit.tell(f"{name} was added to {edit.name}. {edit.effect}")
+        effect = plan.save()
+        edit.tell(f"{name} was added to {edit.name}. {effect}")
     if context.json:
         context.tell(
             {
@@ -468,7 +471,7 @@ def _require_loadable(found: Examined) -> None:
         if need in _OPEN
     ]
     if problems:
-        raise BadPlugin(f"{found.given.file} is not installed: {shown('; '.join(problems))}")
+        raise BadPlugin(f"{found.given.file} is not installed: {one_line('; '.join(problems))}")
 
 
 def _edited(
@@ -493,12 +496,12 @@ def _shown(plan: Plan) -> Iterator[str]:
     """All that an operator has to know to agree."""
     found, table = plan.found, plan.table
     told = found.told.info
-    yield f"{told.name} {shown(told.version or '')}   {told.kind} plugin"
-    yield from block("describes", [f"(the author's words) {shown(told.description) or '-'}"])
+    yield f"{told.name} {one_line(told.version or '')}   {told.kind} plugin"
+    yield from block("describes", [f"(the author's words) {one_line(told.description) or '-'}"])
     yield from block("tools", [tool_line(tool) for tool in told.tools])
     old = str(table.get("sha256", found.sha256)) if table else found.sha256
     is_same = old.lower() == found.sha256
-    hashes = [found.sha256] if is_same else [f"new {found.sha256}", f"old {shown(old)}"]
+    hashes = [found.sha256] if is_same else [f"new {found.sha256}", f"old {one_line(old)}"]
     yield from block("sha256", hashes)
     yield from block("requests", list(asked_lines(plan.asked, plan.new if table else ())))
     if table is not None and plan.new:
@@ -555,9 +558,11 @@ def _becomes(lost: editing.LostHost) -> str:
     """Of a secret, in one sentence."""
     if lost.hosts:
         return (
-            f"Secret {shown(lost.name)} is not sent there any more; "
-            f"it stays for {shown(', '.join(lost.hosts))}."
+            f"Secret {one_line(lost.name)} is not sent there any more; "
+            f"it stays for {one_line(', '.join(lost.hosts))}."
         )
-    value = shown(lost.value) if lost.value.startswith("${") else ""
+    value = one_line(lost.value) if lost.value.startswith("${") else ""
     kept = f"; what {value} leads to stays where it is" if value else ", and its value with it"
-    return f"Secret {shown(lost.name)} is for this host alone: it is removed from the file{kept}."
+    return (
+        f"Secret {one_line(lost.name)} is for this host alone: it is removed from the file{kept}."
+    )

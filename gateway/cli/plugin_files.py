@@ -3,31 +3,21 @@ terminal. What others wrote is escaped. No gateway has to run."""
 
 import json
 import re
-import sys
 import tomllib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.api.declarations import plain
-from gateway.channels.adapter_json import read_description
+from gateway.app.trial import BadPlugin, opened
 from gateway.channels.adapters import Description
-from gateway.channels.room import require_openable
-from gateway.channels.webhooks import ChannelRefused
 from gateway.cli.configuration import known
 from gateway.config.plugins import BUNDLED
 from gateway.config.sections import PLUGIN_NAME, BadCapability, parse_capability
-from gateway.config.values import GatewayConfig
-from gateway.domain.channels import ChannelDef
-from gateway.domain.errors import GatewayError
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import (
     Capability,
@@ -38,35 +28,23 @@ from gateway.domain.plugins import (
     PluginKind,
     StoreGrant,
 )
-from gateway.domain.text import choose, quoted
+from gateway.domain.text import choose, one_line, quoted
 from gateway.host.clock import SystemClock
-from gateway.host.logs import logging_to
 from gateway.sandbox.cache import Uncompiled
-from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import (
-    NoFetch,
     PluginRefused,
-    Plugins,
     Sandbox,
     info,
     missing,
     needed,
-    open_sandbox,
 )
 from gateway.schemas import SchemaChecks
-from gateway.store.opening import open_memory
 from gateway.tools.gate import ToolGate
 from gateway.web.status import inspected
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"
 PluginName = Annotated[str, Field(pattern=PLUGIN_NAME, max_length=32)]
 _NAME: TypeAdapter[str] = TypeAdapter(PluginName)
-
-
-class BadPlugin(GatewayError):
-    """What was given is no plugin, or not a whole one; the text says what to do."""
-
-    code = "bad_plugin"
 
 
 class _Table(BaseModel):
@@ -81,7 +59,7 @@ class Build(_Table):
     core: str | None = None  # what the command makes, if that is yet to become a component
 
 
-class About(_Table):
+class AboutPlugin(_Table):
     """plugin.toml: the words of the plugin's author."""
 
     name: PluginName
@@ -117,7 +95,7 @@ class Given:
 
     name: str
     file: Path
-    about: About | None = None
+    about: AboutPlugin | None = None
     bundled: str | None = None
 
     @property
@@ -150,7 +128,7 @@ def given_as(plugin: PluginDef) -> Given:
     return Given(plugin.name, plugin.path, _beside(plugin.path), bundled)
 
 
-def _beside(file: Path) -> About | None:
+def _beside(file: Path) -> AboutPlugin | None:
     is_there = file.name == WASM and (file.parent / ABOUT).is_file()
     return read_about(file.parent) if is_there else None
 
@@ -163,11 +141,11 @@ def _bundled(name: str) -> Given:
     return Given(name, file, read_about(file.parent), bundled=name)
 
 
-def read_about(folder: Path) -> About:
+def read_about(folder: Path) -> AboutPlugin:
     """Raises BadPlugin with everything that is wrong."""
     path = folder / ABOUT
     try:
-        return About.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return AboutPlugin.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise BadPlugin(
             f"there is no {quoted(str(path))}; give a file, or a directory that has it"
@@ -248,22 +226,6 @@ class Examined:
         return {"ok": not self.problems, **file, **shown, "problems": list(self.problems)}
 
 
-@asynccontextmanager
-async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
-    """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
-    clock = SystemClock()
-    async with open_memory(clock) as stores:
-        deps = HostDeps(NoFetch(), stores.tools, clock, read_description)
-        make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
-        try:
-            await to_thread.run_sync(make)
-            async with open_sandbox(data_dir / "plugins", deps) as sandbox:
-                yield sandbox
-        except OSError as error:
-            fix = "choose another --data-dir"
-            raise BadPlugin(f"{data_dir} cannot be used: {error.strerror}; {fix}") from error
-
-
 async def examine(data_dir: Path, given: Given, configured: PluginDef | None = None) -> Examined:
     """`configured` says what it is granted, if that is not what its author asks for."""
     definition = replace(configured or given.plugin, path=given.file, sha256=None)
@@ -272,39 +234,6 @@ async def examine(data_dir: Path, given: Given, configured: PluginDef | None = N
             return await _examined(sandbox, given, definition)
         except Uncompiled as error:
             return Examined(given, PluginAccount(info(definition, None)), problems=(str(error),))
-
-
-def refusals(config: GatewayConfig) -> list[tuple[str, str, str]]:
-    """The plugins and channels that a gateway would refuse at its start, and why. Nothing is kept."""
-
-    async def load(folder: str) -> list[tuple[str, str, str]]:
-        found = Plugins()
-        async with opened(Path(folder)) as sandbox:
-            await found.load(sandbox, config.plugins)
-        why = [
-            ("plugins", one.name, one.why or "") for one in found.infos if one.state == "refused"
-        ]
-        return why + [*_closed(config.channels, found)]
-
-    with (
-        TemporaryDirectory(prefix="exogate-") as folder,
-        logging_to(sys.stderr, "critical", "auto"),
-    ):
-        return anyio.run(load, folder)
-
-
-def _closed(channels: Sequence[ChannelDef], found: Plugins) -> Iterator[tuple[str, str, str]]:
-    adapters = {one.plugin.name: one for one in found.adapters}
-    refused = {one.name for one in found.infos if one.state == "refused"}
-    for channel in channels:
-        adapter = adapters.get(channel.plugin)
-        try:
-            if adapter is not None:
-                require_openable(channel, adapter.description, SystemClock())
-            elif channel.plugin not in refused:
-                yield "channels", channel.name, f"plugin {channel.plugin} is no channel adapter"
-        except ChannelRefused as error:
-            yield "channels", channel.name, error.problem
 
 
 async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Examined:
@@ -344,12 +273,6 @@ def _unlike(given: Given, found: PluginAccount) -> Iterator[str]:
 # -- in words
 
 _FUNCTIONS = {"clock": "may look at the clock", "random": "may draw random bytes"}
-ALWAYS = "log"  # the interface that needs no grant
-
-
-def shown(text: str) -> str:
-    """On one line, and nothing in it moves a cursor or changes a colour."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def in_words(capability: Capability) -> str:
@@ -372,9 +295,9 @@ def asked_lines(asked: Iterable[Capability], new: Iterable[Capability] = ()) -> 
 
 
 def import_lines(imports: Mapping[str, str | None]) -> Iterator[str]:
-    wide = max((len(shown(name)) for name in imports), default=0)
+    wide = max((len(one_line(name)) for name in imports), default=0)
     for name, need in imports.items():
-        yield f"{shown(name):{wide}}   {need or _unneeded(name)}"
+        yield f"{one_line(name):{wide}}   {need or _unneeded(name)}"
 
 
 def _unneeded(name: str) -> str:
@@ -390,7 +313,7 @@ def tool_line(tool: ToolSpec) -> str:
     needed = needed if isinstance(needed, list) else []
     names = fields if isinstance(fields, dict) else {}
     given = ", ".join(f"{name}{'' if name in needed else '?'}" for name in names)
-    return f"{shown(tool.name)}({shown(given)})   {shown(tool.description)}"
+    return f"{one_line(tool.name)}({one_line(given)})   {one_line(tool.description)}"
 
 
 def block(title: str, lines: Sequence[str]) -> Iterator[str]:

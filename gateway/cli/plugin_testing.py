@@ -11,12 +11,17 @@ from typing import Any
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
-from gateway.cli.plugin_files import BadPlugin, Given, opened, problems_of
+from gateway.app.trial import BadPlugin, opened
+from gateway.cli.plugin_files import (
+    Given,
+    problems_of,
+)
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, PluginDef, StoreGrant
 from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction, PluginSpace
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import check_granted, read_headers, read_method, read_url
+from gateway.sandbox.host_functions import Host
 from gateway.sandbox.plugins import Loaded, Sandbox, missing
 
 PERSON = "tester"
@@ -29,7 +34,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Call(_Table):
+class TrialCall(_Table):
     """A tool with its arguments, or an export of a channel adapter with its input."""
 
     tool: str | None = None
@@ -80,7 +85,7 @@ class Case(_Table):
     """One call, its world, and what has to come out."""
 
     name: str
-    call: Call
+    call: TrialCall
     expect: Any = None
     expect_contains: str | None = None
     expect_error: str | None = None
@@ -101,7 +106,7 @@ class Cases(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CaseVerdict:
     """How a case ended; `problem` says what is not as expected, as lines."""
 
     name: str
@@ -132,7 +137,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 async def try_all(
     data_dir: Path, given: Given, cases: Iterable[Case]
-) -> tuple[tuple[Capability, ...], list[Verdict]]:
+) -> tuple[tuple[Capability, ...], list[CaseVerdict]]:
     """The grants of the run and how each case ended. What one case stores, the next one finds.
 
     Raises PluginRefused, and BadPlugin for a grant that nobody names.
@@ -165,7 +170,7 @@ def _lacks_function(name: str, lacking: set[str]) -> bool:
     return bool(lacking & {"host_function:NAME", f"host_function:{name}"})
 
 
-async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> Verdict:
+async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> CaseVerdict:
     plugin = replace(plugin, config=case.call.config)
     world = _World(case)
     deps = replace(
@@ -176,9 +181,10 @@ async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> Verdict:
     for namespace, values in case.store.items():
         for key, value in values.items():
             await deps.store.set(_space(loaded, namespace), key, value)
-    outcome = await own.run(loaded, case.call.export, case.call.text, person=PERSON)
+    host = Host(deps, loaded.plugin, PERSON)
+    outcome = await own.run(loaded, case.call.export, case.call.text, host)
     problem = tuple(_problem(case, outcome.status, outcome.text))
-    return Verdict(case.name, outcome.wall_ms, outcome.fuel, problem)
+    return CaseVerdict(case.name, outcome.wall_ms, outcome.fuel, problem)
 
 
 def _space(loaded: Loaded, namespace: str) -> PluginSpace:

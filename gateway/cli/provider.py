@@ -1,5 +1,6 @@
 """`exogate provider`: the services that models are asked of."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
@@ -8,11 +9,14 @@ import click
 
 from gateway.api.declarations import Verb, plain
 from gateway.app.shared import provider_test
-from gateway.cli.command import CliContext, Refused, Unreachable, failure
+from gateway.cli.command import CliContext, CommandRefused, Unreachable, failure
 from gateway.cli.configuration import Edit, agree, configured
 from gateway.cli.link import ANSWER_S, ask
 from gateway.cli.verbs import show, table
 from gateway.config import editing
+from gateway.config.editing import value_at
+from gateway.config.environment import key_variables, value_of
+from gateway.config.secrets import FOLDER
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
 from gateway.providers.prices import DEFAULT_MODELS
@@ -44,10 +48,7 @@ def list_providers(context: CliContext) -> None:
         }
         for name, one in config.providers.items()
     ]
-    if context.json:
-        context.tell(rows)
-    else:
-        click.echo("\n".join(table([*rows, DEMO], ("name", "wire", "base_url", "key", "agents"))))
+    context.say(rows, *table([*rows, DEMO], ("name", "wire", "base_url", "key", "agents")))
 
 
 @provider.command()
@@ -69,15 +70,35 @@ def add(
     yes: bool,
     **told: str | None,
 ) -> None:
-    edit = Edit.begin(context)
+    edit, after = Edit.begin(context), ""
     table = {key: value for key, value in told.items() if value is not None}
-    after = editing.with_named(edit.before, "providers", name, table)
+    if use and value_at(edit.before, ("providers", name)) is not None and not table:
+        after = edit.before  # it is there, and is only to be used
+    else:
+        edit = _with_key(edit, name, table)
+        after = editing.with_named(edit.before, "providers", name, table)
     notes = [UNUSED.format(name=name)]
     if use:
         after, notes = _used(edit, after, name, model)
     elif model is not None:
         raise click.UsageError("--model belongs to --use")
     edit.written(after, *notes, nothing=f"{name} is there already", yes=yes, name=name)
+
+
+def _with_key(edit: Edit, name: str, table: dict[str, str]) -> Edit:
+    """Asks for the key of a preset that has none, on a terminal; it is kept in a file of its own."""
+    preset, around = edit.around.known.presets.get(name), edit.around
+    variables = key_variables(name, preset.key_variable) if preset else ()
+    file = f"{name}_api_key"
+    is_there = any(value_of(around.environment, one) for one in variables)
+    is_there = is_there or (around.home / FOLDER / file).exists()
+    if not variables or table or is_there or not sys.stdin.isatty():
+        return edit
+    secret = click.prompt(f"API key of {name}, or nothing", hide_input=True, default="", err=True)
+    if not secret:
+        return edit
+    table["api_key"] = f"${{file:{file}}}"
+    return edit.keeping(file, secret)
 
 
 def _used(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, list[str]]:
@@ -126,17 +147,23 @@ def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
 @click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
 @click.pass_obj
 def test(context: CliContext, name: str | None, model: str | None) -> None:
-    try:
-        asked = {"provider": name, "model": model}
-        told = ask(context, "provider.test", asked, WITHIN_S + ANSWER_S)
-    except Unreachable:  # or somebody else has the data directory, which is told then
-        told = anyio.run(_ask, configured(context), name, model)
+    told = tried(context, name, model)
     if not told["ok"]:
         code = "provider_error" if told["kind"] in get_args(FailureKind) else told["kind"]
         if not context.json:
-            raise Refused(told["message"], {"type": code})
+            raise CommandRefused(told["message"], {"type": code})
         told = {**failure(code, told["message"]), **told}
     show(context, told, TEST)
+
+
+def tried(context: CliContext, name: str | None, model: str | None = None) -> Mapping[str, Any]:
+    """What came of asking it, by the running gateway if there is one."""
+    try:
+        asked = {"provider": name, "model": model}
+        told: Mapping[str, Any] = ask(context, "provider.test", asked, WITHIN_S + ANSWER_S)
+    except Unreachable:  # or somebody else has the data directory, which is told then
+        told = anyio.run(_ask, configured(context), name, model)
+    return told
 
 
 async def _ask(config: GatewayConfig, name: str | None, model: str | None) -> Mapping[str, Any]:

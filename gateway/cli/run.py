@@ -2,20 +2,25 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 import click
 
 from gateway.app import running as app
+from gateway.app.proposals import ConfigFile
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import configured
+from gateway.cli.configuration import config_path, configured, surroundings, usual_path
+from gateway.config.environment import take_service_variables
+from gateway.config.secrets import secrets_in
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
+from gateway.domain.text import one_line
 from gateway.domain.version import VERSION
-from gateway.host.logs import logging_to
-from gateway.host.process import allow_open_files, detach_streams, hold_hangup
-from gateway.host.terminal import one_line
+from gateway.host.logs import detach_streams, logging_to
+from gateway.host.notify import Notifier
+from gateway.host.process import allow_open_files, hold_hangup
 
 
 @click.command()
@@ -31,6 +36,7 @@ from gateway.host.terminal import one_line
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     hold_hangup()
     detach_streams()
+    notify = Notifier.of(take_service_variables())
     config = configured(context, port=port)
     allow_open_files()
     observability = config.observability
@@ -38,11 +44,22 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     def ready(running: app.Running) -> None:
         click.echo("\n".join(map(one_line, banner(running))))
         sys.stdout.flush()
+        notify.ready(f"serving at {running.url}")
+
+    around = partial(surroundings, context, port=port)
+    file = ConfigFile(partial(config_path, context), usual_path(), around)
 
     async def serve() -> None:
-        await app.run(config, version=VERSION, ready=ready, accept_loss=accept_loss)
+        await app.run(
+            config,
+            version=VERSION,
+            ready=ready,
+            outside=app.Outside(logs, notify, file),
+            accept_loss=accept_loss,
+        )
 
-    with logging_to(sys.stderr, observability.log_level, observability.log_format):
+    with logging_to(sys.stderr, observability.log_level, observability.log_format) as logs:
+        logs.hide(secrets_in(config))
         anyio.run(serve, backend_options={"use_uvloop": sys.platform != "win32"})
 
 
@@ -82,7 +99,13 @@ def _mode(config: GatewayConfig) -> str:
 
 
 def _store(config: GatewayConfig) -> str:
-    return "embedded SQLite" if config.store.url == "embedded" else "in memory: lost on exit"
+    match config.store.url:
+        case "embedded":
+            return "embedded SQLite"
+        case "memory":
+            return "in memory: lost on exit"
+        case url:
+            return f"store: {url}"
 
 
 def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:

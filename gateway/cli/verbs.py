@@ -4,8 +4,10 @@ shows every result."""
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
+from contextlib import nullcontext, suppress
+from dataclasses import MISSING, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -14,12 +16,15 @@ import click
 from gateway.api.declarations import Check, Method, Verb
 from gateway.api.methods import METHODS
 from gateway.cli.command import FAILED, CliContext
-from gateway.host.terminal import one_line
+from gateway.domain.text import one_line
 
 ROWS: Mapping[str, tuple[Method, Verb]] = {
-    one.verb.name: (one, one.verb) for one in METHODS if one.verb
+    one.verb.name or one.name.replace(".", " ").replace("_", "-"): (one, one.verb)
+    for one in METHODS
+    if one.verb
 }
 OPTIONS = {"session_key": "session", "limit": "limit", "kinds": "kind"}
+WATCH = "is_watched"
 LONGEST_CELL = 160  # of what is no text, as the detail of an audit entry
 _FRACTION = re.compile(r"(?<=T\d\d:\d\d:\d\d)\.\d+(?=Z$)")  # of a second
 
@@ -49,14 +54,23 @@ def command_of(name: str) -> click.Command:
                 help=told,
             )
         )
+    if verb.watch_s:
+        told = f"Show it again every {verb.watch_s:g} seconds, until Ctrl+C."
+        params.append(click.Option(["--watch", WATCH], is_flag=True, help=told))
     params.sort(key=lambda param: taken.index(str(param.name)) if param.name in taken else -1)
 
     def callback(**given: object) -> None:
         from gateway.cli.link import ask  # noqa: PLC0415  # help needs no connection
 
         context = click.get_current_context().find_object(CliContext) or CliContext()
+        is_watched = given.pop(WATCH, False)
         asked = {one: value for one, value in given.items() if value not in (None, (), False)}
-        show(context, ask(context, method, asked, verb.answer_s), verb)
+        with suppress(KeyboardInterrupt) if is_watched else nullcontext():
+            while is_watched:
+                show(context, ask(context, method, asked, verb.answer_s), replace(verb, holds=""))
+                click.echo()
+                time.sleep(verb.watch_s)
+            show(context, ask(context, method, asked, verb.answer_s), verb)
 
     return click.Command(
         name.rpartition(" ")[2], callback=callback, params=params, help=method.help
@@ -102,11 +116,11 @@ def show(context: CliContext, told: Any, verb: Verb) -> None:
         sys.exit(FAILED)
 
 
-def rendered(told: Any, columns: Sequence[str] = ()) -> Iterator[str]:
+def rendered(told: Any, columns: str = "") -> Iterator[str]:
     """The fields of a result as rows, then its first lists as tables."""
     told = {"": told} if isinstance(told, list) else told
     lists = [name for name, value in told.items() if isinstance(value, list)]
-    tables = dict(zip(lists, columns, strict=False))
+    tables = dict(zip(lists, filter(None, columns.split("|")), strict=False))
     fields = {name: value for name, value in told.items() if name not in tables and name != "more"}
     rows = [(name.replace("_", " "), value) for name, value in _flat(fields)]
     wide = max((len(name) for name, _ in rows), default=0)

@@ -10,7 +10,7 @@ import re
 import ssl
 from base64 import b32hexencode
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -58,6 +58,8 @@ class NatsHints:
     credentials: Secret
     clock: Clock
     settings: HintSettings = HintSettings()
+    sent: int = 0
+    received: int = 0
     dropped: int = 0  # hints that were not sent
     malformed: int = 0  # that came and were none
     _prefix: str = field(init=False)
@@ -78,6 +80,11 @@ class NatsHints:
     @property
     def degraded(self) -> Sequence[str]:
         return () if self._client is not None else ("nats",)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        names = ("sent", "received", "dropped", "malformed")
+        return {name: getattr(self, name) for name in names}
 
     def publish(self, subject: str, hint: Hint) -> bool:
         client = self._client
@@ -175,6 +182,7 @@ class NatsHints:
                     subject, payload = self._waiting.popleft()
                     self._waiting_bytes -= len(payload)
                     await client.publish(subject, payload)
+                    self.sent += 1
                 await self._changed.wait()
 
     def _reader(self, subject: str) -> Any:
@@ -183,6 +191,7 @@ class NatsHints:
             if hint is None:
                 self.malformed += 1
                 return
+            self.received += 1
             for listen in tuple(self._listeners.get(subject, ())):
                 listen(hint)
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +45,7 @@ class ClusterNode:
     _changed: anyio.Event = field(init=False, default_factory=anyio.Event)
     _is_stopping: bool = field(init=False, default=False)
     _is_answered: bool = field(init=False, default=True)
+    members: Collection[str] = field(init=False, default=())  # when it last looked
 
     async def join(self) -> None:
         """Raises StoreRefused if the store was made for another number of partitions, StoreInUse,
@@ -61,6 +62,11 @@ class ClusterNode:
                 f"the same number, so write partitions = {found}"
             )
         self._node, self._ownership = node, Ownership(node, found, lease_s)
+
+    @property
+    def partitions(self) -> int:
+        """How many the store has."""
+        return self._ownership.partitions
 
     def epoch(self, partition: int, *, starting: bool = False) -> int | None:
         """Under which a turn may commit and publish, or be started; None if it may not."""
@@ -104,7 +110,7 @@ class ClusterNode:
         presence = replace(self.presence(), is_leaving=self._ownership.is_stopping)
         sent_at = self.clock.monotonic()
         renewal = await self.leases.renew(presence, self.settings.lease_s)
-        self._is_answered = True
+        self._is_answered, self.members = True, renewal.members
         self._carry_out(self._ownership.renewed(renewal, sent_at), group)
 
     async def _change(self, wanted: Take | Release, group: TaskGroup) -> None:

@@ -57,7 +57,7 @@ class Ownership:
     that it wants are made one after the other, so that their answers come in order too."""
 
     def __init__(self, node: str, partitions: int, lease_s: float) -> None:
-        self._node, self._partitions, self._lease_s = node, partitions, lease_s
+        self._node, self.partitions, self._lease_s = node, partitions, lease_s
         self._held: dict[int, _Held] = {}  # the newest last
         # A release without an answer may be carried out at any time: these are owned no more.
         self._releasing: dict[int, Lease] = {}
@@ -101,7 +101,7 @@ class Ownership:
             [lease for lease in mine.values() if lease.partition not in self._releasing], sent_at
         )
         if not self.is_stopping:
-            self._share = fair_share(self._node, renewal.members, self._partitions)
+            self._share = fair_share(self._node, renewal.members, self.partitions)
             effects += self._balance(renewal)
         return effects
 

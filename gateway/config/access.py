@@ -2,7 +2,9 @@
 projects; and what a start changes about authority and money, for the audit."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
@@ -10,8 +12,16 @@ from typing import Any
 from gateway.config.environment import TOKEN
 from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import Reading
-from gateway.config.values import GatewayConfig, GatewaySettings, TokenGrant
-from gateway.domain.budgets import NANO, Budgets, Limit
+from gateway.config.secrets import SecretProblem, resolve
+from gateway.config.values import (
+    Clustering,
+    GatewayConfig,
+    GatewaySettings,
+    StoreSettings,
+    TokenGrant,
+)
+from gateway.domain.budgets import NANO, Budgets, Limit, TokenBudget
+from gateway.domain.errors import ClusterNotInstalled, StoreNotInstalled
 from gateway.domain.events import Deed, DeedKind
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import is_loopback
@@ -83,6 +93,57 @@ def resolve_tokens(
     return tuple(grants)
 
 
+def resolve_store(reading: Reading, written: StoreSettings) -> StoreSettings:
+    """With the password of the server. `store copy` may name one although none is configured."""
+    where: KeyPath = ("store", "password")
+    if written.is_shared and not reading.known.has_surrealdb:
+        message, _, fix = str(StoreNotInstalled()).partition(": ")
+        reading.wrong(Code.NOT_INSTALLED, ("store", "url"), message, fix)
+    if (written.username is None) != (written.password is None):
+        missing, there = ("username", "password")[:: 1 if written.username is None else -1]
+        message = f'"{there}" is there, and "{missing}" is missing'
+        reading.wrong(Code.MISSING, ("store", there), message, f"add {missing} = ...")
+    if written.password is None:
+        return written
+    text, around = written.password.reveal(), reading.around
+    password: str | None = None
+    if written.is_shared:
+        password = reading.follow(where, text)
+    else:
+        with suppress(SecretProblem):
+            password = resolve(text, around.environment, around.home)
+    return replace(written, password=None if password is None else Secret(password))
+
+
+def token_budgets(config: GatewayConfig) -> Mapping[str, TokenBudget]:
+    """Of the tokens of the file that have one."""
+    return {one.name: one.budget for one in config.tokens if one.budget is not None}
+
+
+def resolve_cluster(reading: Reading, written: GatewayConfig) -> Clustering | None:
+    """With the credentials of NATS."""
+    found = written.cluster
+    if found is None:
+        return None
+    if not written.store.is_shared:
+        message = f"[cluster] needs a store that gateways can share, and [store] url is {written.store.url!r}"
+        reading.wrong(Code.MISSING, ("cluster",), message, 'write [store] url = "ws://HOST:PORT"')
+    if found.url is not None and not _HINTS.fullmatch(found.url):
+        message = "this is not nats://HOST:PORT or tls://HOST:PORT, without a user or password"
+        reading.wrong(Code.MALFORMED, ("cluster", "url"), message, "write credentials beside it")
+    elif found.url is not None and not reading.known.has_nats:
+        message, _, fix = str(ClusterNotInstalled()).partition(": ")
+        reading.wrong(Code.NOT_INSTALLED, ("cluster", "url"), message, fix)
+    if found.credentials is None:
+        return found
+    told = reading.follow(("cluster", "credentials"), found.credentials.reveal())
+    return replace(found, credentials=None if told is None else Secret(told))
+
+
+_ONE = r"(nats|tls|ws|wss)://([^/?#@:,\s]+|\[[^\]]*\])(:[0-9]{1,5})?/?"
+_HINTS = re.compile(f"{_ONE}(,{_ONE})*")
+
+
 def _check_scope(reading: Reading, where: KeyPath, scope: str) -> None:
     kind, colon, agent_id = scope.partition(":")
     if kind == "agent" and colon:
@@ -148,7 +209,7 @@ def authority(config: GatewayConfig) -> Authority:
         "gateway.allowed_origins": frozenset(settings.allowed_origins),
         "gateway.trusted_proxies": frozenset(settings.trusted_proxies),
     }
-    told |= {f"tokens.{one.name}": frozenset(one.scopes) for one in config.tokens}
+    told |= {f"tokens.{one.name}": _rights(one) for one in config.tokens}
     for plugin in config.plugins:
         told[f"plugins.{plugin.name}"] = {
             "enabled": plugin.is_enabled,
@@ -172,6 +233,19 @@ def authority(config: GatewayConfig) -> Authority:
     return found
 
 
+def _rights(token: TokenGrant) -> object:
+    """Its scopes; with the other limits, if it has any."""
+    if token.expires is None and token.budget is None:
+        return frozenset(token.scopes)
+    expires = token.expires and token.expires.isoformat()
+    budget = token.budget and {
+        name: _told(limit)
+        for name, limit in _attributes(token.budget, "session", "daily", "monthly").items()
+        if limit != Limit()
+    }
+    return {"scopes": frozenset(token.scopes), "expires": expires, "budget": budget}
+
+
 def _agents(config: GatewayConfig) -> dict[str, object]:
     told: dict[str, object] = {}
     for agent in config.agents:
@@ -188,13 +262,13 @@ def _agents(config: GatewayConfig) -> dict[str, object]:
 def _limits(budgets: Budgets) -> dict[str, object]:
     limits = _attributes(budgets, "session", "daily", "monthly", "per_agent")
     limits |= {f"agent:{name}": limit for name, limit in budgets.agents.items()}
+    return {f"budgets.{name}": _told(limit) for name, limit in limits.items() if limit != Limit()}
+
+
+def _told(limit: Limit) -> dict[str, object]:
     return {
-        f"budgets.{name}": {
-            "tokens": limit.tokens,
-            "usd": None if limit.nano_usd is None else limit.nano_usd / NANO,
-        }
-        for name, limit in limits.items()
-        if limit != Limit()
+        "tokens": limit.tokens,
+        "usd": None if limit.nano_usd is None else limit.nano_usd / NANO,
     }
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +25,15 @@ from gateway.config.problems import (
     dotted,
 )
 from gateway.config.schema import patterns
-from gateway.config.secrets import MASK, REFERENCE, fitted, is_sensitive, struck
-from gateway.config.toml import BOM, Positions, Span
+from gateway.config.secrets import (
+    MASK,
+    REFERENCE,
+    fitted,
+    is_sensitive,
+    struck,
+    struck_arguments,
+)
+from gateway.config.toml import BOM, CannotEdit, Positions, Span, parsed, rewritten
 from gateway.domain.text import printable
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
@@ -341,3 +349,59 @@ def _excerpt(text: str, offset: int, hidden: Sequence[Span]) -> tuple[str, str]:
         else:
             after = after[: span.start - offset] + MASK + after[span.end - offset :]
     return before, after
+
+
+# --- a copy without secrets ----------------------------------------------------------------------
+_COMMENT = re.compile(r"#[^\n]*")
+_NO_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_SCHEMES = frozenset({"", "bearer", "basic", "token"})  # what may stand before a reference
+
+
+def without_secrets(text: str) -> str:
+    """The same file with a reference to a file in the place of each secret that is written out, and without
+    what comments say of any. Raises CannotEdit, tomllib.TOMLDecodeError."""
+    found: list[str] = []
+    wanted = _shared((), parsed(text), found)
+    hidden = rewritten(text, wanted)
+    values = sorted(Positions(hidden).leaves(), key=itemgetter(1))
+    beside = {hidden.count("\n", 0, span.end) for path, span in values if is_sensitive(path)}
+    parts, at, line = list[str](), 0, 0
+    for _, span in [*values, ((), Span(len(hidden), len(hidden)))]:
+        for between in hidden[at : span.start].splitlines(keepends=True):
+            parts.append(_without_hints(between, found, is_beside=line in beside))
+            line += between.endswith("\n")
+        parts.append(hidden[span.start : span.end])
+        at, line = span.end, line + parts[-1].count("\n")
+    result = "".join(parts)
+    if parsed(result) != parsed(hidden):
+        raise CannotEdit("its comments cannot be told from its values")
+    return result
+
+
+def _shared(path: KeyPath, value: Any, found: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _shared((*path, name), one, found) for name, one in value.items()}
+    if isinstance(value, list):
+        shown = [_shared((*path, place), one, found) for place, one in enumerate(value)]
+        return struck_arguments(map(str, shown)) if path[3:] == ("args",) else shown
+    if is_sensitive(path) and not isinstance(value, bool):
+        return _reference(path, value, found)
+    return struck(value) if isinstance(value, str) else value
+
+
+def _reference(path: KeyPath, value: Any, found: list[str]) -> Any:
+    """In the place of what is no reference yet."""
+    if REFERENCE.sub("", str(value)).strip().lower() in _SCHEMES:
+        return value
+    found.append(str(value))
+    return f"${{file:{_NO_FILE_NAME.sub('-', dotted(path)).strip('-.')}}}"
+
+
+def _without_hints(between: str, secrets: Sequence[str], *, is_beside: bool) -> str:
+    """A part of a line that is no value; a comment beside a secret is left out."""
+    long = [one for one in secrets if len(one) >= 4]
+
+    def told(comment: re.Match[str]) -> str:
+        return "" if is_beside else " ".join(struck_arguments([comment[0]], long))
+
+    return _COMMENT.sub(told, between)

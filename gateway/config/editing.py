@@ -1,21 +1,23 @@
-"""Changes to a config.toml, each of a subject: plugins and their grants, channels, agents, budgets; and
-the file, which is written whole or not at all."""
+"""Changes to a config.toml, each of a subject: plugins and their grants, channels, agents, budgets; of a value by its
+path; and the file, which is written whole or not at all."""
 
 import difflib
-import os
 import stat
-import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_origin
 
 from gateway.config.document import Document, masked, read_document
 from gateway.config.load import interpreted
-from gateway.config.sections import BadCapability, parse_capability
+from gateway.config.problems import ConfigInvalid, dotted
+from gateway.config.schema import ANY, patterns
+from gateway.config.secrets import replace_file
+from gateway.config.sections import BadCapability, SectionKey, parse_capability
 from gateway.config.toml import CannotEdit, parsed, rewritten
 from gateway.config.values import GatewayConfig, Surroundings
+from gateway.domain.ids import Secret
 from gateway.domain.plugins import Capability, HttpGrant
 from gateway.domain.text import choose, quoted
 
@@ -28,10 +30,7 @@ Table = dict[str, Any]
 
 def _opened(text: str) -> Table:
     """What a text says, to be changed and written back with `rewritten`."""
-    try:
-        document = parsed(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CannotEdit("the file is not valid TOML; run `exogate config validate`") from error
+    document = _parsed(text)
     tables = [document.get("agent", {}), *_tables(document, "plugins")]
     tables += _tables(document, "agents")
     if not all(map(_is_editable, tables)):
@@ -300,8 +299,12 @@ def with_budget(text: str, scope: str, tokens: int) -> str:
 
 
 def difference(before: str, after: str, name: str) -> str:
-    """A unified diff to be shown: no secret is in it. Empty if nothing differs."""
-    return "\n".join(difflib.unified_diff(masked(before), masked(after), name, name, lineterm=""))
+    """A unified diff to be shown: no secret is in it, only where one is another now. Empty if nothing differs."""
+    old, new, known = masked(before), masked(after), {*before.split("\n")}
+    for number, raw in enumerate(after.split("\n")):
+        if new[number] in old and raw not in known:
+            new[number] += "   (changed, not shown)"
+    return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
 
 
 def current(path: Path, around: Surroundings) -> str:
@@ -316,35 +319,211 @@ def checked(text: str, path: Path, around: Surroundings) -> GatewayConfig:
     return interpreted(document, around).config
 
 
+def require_better(before: str, after: str, path: Path, around: Surroundings) -> None:
+    """Raises ConfigInvalid for a text that could not be used, unless it has fewer errors than the one before, and no
+    other."""
+    try:
+        checked(after, path, around)
+    except ConfigInvalid as error:
+        if not _errors(error) < _errors_of(before, path, around):
+            raise
+
+
+def _errors_of(text: str, path: Path, around: Surroundings) -> set[tuple[str, str, str]]:
+    try:
+        checked(text, path, around)
+    except ConfigInvalid as error:
+        return _errors(error)
+    return set()
+
+
+def _errors(error: ConfigInvalid) -> set[tuple[str, str, str]]:
+    return {(one.code, one.key, one.message) for one in error.problems}
+
+
 def save(path: Path, before: str, after: str, around: Surroundings) -> None:
     """Writes all of it or nothing. Raises ConfigInvalid if the gateway could not start with it,
     CannotEdit if the file is not what it was or cannot be written."""
     name = around.name(path)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWNERS_ALONE
-    checked(after, path, around)
+    require_better(before, after, path, around)
     if current(path, around) != before:
         raise CannotEdit(f"{name} changed in the meantime; try again")
     try:
-        _replace(path.resolve(), after.encode(), mode)  # of a link, what it leads to
+        replace_file(path.resolve(), after.encode(), mode)  # of a link, what it leads to
     except OSError as error:
         raise CannotEdit(f"{name} cannot be written: {error.strerror}") from error
 
 
-def _replace(path: Path, source: bytes, mode: int) -> None:
-    """Whoever reads the file finds the old one or the new one, also after a crash."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    opened, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def restore(path: Path, before: str | None) -> None:
+    """Writes back what a file was; None: there was none."""
+    if before is None:
+        path.unlink(missing_ok=True)
+        return
+    replace_file(path.resolve(), before.encode(), stat.S_IMODE(path.stat().st_mode))
+
+
+# -- a value by its path; an item of a list is named by its id, its name or its place
+
+NAMED_BY = ("id", "name")  # an item of a list
+_TEXTS = (str, Secret, Path)
+_LONGEST = 1_000  # characters of a path
+
+
+def parse_path(text: str) -> tuple[str, ...]:
+    """A dotted path as TOML writes keys: agents.main.model, providers."my.own".base_url. Raises CannotEdit."""
     try:
-        with os.fdopen(opened, "wb") as file:
-            os.fchmod(opened, mode)
-            file.write(source)
-            file.flush()
-            os.fsync(opened)
-        Path(fresh).replace(path)
-    finally:
-        Path(fresh).unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        if len(text) > _LONGEST or "\n" in text or "=" in text:
+            raise ValueError
+        inside: Any = tomllib.loads(f"{text} = 0")
+    except (ValueError, RecursionError):
+        example = 'gateway.port, agents.main.model, providers."my.own".base_url'
+        raise CannotEdit(f"{quoted(text)} is no path; write one like {example}") from None
+    path: list[str] = []
+    while inside != 0:
+        ((key, inside),) = inside.items()
+        path.append(key)
+    return tuple(path)
+
+
+def read_value(path: Sequence[str], text: str) -> object:
+    """A value as somebody types it: TOML, or plain text without quotes."""
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        found = tomllib.loads(f"value = {text}")
+        value = found["value"] if len(found) == 1 else text
+    except (ValueError, RecursionError):
+        return text
+    return text if _is_text(path) and not isinstance(value, str) else value
+
+
+def _is_text(path: Sequence[str]) -> bool:
+    key = _key_at(path)
+    kind = getattr(key.kind, "__supertype__", key.kind) if key else None
+    return kind in _TEXTS or get_origin(kind) is Literal
+
+
+def _key_at(path: Sequence[str]) -> SectionKey | None:
+    """What is known of a path, whatever its items and names are called."""
+    for pattern, key in patterns().items():
+        if len(pattern) == len(path) and all(map(_fits, pattern, path)):
+            return key
+    return None
+
+
+def _fits(known: str, part: str) -> bool:
+    return known in {ANY, part}
+
+
+def _empty(path: Sequence[str]) -> dict[str, Any] | list[Any]:
+    """A section that is not there yet: a table, or a list of tables."""
+    key = _key_at(path)
+    is_list = key and get_origin(key.kind) in {tuple, list} and not key.setting.by_name
+    return [] if is_list else {}
+
+
+def with_patch(text: str, patch: Mapping[str, object]) -> str:
+    """The text with these values. A key at the top is a path; a table goes on into the one that there is, and None
+    removes. Raises CannotEdit."""
+    document = _parsed(text)
+    _merge(document, (), patch)
+    return rewritten(text, document)
+
+
+def with_value(text: str, path: Sequence[str], value: object) -> str:
+    """The text with this value in place of what is there; None removes it. Raises CannotEdit."""
+    document = _parsed(text)
+    _put(document, path, value)
+    return rewritten(text, document)
+
+
+def value_at(text: str, path: Sequence[str]) -> object:
+    """What the text says there; None if nothing."""
+    return _found(_parsed(text), path)
+
+
+def _parsed(text: str) -> Table:
+    try:
+        return parsed(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CannotEdit("the file is not valid TOML; run `exogate config validate`") from error
+
+
+def _merge(document: dict[str, Any], above: tuple[str, ...], patch: Mapping[str, object]) -> None:
+    for key, value in patch.items():
+        path = (*above, key) if above else parse_path(key)
+        if isinstance(value, Mapping) and isinstance(_found(document, path), dict | list):
+            _merge(document, path, value)
+        else:
+            _put(document, path, _without_none(value))
+
+
+def _without_none(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_none(one) for key, one in value.items() if one is not None}
+
+
+def _found(here: Any, path: Sequence[str]) -> Any:
+    """What stands at a path; None if nothing does."""
+    for part in path:
+        if isinstance(here, list):
+            place = place_of(here, part)
+            here = None if place is None else here[place]
+        else:
+            here = here.get(part) if isinstance(here, dict) else None
+    return here
+
+
+def _put(document: dict[str, Any], path: Sequence[str], value: object) -> None:
+    if value is None and _found(document, path) is None:
+        return
+    here: Any = document
+    for depth, part in enumerate(path[:-1]):
+        key = _key_in(here, part, path[:depth])
+        is_missing = isinstance(here, dict) and key not in here
+        here = here.setdefault(key, _empty(path[: depth + 1])) if is_missing else here[key]
+    last = path[-1]
+    if isinstance(here, list) and place_of(here, last) is None:
+        here.append(_new_item(here, path, value))
+    elif value is None:
+        del here[_key_in(here, last, path[:-1])]
+    else:
+        here[_key_in(here, last, path[:-1])] = value
+
+
+def _new_item(items: list[Any], path: Sequence[str], value: object) -> object:
+    """An item is new behind the last one, or as a table under a name of its own."""
+    if path[-1] == str(len(items)):
+        return value
+    named_by = next((name for name in NAMED_BY if _key_at((*path, name))), None)
+    if named_by is None or not isinstance(value, dict):
+        _key_in(items, path[-1], path[:-1])  # raises
+    return {named_by: path[-1], **value} if isinstance(value, dict) else value
+
+
+def _key_in(here: Any, part: str, above: Sequence[str]) -> Any:
+    """Where a part of a path leads to: a key of a table, or the place of an item. Raises CannotEdit."""
+    if isinstance(here, dict):
+        return part
+    if not isinstance(here, list):
+        told = f"{dotted(tuple(above))} is a value, not a section"
+        raise CannotEdit(f"{told}; it has no key {quoted(part)}")
+    place = place_of(here, part)
+    if place is None:
+        names = [str(name) for name in map(_name, here) if name is not None]
+        told = choose(part, names) if names else f"it has {len(here)}, counted from 0"
+        raise CannotEdit(f"{dotted(tuple(above))} has no item {quoted(part)}; {told}")
+    return place
+
+
+def place_of(items: Sequence[object], part: str) -> int | None:
+    """The place of the item that is called so, or else of the one at this place."""
+    called = next((place for place, one in enumerate(items) if _name(one) == part), None)
+    is_place = called is None and part.isdecimal() and int(part) < len(items)
+    return int(part) if is_place else called
+
+
+def _name(item: object) -> str | None:
+    if isinstance(item, dict):
+        return next((str(item[key]) for key in NAMED_BY if key in item), None)
+    return item if isinstance(item, str) else None

@@ -7,6 +7,8 @@ from types import MappingProxyType
 
 TOKEN = "EXOGATE_TOKEN"
 CONFIG = "EXOGATE_CONFIG"
+CREDENTIALS = "CREDENTIALS_DIRECTORY"  # where a service manager puts secret files
+SERVICE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 NO_COLOR = "NO_COLOR"  # set: the command line writes no colours
 GEMINI_KEY = "AGENT_GEMINI_API_KEY"
 MCP_SERVER = "default"  # the one that variables stand for
@@ -30,6 +32,12 @@ AGENT_KEYS: Mapping[str, tuple[tuple[str, ...], Callable[[str], object]]] = Mapp
 def read_environment() -> Mapping[str, str]:
     """A copy of the process's environment; nothing else reads it."""
     return MappingProxyType(dict(os.environ))
+
+
+def take_service_variables() -> Mapping[str, str]:
+    """What a service manager told this process, and nobody else: no program that it starts inherits it."""
+    found = {name: os.environ.pop(name, "") for name in SERVICE}
+    return MappingProxyType({name: value for name, value in found.items() if value})
 
 
 def value_of(environment: Mapping[str, str], name: str) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gateway.config.access import resolve_gateway, resolve_tokens
+from gateway.config.access import resolve_cluster, resolve_gateway, resolve_store, resolve_tokens
 from gateway.config.agents import (
     check_bindings,
     check_projects,
@@ -19,10 +19,16 @@ from gateway.config.document import Document, placed, read_document, written_dat
 from gateway.config.environment import CONFIG, value_of
 from gateway.config.plugins import as_host, resolve_channels, resolve_plugins
 from gateway.config.problems import KeyPath, dotted, without_consequences
-from gateway.config.providers import check_budgets, check_prices, resolve_providers, resolve_servers
+from gateway.config.providers import (
+    check_budgets,
+    check_prices,
+    resolve_providers,
+    resolve_servers,
+    resolve_traces,
+)
 from gateway.config.reading import Reading
 from gateway.config.rules import resolve_rules
-from gateway.config.secrets import MASK, is_sensitive, struck_arguments, struck_value
+from gateway.config.secrets import MASK, files_in, is_sensitive, struck_arguments, struck_value
 from gateway.config.sections import (
     ROOT,
     SectionKey,
@@ -86,8 +92,12 @@ def find_file(
     named = path or value_of(environment, CONFIG)
     if named is not None:
         return cwd / named
-    usual = (cwd / "config.toml", home / ".config" / "exogate" / "config.toml")
-    return next((file for file in usual if file.exists()), None)
+    return next((file for file in usual_files(home, cwd) if file.exists()), None)
+
+
+def usual_files(home: Path, cwd: Path) -> tuple[Path, ...]:
+    """Where the file is looked for."""
+    return (cwd / "config.toml", home / ".config" / "exogate" / "config.toml")
 
 
 def is_named_file(path: Path | None, environment: Mapping[str, str]) -> bool:
@@ -169,17 +179,28 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
         config,
         gateway=gateway,
         tokens=tokens,
+        store=resolve_store(reading, written.store),
+        cluster=resolve_cluster(reading, written),
         agent=agents[0] if written.agent else None,
         agents=agents,
         default_agent=agents[0].id if written.agent else None,
         plugins=plugins,
         channels=channels,
         mcp=replace(written.mcp, servers=servers),
+        observability=resolve_traces(reading, written.observability),
         rules=rules,
         rule_folder=rule_folder,
         key_origins=key_origins,
         origin=reading.document.path,
         notices=tuple(reading.notices),
+        other_files=(
+            *files_in(reading.document.text, reading.around.home),
+            *(
+                ()
+                if reading.document.path
+                else usual_files(reading.around.home, reading.around.cwd)
+            ),
+        ),
     )
 
 

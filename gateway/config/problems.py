@@ -148,7 +148,8 @@ class ConfigInvalid(GatewayError):
         left_out: int = 0,
         warnings: tuple[ConfigProblem, ...] = (),
     ) -> None:
-        super().__init__(f"{len(problems) + left_out} errors in the configuration")
+        count = len(problems) + left_out
+        super().__init__(f"{count} error{'' if count == 1 else 's'} in the configuration")
         self.problems, self.left_out, self.warnings = problems, left_out, warnings
 
     def render(self) -> str:

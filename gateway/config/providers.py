@@ -14,7 +14,7 @@ from gateway.config.problems import Code, KeyPath
 from gateway.config.reading import DEMO, Reading
 from gateway.config.secrets import FOLDER, looks_secret
 from gateway.config.sections import blank
-from gateway.config.values import GatewayConfig
+from gateway.config.values import GatewayConfig, ObservabilitySettings
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Budgets
 from gateway.domain.ids import Secret
@@ -89,6 +89,16 @@ def _followed(
     return values
 
 
+def resolve_traces(reading: Reading, written: ObservabilitySettings) -> ObservabilitySettings:
+    """With the headers for the collector."""
+    if written.otlp_endpoint and not reading.known.has_otel:
+        message, fix = "what speaks to it is not installed", "pip install 'exogate[otel]'"
+        reading.wrong(Code.NOT_INSTALLED, ("observability", "otlp_endpoint"), message, fix)
+    texts = {name: secret.reveal() for name, secret in written.otlp_headers.items()}
+    values = _followed(reading, ("observability", "otlp_headers"), texts)
+    return replace(written, otlp_headers={name: Secret(one) for name, one in values.items()})
+
+
 def _key(reading: Reading, written: ProviderDef, base_url: str) -> tuple[str | None, str | None]:
     """The key, and in words where it comes from. No key also if its problem is reported."""
     name, path = written.name, ("providers", written.name, "api_key")
@@ -118,7 +128,7 @@ def _report_no_key(reading: Reading, name: str, variable: str, *, is_own: bool) 
         reading.note("key-kept-back", ("providers", name, "api_key"), message, fix)
     elif is_own and name in reading.used:
         message = f'no key for provider "{name}": {variable} is not set'
-        fix = f"set {variable}, or write the key into {reading.around.home / FOLDER}/{name}_api_key (chmod 600)"
+        fix = f"set {variable}, or run: exogate config set providers.{name}.api_key --secret"
         reading.wrong(Code.NO_KEY, reading.used[name], message, fix)
 
 

@@ -145,7 +145,8 @@ class Reading(Report):
             fix = 'write "${env:NAME}" or "${file:name}" instead'
             self.note("literal-secret", path, "the configuration contains a secret", fix)
         try:
-            return resolve(text, self.around.environment, self.around.home)
+            around = self.around
+            return resolve(text, around.environment, around.home, around.pending)
         except SecretProblem as problem:
             if is_needed or problem.code == Code.MALFORMED:
                 self.wrong(problem.code, path, problem.message, problem.fix)

@@ -11,6 +11,7 @@ from gateway.config.problems import (
     Code,
     ConfigFinding,
     ConfigInvalid,
+    ConfigProblem,
     KeyPath,
     Report,
     without_consequences,
@@ -64,14 +65,16 @@ class RuleReader:
         """Every `*.toml` there, in order of names; a file that is not valid is left out whole."""
         rules: dict[str, RuleDef] = {}
         refused: list[RefusedRules] = []
+        problems: list[ConfigProblem] = []
         for file in sorted(path.glob("*.toml"))[:MOST_FILES]:
             try:
                 found = self.file(file, {**taken, **rules})
             except ConfigInvalid as error:
                 refused.append(RefusedRules(self.name(file), error.render()))
+                problems += error.problems
             else:
                 rules |= {rule.id: rule for rule in found}
-        return RuleFolder(path, tuple(rules.values()), tuple(refused))
+        return RuleFolder(path, tuple(rules.values()), tuple(refused), tuple(problems))
 
     def rules(
         self,

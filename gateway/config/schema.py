@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
@@ -74,6 +75,8 @@ def _schema(kind: Any, about: Setting, defs: dict[str, Any]) -> dict[str, Any]:
         return {"type": ["string", "boolean", "number"]}
     if kind in {bool, int, float}:
         return _number(kind, about)
+    if kind is datetime:
+        return {"type": "string", "format": "date-time"}
     secret = {"format": "password"} if kind is Secret else {}
     return {"type": "string", "pattern": PATTERNS.get(about.form, PATTERNS["text"]), **secret}
 

@@ -3,11 +3,17 @@
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 
-from gateway.config.environment import value_of
+from gateway.config.environment import CREDENTIALS, value_of
 from gateway.config.problems import Code, KeyPath
+from gateway.domain.ids import Secret
+from gateway.domain.mcp import McpServerDef
+from gateway.domain.model import ProviderDef
 from gateway.domain.text import printable
 
 FOLDER = Path(".config/exogate/secrets")  # below the home directory
@@ -26,8 +32,65 @@ class SecretProblem(Exception):
         self.code, self.message, self.fix = code, message, fix
 
 
-def resolve(text: str, environment: Mapping[str, str], home: Path) -> str:
-    """The text with its references replaced. Raises SecretProblem."""
+def secret_files(text: str) -> tuple[str, ...]:
+    """The names of secret files that a configuration refers to, without absolute paths."""
+    found = dict.fromkeys(name for kind, name in REFERENCE.findall(text) if kind == "file")
+    return tuple(name for name in found if _FILE_NAME.fullmatch(name))
+
+
+def is_file_name(text: str) -> bool:
+    return bool(_FILE_NAME.fullmatch(text))
+
+
+def replace_file(path: Path, source: bytes, mode: int) -> None:
+    """Whoever reads the file finds the old one or the new one, also after a crash."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    opened, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(opened, "wb") as file:
+            os.fchmod(opened, mode)
+            file.write(source)
+            file.flush()
+            os.fsync(opened)
+        Path(fresh).replace(path)
+    finally:
+        Path(fresh).unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def secret_name(path: KeyPath) -> str:
+    """What the file of a secret is called: of providers.openai.api_key as that preset's key is looked for."""
+    parts = path[1:] if path[0] == "providers" else path
+    return re.sub(r"[^A-Za-z0-9]+", "_", "_".join(map(str, parts))).strip("_") or "secret"
+
+
+def write_secret(home: Path, name: str, value: str) -> Callable[[], None]:
+    """Writes the file whole or not at all; returns what takes it back. Raises OSError."""
+    path = home / FOLDER / name
+    before = path.read_bytes() if path.is_file() else None
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(path, value.encode(), 0o600)
+
+    def back() -> None:
+        if before is None:
+            path.unlink(missing_ok=True)
+        else:
+            replace_file(path, before, 0o600)
+
+    return back
+
+
+NO_FILES: Mapping[str, str] = {}
+
+
+def resolve(
+    text: str, environment: Mapping[str, str], home: Path, pending: Mapping[str, str] = NO_FILES
+) -> str:
+    """The text with its references replaced; `pending` files are to be written. Raises SecretProblem."""
     if "${" in REFERENCE.sub("", text):
         message = "this is not a valid reference"
         raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME} or ${file:name}")
@@ -35,6 +98,12 @@ def resolve(text: str, environment: Mapping[str, str], home: Path) -> str:
     def referred(found: re.Match[str]) -> str:
         if found[1] == "env":
             return _variable(environment, found[2])
+        if found[2] in pending:
+            return pending[found[2]]
+        given = value_of(environment, CREDENTIALS)
+        path = _file(Path(given or ""), found[2])
+        if given is not None and path.parent == Path(given) and path.is_file():
+            return _plain_secret(path, path.read_bytes())  # its mode is its manager's affair
         return read_secret(_file(home / FOLDER, found[2]))
 
     value = REFERENCE.sub(referred, text)
@@ -43,6 +112,13 @@ def resolve(text: str, environment: Mapping[str, str], home: Path) -> str:
         fix = "store it as one line of plain characters"
         raise SecretProblem(Code.MALFORMED, message, fix)
     return value
+
+
+def files_in(text: str, home: Path) -> tuple[Path, ...]:
+    """The files of secrets that a configuration may be made of: those that it names by a whole path, and the
+    folder of the others."""
+    named = (Path(found[2]) for found in REFERENCE.finditer(text) if found[1] == "file")
+    return (home / FOLDER, *(path for path in named if path.is_absolute()))
 
 
 def _variable(environment: Mapping[str, str], name: str) -> str:
@@ -88,6 +164,10 @@ def read_secret(path: Path) -> str:
         raw = os.read(opened, LARGEST + 1)
     finally:
         os.close(opened)
+    return _plain_secret(path, raw)
+
+
+def _plain_secret(path: Path, raw: bytes) -> str:
     text = raw.strip(b"\r\n")
     if not text.strip() or not text.isascii() or len(raw) > LARGEST:
         message = f"{path} holds no secret: it is empty, too large or not plain text"
@@ -97,6 +177,30 @@ def read_secret(path: Path) -> str:
 
 def _bad(message: str, fix: str) -> SecretProblem:
     return SecretProblem(Code.BAD_SECRET_FILE, message, fix)
+
+
+_AFTER_SCHEME = re.compile(r"(?:\A|:)\s*(?:Bearer|Basic|Token)\s+(\S+)", re.IGNORECASE)
+_LONG_WORD = re.compile(r"(?<!\S)[\w.=+/-]{40,}(?!\S)")  # a key among the words of a file
+
+
+def secrets_in(value: object) -> Iterator[str]:
+    """Every secret that a configuration holds, resolved: none of them may stand in a log."""
+    inside: Iterable[object] = ()
+    match value:
+        case Secret():
+            text = value.reveal()
+            yield from (text, *_AFTER_SCHEME.findall(text), *_LONG_WORD.findall(text))
+        case McpServerDef():
+            inside = value.hidden
+        case ProviderDef():
+            inside = (value.api_key, *map(Secret, value.headers.values()))
+        case Mapping():
+            inside = value.values()
+        case tuple():
+            inside = value
+        case _ if is_dataclass(value):
+            inside = (getattr(value, field.name) for field in fields(value))
+    yield from chain.from_iterable(map(secrets_in, inside))
 
 
 MASK = "***"

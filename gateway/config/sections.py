@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from datetime import date, time
+from datetime import UTC, date, datetime, time
 from functools import cache
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NewType, get_args, get_origin, get_t
 from gateway.config.problems import At, Code, ConfigFinding, KeyPath, Report, dotted
 from gateway.config.secrets import MASK, is_sensitive
 from gateway.config.values import ActionKeys, GatewayConfig, Plain, SecretKeys
-from gateway.domain.budgets import Limit
+from gateway.domain.budgets import Limit, TokenBudget
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import Action
 from gateway.domain.ids import Secret
@@ -47,7 +47,7 @@ _ADDED = ("project", "subagent")  # what is easily defined where it is missing
 _WRONG = object()  # what stands for a value that was reported
 # Values that are written in another way, and the key that a plain text or number stands for.
 AS_WRITTEN: Mapping[Any, type] = {PluginSecret: SecretKeys, Action: ActionKeys}
-SHORT: Mapping[type, str] = {Limit: "tokens", SecretKeys: "value"}
+SHORT: Mapping[type, str] = {Limit: "tokens", SecretKeys: "value", TokenBudget: "daily"}
 
 PLUGIN_NAME = r"^[a-z0-9][a-z0-9-]*(_[a-z0-9-]+)*$"  # a tool is called PLUGIN__TOOL
 PATTERNS: Mapping[str, str] = {
@@ -63,6 +63,7 @@ PATTERNS: Mapping[str, str] = {
     "secret": r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$",
     "state": r"^[a-z][a-z0-9_]{0,63}$",
     "sha256": r"^[0-9A-Fa-f]{64}$",
+    "store": r"^(embedded|memory|wss?://[^\s/?#@]+/?)$",
 }
 _HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
 _ORIGIN = r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
@@ -91,12 +92,35 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _collector(text: str) -> str:
+    """A base URL. Raises ValueError."""
+    found = re.fullmatch(r"https?://([^/?#@\s\[\]]+|\[[0-9A-Fa-f:.]+\](:\d+)?)(/[^?#\s]*)?", text)
+    if found is None:
+        raise ValueError("this is not http://HOST:PORT or https://HOST")
+    return text.rstrip("/")
+
+
+_STORES = ("embedded", "memory", "ws://HOST:PORT", "wss://HOST:PORT")
+_SERVER = re.compile(r"(wss?)://([^/?#@:\[\]]+|\[[^\]]*\])(?::([0-9]{1,5}))?/?")
+
+
+def _store(text: str) -> str:
+    """The address of a server without a path, user or password."""
+    found = _SERVER.fullmatch(text)
+    if found is None or int(found[3] or 0) > 65_535:
+        raise ValueError("this is not ws://HOST:PORT or wss://HOST:PORT")
+    _host(found[2].strip("[]"))
+    return text.rstrip("/")
+
+
 # What makes a text of the right form the one that counts; raises ValueError for another.
 _NORMAL: Mapping[str, Callable[[str], str]] = {
     "host": _host,
     "origin": origin,
     "network": lambda text: str(ip_network(text, strict=False)),
     "url": _url,
+    "collector": _collector,
+    "store": _store,
     "sha256": str.lower,
 }
 
@@ -345,12 +369,14 @@ class SectionReader:
         return tuple(found.values()) if about.by_name else found
 
     def _leaf(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
-        if get_origin(kind) is Literal or (about.words and isinstance(raw, str)):
-            return self._choice(get_args(kind) or tuple(about.words), raw, path, about)
+        if choices := _choices(kind, raw, about):
+            return self._choice(choices, raw, path, about)
         if kind == Plain:
             kind = type(raw) if isinstance(raw, Plain) else str
         if kind in {int, float}:
             return self._number(kind, raw, path, about)
+        if kind is datetime:
+            return self._moment(raw, path, about)
         if kind is not bool:
             return self._text(kind, raw, path, about)
         if isinstance(raw, bool):
@@ -375,6 +401,17 @@ class SectionReader:
             message = f"{shown(path, raw)} is out of range: it should be {allowed}"
             return self.wrong(Code.OUT_OF_RANGE, path, message, f"write a number: {allowed}")
         return round(raw * about.scale) if about.scale > 1 else kind(raw)
+
+    def _moment(self, raw: object, path: KeyPath, about: Setting) -> Any:
+        """A date is its first moment."""
+        if not isinstance(raw, str | date):
+            return self._wrong_type(path, raw, "a date like 2026-12-31", about)
+        try:
+            moment = datetime.fromisoformat(raw if isinstance(raw, str) else raw.isoformat())
+        except ValueError:
+            message = f"{shown(path, raw)} is no date or time"
+            return self.wrong(Code.MALFORMED, path, message, "write a date like 2026-12-31")
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     def _text(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         if not isinstance(raw, str):
@@ -431,6 +468,14 @@ class SectionReader:
             case "a whole number" | "a number" | "true or false", str():
                 fix = f"write {wanted}, without quotes"
         return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
+
+
+def _choices(kind: Any, raw: object, about: Setting) -> Sequence[object]:
+    """The words that may stand there, if only words may."""
+    if about.form == "store" and not str(raw).startswith(("ws:", "wss:")):
+        return _STORES
+    is_word = get_origin(kind) is Literal or (about.words and isinstance(raw, str))
+    return get_args(kind) or tuple(about.words) if is_word else ()
 
 
 def _beyond(number: float, about: Setting) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from gateway.config.problems import ConfigFinding
+from gateway.config.problems import ConfigFinding, ConfigProblem
 from gateway.domain.agents import (
     AgentDef,
     Binding,
@@ -15,19 +16,18 @@ from gateway.domain.agents import (
     ProjectDef,
     SubagentDef,
 )
-from gateway.domain.budgets import Budgets
+from gateway.domain.budgets import Budgets, TokenBudget
 from gateway.domain.channels import ChannelDef
 from gateway.domain.events import Point, Priority, RefusedRules, RuleDef, RuleProblem, Severity, To
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.inbox import QueueMode
+from gateway.domain.logs import LogLevel
 from gateway.domain.mcp import McpServerDef, McpServing
 from gateway.domain.model import ProviderDef, Wire
 from gateway.domain.plugins import PluginDef
 from gateway.domain.settings import Setting, setting
 
-LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
-StoreUrl = Literal["embedded", "memory"]
 Plain = str | bool | int | float
 
 MILLION, HUNDRED_MILLION = 1_000_000, 100_000_000
@@ -52,6 +52,7 @@ class GatewaySettings:
         (), "Addresses or networks of proxies whose forwarding headers count.", form="network"
     )
     drain_s: float = setting(20.0, "Seconds that running turns get to finish at a stop.", 0, 3_600)
+    watch: bool = setting(True, "Whether files that change are reloaded by themselves.")
     max_connections: int = setting(12_000, "Open connections, at most.", 1, MILLION)
     max_connections_per_address: int = setting(
         1_000, "Connections of one address or IPv6 /64; loopback is exempt.", 1, MILLION
@@ -77,14 +78,53 @@ class TokenGrant:
     scopes: tuple[str, ...] = setting(
         ("chat",), "Scopes: chat, read, admin, impersonate, metrics, agent:ID.", 1
     )
+    expires: datetime | None = setting(
+        None, "When it is no longer accepted: a date or a time, UTC unless it says otherwise."
+    )
+    budget: TokenBudget | None = setting(
+        None, "Tokens that it may use a day; or a table with session, daily, monthly."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """Where conversations are kept."""
 
-    url: StoreUrl = setting("embedded", "embedded: SQLite under data_dir; memory: gone at the end.")
+    url: str = setting(
+        "embedded",
+        "embedded: SQLite under data_dir; memory: gone at the end; ws://HOST:PORT: SurrealDB.",
+        form="store",
+    )
+    namespace: str = setting("exogate", "Namespace on the SurrealDB server.")
+    database: str = setting("main", "Database in that namespace.")
+    username: str | None = setting(None, "A user of the database, its namespace, or the server.")
+    password: Secret | None = setting(None, "Its password, best as a reference.")
     journal_days: int = setting(30, "Days that run journals are kept.", 1, 3_650)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is a server, which others may use too."""
+        return self.url.startswith(("ws:", "wss:"))
+
+
+@dataclass(frozen=True, slots=True)
+class Clustering:
+    """How several gateways share the work over one store; without the section a gateway is alone."""
+
+    url: str | None = setting(
+        None, "nats://HOST:PORT of hints between nodes; without it they look into the store.", 1
+    )
+    credentials: Secret | None = setting(
+        None, "For NATS: USER:PASSWORD, a token, an nkey seed or credentials, best as a reference."
+    )
+    node: str | None = setting(
+        None, "A label of this node; the host's name if absent.", 1, 63, form="token"
+    )
+    partitions: int = setting(
+        64, "Parts of the work; the first node decides for as long as the store lasts.", 1, 1_024
+    )
+    lease_s: float = setting(15.0, "Seconds until a silent node's work is taken over.", 3, 300)
+    poll_s: float = setting(2.0, "Seconds between two looks into the store.", 0.2, 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +166,17 @@ class ObservabilitySettings:
 
     log_level: LogLevel = setting("info", "The lowest level that is logged.")
     log_format: LogFormat = setting("auto", "auto: console on a terminal, else json.")
+    log_keep_days: int = setting(7, "Days that the log files are kept.", 1, 3_650)
+    log_max_mb: int = setting(100, "MB of all log files; the oldest go first.", 1, 100_000)
     metrics: bool = setting(True, "Whether GET /metrics answers.")
+    otlp_endpoint: str | None = setting(
+        None, "Where traces go: a collector, as http://HOST:4318.", form="collector"
+    )
+    otlp_headers: Annotated[
+        Mapping[str, Secret],
+        Setting("Sent to it; values may hold references.", form="any", names="header"),
+    ] = field(default_factory=dict)
+    otlp_content: bool = setting(False, "Whether traces hold what was said.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,20 +244,21 @@ class BundledPlugin:
     channel adapter prove who calls its webhook, which it `is_called` at unless told otherwise."""
 
     file: Path
-    needs: tuple[str, ...] = ()  # capabilities without which it cannot work
+    needs: Sequence[str] = ()  # capabilities without which it cannot work
     is_usual: bool = False
-    proofs: tuple[str, ...] = ()  # secrets.NAME, config.NAME
+    proofs: Sequence[str] = ()  # secrets.NAME, config.NAME
     is_called: bool = False
     mention_key: str | None = None  # of `config`, without which it knows no mention in a room
 
 
 @dataclass(frozen=True, slots=True)
 class RuleFolder:
-    """What `rules_dir` held when it was read."""
+    """What `rules_dir` held when it was read; `problems` are those of the refused files."""
 
     path: Path
     rules: tuple[RuleDef, ...]
     refused: tuple[RefusedRules, ...]
+    problems: tuple[ConfigProblem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +276,9 @@ class Known:
     core_rules: Path | None = None  # a file of rules that nobody can change
     rule_problems: Callable[[RuleDef], Sequence[RuleProblem]] = lambda rule: ()
     has_mcp: bool = True  # the SDK is an extra
+    has_surrealdb: bool = True  # so is its data format
+    has_nats: bool = True  # and so are hints between nodes
+    has_otel: bool = True  # so is the format of traces
     is_priced: Callable[[ProviderDef, str], bool] = lambda provider, model: True
 
 
@@ -246,6 +300,7 @@ class Surroundings:
     known: Known
     overrides: Overrides = field(default_factory=Overrides)
     is_named: bool = True  # the file: else it is the one that was found in the usual places
+    pending: Mapping[str, str] = field(default_factory=dict)  # secret files that are to be written
 
     def path(self, text: str, folder: Path) -> Path:
         return placed_at(text, folder, home=self.home)
@@ -279,6 +334,7 @@ class GatewayConfig:
     gateway: GatewaySettings = setting(GatewaySettings(), "Where the gateway listens.")
     tokens: tuple[TokenGrant, ...] = setting((), "More tokens, with fewer rights.", unique="name")
     store: StoreSettings = setting(StoreSettings(), "Where conversations are kept.")
+    cluster: Clustering | None = setting(None, "Several gateways share the work over one store.")
     providers: Annotated[
         Mapping[str, ProviderDef],
         Setting("Model providers by name: presets or your own.", names="provider"),
@@ -315,3 +371,4 @@ class GatewayConfig:
     origin: Path | None = None  # None: a start without a file
     rule_folder: RuleFolder | None = None
     notices: tuple[ConfigFinding, ...] = ()  # what an operator should know that is no error
+    other_files: tuple[Path, ...] = ()  # and folders, that it is or would be made of besides

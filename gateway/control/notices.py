@@ -4,7 +4,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from math import isfinite
@@ -20,6 +20,21 @@ Listener = Callable[[Event], None]
 MOST_DEPTH = 8  # an event that is caused by an event that is caused by an event …
 MOST_CAUSED = 4_000  # events in all that come of one: each may cause several, and each of those
 MOST_WAITING = 1_000  # events that listeners caused and that nobody has heard yet
+MOST_REMEMBERED = 1_000  # types of events
+
+
+class _Heard(dict[str, bool]):
+    """Whether anybody listens, found once for each type of event until a listener comes or goes."""
+
+    def __init__(self, listeners: Mapping[object, tuple[Listener, frozenset[str] | None]]) -> None:
+        self._listeners = listeners
+
+    def __missing__(self, event_type: str) -> bool:
+        types_of = (types for _, types in self._listeners.values())
+        found = any(types is None or event_type in types for types in types_of)
+        if len(self) < MOST_REMEMBERED:
+            self[event_type] = found
+        return found
 
 
 class Bus:
@@ -28,6 +43,9 @@ class Bus:
 
     def __init__(self) -> None:
         self._listeners: dict[object, tuple[Listener, frozenset[str] | None]] = {}
+        self._heard = _Heard(self._listeners)
+        # Whether anybody listens to events of this type.
+        self.hears: Callable[[str], bool] = self._heard.__getitem__
         self._waiting: deque[tuple[Event, int]] = deque()
         self._depth = 0  # of the event that is being told; 0: none is
         self._caused = 0  # by the event that was published first
@@ -40,25 +58,20 @@ class Bus:
         """Calls the listener for events of these types, or of all, until the returned function is called."""
         mine = object()
         self._listeners[mine] = (listener, types)
+        self._heard.clear()
 
         def stop() -> None:
             self._listeners.pop(mine, None)
+            self._heard.clear()
 
         return stop
-
-    def hears(self, event_type: str) -> bool:
-        """Whether anybody listens to events of this type."""
-        listeners = self._listeners.values()
-        return bool(listeners) and any(
-            types is None or event_type in types for _, types in listeners
-        )
 
     def publish(self, event: Event) -> None:
         if not self._listeners:
             return
         if self._depth >= MOST_DEPTH or self._caused > MOST_CAUSED:
             if not self._has_refused:  # once for all events that one event caused
-                log.error("events cause each other without end", extra=_facts(event))
+                log.error("event_chain_cut", extra=_facts(event))
             self._has_refused = True
             return
         self._caused += 1
@@ -86,7 +99,7 @@ class Bus:
             try:
                 listener(event)
             except Exception:  # one bad listener disturbs no other
-                log.exception("a listener of events failed", extra=_facts(event))
+                log.exception("event_listener_failed", extra=_facts(event))
 
     def _make_room(self) -> None:
         """Drops the oldest event that nobody needs. Warnings, errors and ends stay, even beyond the bound."""
@@ -98,7 +111,7 @@ class Bus:
 
     def _tell_of_dropped(self, last: Event) -> None:
         count, self._dropped = self._dropped, 0
-        log.warning("events were dropped", extra={"count": count})
+        log.warning("events_dropped", extra={"count": count})
         told = Event("bus.dropped", "warning", "bus", last.at, None, None, {"n": count})
         self._waiting.append((told, min(self._depth + 1, MOST_DEPTH)))  # however deep it was
 
@@ -136,15 +149,17 @@ class _Batch:
     size: int = 1
 
 
+@dataclass(slots=True, eq=False)
 class Notices:
     """The notices of one run. Each is told once, unless it expires first."""
 
-    def __init__(self) -> None:
-        self.waiting: list[_Waiting] = []
-        self.turn = 0  # of the run, when something was told last
-        self._known_until: dict[tuple[str, str | None], datetime] = {}  # by source and key
-        self._batches: dict[str, _Batch] = {}  # the newest of each source
-        self._numbers = 0
+    waiting: list[_Waiting] = field(default_factory=list)
+    turn: int = 0  # of the run, when something was told last
+    _known_until: dict[tuple[str, str | None], datetime] = field(
+        default_factory=dict
+    )  # by source and key
+    _batches: dict[str, _Batch] = field(default_factory=dict)  # the newest of each source
+    _numbers: int = 0
 
     def push(self, notice: Notice, now: datetime) -> bool:
         """False: it has expired, is a repetition, or too many wait already."""

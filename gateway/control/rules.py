@@ -157,7 +157,7 @@ Compiled = Callable[[ExpressionScope], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CompiledRule:
     definition: RuleDef
     when: Compiled | None
     makers: tuple[Make, ...]
@@ -177,7 +177,7 @@ class Rule:
         return tuple(make(event, scope) for make in self.makers)
 
 
-def compiled(definition: RuleDef) -> tuple[Rule, tuple[RuleProblem, ...]]:
+def compiled(definition: RuleDef) -> tuple[CompiledRule, tuple[RuleProblem, ...]]:
     """The rule must not be used if there is a problem."""
     compiler = _Compiler(definition)
     for index, name in enumerate(definition.on):
@@ -189,7 +189,7 @@ def compiled(definition: RuleDef) -> tuple[Rule, tuple[RuleProblem, ...]]:
     makers: list[Make] = []
     for index, action in enumerate(definition.do):
         makers += compiler.makers(("do", index), action, dedupe)
-    return Rule(definition, when or None, tuple(makers)), tuple(compiler.problems)
+    return CompiledRule(definition, when or None, tuple(makers)), tuple(compiler.problems)
 
 
 def problems_of(definition: RuleDef) -> tuple[RuleProblem, ...]:
@@ -340,30 +340,25 @@ class Faults:
         return self.count >= QUARANTINE_AT
 
 
-class _RulesByEvent(dict[str, tuple[Rule, ...]]):
+class _RulesByEvent(dict[str, tuple[CompiledRule, ...]]):
     """The rules for a type of event, found once for each type."""
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, rules: tuple[CompiledRule, ...]) -> None:
         self._rules = rules
 
-    def __missing__(self, event_type: str) -> tuple[Rule, ...]:
+    def __missing__(self, event_type: str) -> tuple[CompiledRule, ...]:
         found = tuple(rule for rule in self._rules if rule.hears(event_type))
         if len(self) < MOST_REMEMBERED:
             self[event_type] = found
         return found
 
 
-@dataclass(slots=True)
-class CurrentRules:
-    """The rules of now, which those of a changed file replace. A run keeps the rules that it began with."""
-
-    now: "RuleSet"
-
-
 class RuleSet:
     """Every rule in the order of firing, with its failures in all runs."""
 
-    def __init__(self, rules: Iterable[Rule], refused: tuple[RefusedRules, ...] = ()) -> None:
+    def __init__(
+        self, rules: Iterable[CompiledRule], refused: tuple[RefusedRules, ...] = ()
+    ) -> None:
         self.rules = tuple(sorted(rules, key=lambda rule: -rule.definition.priority))
         self.refused = refused
         self.faults = {rule.definition.id: Faults() for rule in self.rules}
@@ -379,13 +374,13 @@ class RuleSet:
             found[one.id] = blake2b(text.encode(), digest_size=8).hexdigest()
         return found
 
-    def failed(self, rule: Rule, error: ExpressionFailed) -> Act:
+    def failed(self, rule: CompiledRule, error: ExpressionFailed) -> Act:
         """Counts the failure. Returns the act that tells of it."""
         rule_id = rule.definition.id
         faults = self.faults[rule_id]
         faults.count, faults.last = faults.count + 1, str(error)[:500]
         if faults.count == QUARANTINE_AT:
-            log.warning("a rule is quarantined", extra={"rule": rule_id, "why": faults.last})
+            log.warning("rule_quarantined", extra={"rule": rule_id, "why": faults.last})
         payload = {"rule": rule_id, "error": faults.last, "errors": faults.count}
         payload["quarantined"] = faults.is_quarantined
         values = {"type": "rule.error", "payload": payload, "severity": "error"}
@@ -471,7 +466,7 @@ class RunRules:
         seen = view(event, scope, self._kept)
         return tuple(act for rule in rules for act in self._fire(rule, event, seen))
 
-    def _may_fire(self, rule: Rule, event: Event) -> bool:
+    def _may_fire(self, rule: CompiledRule, event: Event) -> bool:
         one = rule.definition
         is_on = one.is_core or (one.is_enabled and (not self._only or one.id in self._only))
         is_spent = (one.once_per == "run" and one.id in self._fired) or (
@@ -480,7 +475,7 @@ class RunRules:
         is_sound = not self._rules.faults[one.id].is_quarantined
         return is_on and not is_spent and is_sound and rule.is_severe_enough(event)
 
-    def _fire(self, rule: Rule, event: Event, seen: ExpressionScope) -> Sequence[Act]:
+    def _fire(self, rule: CompiledRule, event: Event, seen: ExpressionScope) -> Sequence[Act]:
         try:
             if rule.when and not rule.when(seen):
                 return []

@@ -5,27 +5,30 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Literal, NamedTuple, Protocol, get_args
 
+from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import GatewayError
-from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.ids import RunId, SessionKey, decode_part
 from gateway.domain.messages import Usage
 from gateway.domain.settings import Setting, setting
 
 NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so that sums are exact
 
-ScopeKind = Literal["session", "agent", "day", "month"]
+ScopeKind = Literal["session", "agent", "day", "month", "token_session", "token_day", "token_month"]
 SCOPE_KINDS: tuple[ScopeKind, ...] = get_args(ScopeKind)
 Unit = Literal["tokens", "usd"]
 Pricing = Literal["provider", "config", "table", "unpriced"]  # who said what a call cost
 # lost: the process died meanwhile. overrun: it wrote more than was reserved.
 Outcome = Literal["answered", "failed", "broken", "lost", "overrun"]
+OPERATORS = frozenset({"local", "operator"})  # principals that are nobody's token
 
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """Who pays for a model call."""
+    """Who pays for a model call. `person` is who speaks, where that is known."""
 
     session_key: SessionKey
     run_id: RunId
+    person: str | None = field(default=None, compare=False)
     # The first call of a run whose message was just committed.
     is_accepted: bool = field(default=False, compare=False)
 
@@ -64,22 +67,44 @@ class Limit:
 
 
 class Scope(NamedTuple):
-    """What a limit holds for: a session by its key, an agent by its id, a day or a month of UTC."""
+    """What a limit holds for: a session by its key, an agent by its id, a day or a month of UTC; of
+    a token each of its sessions by its key, and its days and months as `2026-11-19 NAME`."""
 
     kind: ScopeKind
     name: str
 
     def __str__(self) -> str:
-        if self.kind == "agent":
-            return f"agent:{self.name}"
+        match self.kind:
+            case "agent":
+                return f"agent:{self.name}"
+            case "token_session" | "token_day" | "token_month":
+                return f"token:{self.token}"
         return {"session": "session", "day": "daily", "month": "monthly"}[self.kind]
+
+    @property
+    def token(self) -> str:
+        """Of which token."""
+        if self.kind == "token_session":
+            return decode_part(self.name.split(":")[2])
+        return self.name.partition(" ")[2]
+
+    @property
+    def period(self) -> str:
+        """Its day or month; empty: it has none."""
+        return self.name.partition(" ")[0] if self.kind in PERIODIC else ""
+
+    def at_least(self, day: str) -> "Scope":
+        """The same scope in a period that is not before that day."""
+        period = self.period
+        moved = max(period, day[: len(period)])
+        return self if moved == period else self._replace(name=moved + self.name[len(period) :])
 
     @property
     def period_start(self) -> datetime | None:
         """None: it has no period."""
-        if self.kind not in {"day", "month"}:
+        if not (period := self.period):
             return None
-        start = date.fromisoformat(self.name if self.kind == "day" else f"{self.name}-01")
+        start = date.fromisoformat(f"{period}-01"[:10])
         return datetime(start.year, start.month, start.day, tzinfo=UTC)
 
     @property
@@ -88,9 +113,12 @@ class Scope(NamedTuple):
         start = self.period_start
         if start is None:
             return None
-        if self.kind == "day":
+        if len(self.period) == len("2026-11-19"):
             return start + timedelta(days=1)
         return (start + timedelta(days=31)).replace(day=1)
+
+
+PERIODIC = frozenset[ScopeKind]({"day", "month", "token_day", "token_month"})
 
 
 def day_of(at: datetime) -> str:
@@ -98,18 +126,43 @@ def day_of(at: datetime) -> str:
 
 
 def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
-    """The four scopes of a call."""
-    return (
-        Scope("session", str(session_key)),
+    """The scopes of a call: four, and those of a token whose call it is."""
+    key, account = str(session_key), session_key.account
+    scopes = (
+        Scope("session", key),
         Scope("agent", str(session_key.agent)),
         Scope("day", day),
         Scope("month", day[:7]),
     )
+    if session_key.channel not in OWN_CHANNELS or account in OPERATORS:
+        return scopes
+    days = (Scope("token_day", f"{day} {account}"), Scope("token_month", f"{day[:7]} {account}"))
+    return (*scopes, Scope("token_session", key), *days)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """What one token may spend."""
+
+    session: Limit = setting(Limit(), "Lifetime limit per session.")
+    daily: Limit = setting(Limit(), "Limit per day (UTC).")
+    monthly: Limit = setting(Limit(), "Limit per month (UTC).")
+
+    def kinds(self) -> Sequence[ScopeKind]:
+        return [kind for kind, name in _OF_TOKEN.items() if getattr(self, name) != Limit()]
+
+
+_OF_TOKEN: Mapping[ScopeKind, str] = {
+    "token_session": "session",
+    "token_day": "daily",
+    "token_month": "monthly",
+}
+NO_BUDGET = TokenBudget()
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The limits of the configuration."""
+    """The limits of the configuration, and of `tokens` by name."""
 
     session: Limit = setting(Limit(), "Lifetime limit per session.", usual=None)
     daily: Limit = setting(Limit(), "Limit per day (UTC), all sessions together.", usual=None)
@@ -119,22 +172,37 @@ class Budgets:
         Mapping[str, Limit],
         Setting("Limit of one agent by id, instead of per_agent.", key="agent", names="id"),
     ] = field(default_factory=dict)
+    tokens: Mapping[str, TokenBudget] = field(default_factory=dict)
 
     def kinds(self, agent: str) -> Sequence[ScopeKind]:
-        """The kinds of scope in which a call of this agent has a limit."""
+        """The kinds of scope in which a call of this agent has a limit, whoever asked for it."""
         found: list[ScopeKind] = []
         limits = (self.session, self.agents.get(agent, self.per_agent), self.daily, self.monthly)
-        for kind, limit in zip(SCOPE_KINDS, limits, strict=True):
+        for kind, limit in zip(SCOPE_KINDS, limits, strict=False):
             if limit.tokens is not None or limit.nano_usd is not None:
                 found.append(kind)
         return found
 
-    @property
-    def in_money(self) -> bool:
-        limits = (self.session, self.daily, self.monthly, self.per_agent, *self.agents.values())
+    def kinds_of_token(self, key: SessionKey) -> Sequence[ScopeKind]:
+        """Those in which the token has a limit whose session this is."""
+        is_own = key.channel in OWN_CHANNELS
+        return self.tokens.get(key.account, NO_BUDGET).kinds() if is_own else ()
+
+    def in_money(self, key: SessionKey) -> bool:
+        """Whether a call of this session may have a limit in money."""
+        limits = [self.session, self.daily, self.monthly, self.per_agent, *self.agents.values()]
+        if (own := self.tokens.get(key.account)) is not None:
+            limits += (own.session, own.daily, own.monthly)
         return any(limit.nano_usd is not None for limit in limits)
 
-    def limit(self, scope: Scope) -> Limit:
+    def limit(self, scope: Scope, raised: int = 0) -> Limit:
+        """`raised`: by how many tokens today."""
+        limit = self._limit(scope)
+        if not raised or limit.tokens is None:
+            return limit
+        return Limit(limit.tokens + raised, limit.nano_usd)
+
+    def _limit(self, scope: Scope) -> Limit:
         match scope.kind:
             case "session":
                 return self.session
@@ -144,6 +212,8 @@ class Budgets:
                 return self.daily
             case "month":
                 return self.monthly
+        budget = self.tokens.get(scope.token, NO_BUDGET)
+        return getattr(budget, _OF_TOKEN[scope.kind])  # type: ignore[no-any-return]  # a limit each
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +225,8 @@ class Tally:
     held: Amount = Amount()
     since: datetime | None = None  # its first call; None: there was none
     warned: str = ""  # the limit about which somebody was warned
+    raised: int = 0  # tokens more than its limit, until then
+    raised_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +291,7 @@ class TokenRecord:
     pricing: Pricing = "unpriced"
     estimated: bool = False
     seq: int = 0  # order in the ledger; the store gives it
+    person: str | None = None  # who spoke, where that was known
 
     @property
     def amount(self) -> Amount:
@@ -247,6 +320,37 @@ def with_others(models: Sequence[ModelSum], limit: int) -> Sequence[ModelSum]:
         for name in ("calls", "input_tokens", "output_tokens", "nano_usd")
     )
     return [*told, ModelSum("other", "other", calls, sent, received, cost)]
+
+
+Grouping = Literal["agent", "model", "provider", "person", "channel", "day"]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """All calls of one agent, model … in some time. `name` says which."""
+
+    name: str
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    nano_usd: int = 0
+
+    def __add__(self, other: "UsageSum") -> "UsageSum":
+        sums = (getattr(self, one) + getattr(other, one) for one in USAGE)
+        return UsageSum(self.name, *sums)
+
+
+USAGE = ("calls", "input_tokens", "output_tokens", "cached_tokens", "nano_usd")
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """By how much a scope's limit is raised today in all, and when that ends."""
+
+    scope: str
+    tokens: int
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,21 @@
 """Several gateways over one store: partitions of the work, leases on them, hints between the nodes."""
 
 from base64 import b32hexencode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from gateway.domain.errors import GatewayError
-from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.ids import NodeId, RunId, SessionKey
+from gateway.domain.inbox import NO_CHOICE, Ending, Entry, SessionChoice
 
 
+@lru_cache(maxsize=8192)
 def partition_of(what: SessionKey | str, partitions: int) -> int:
     """Where a session is at home; or a channel, a schedule or another thing that runs once, by its name. It
     never changes: leases and open runs are stored under it."""
@@ -70,6 +74,38 @@ class ClusterState:
     leases: Sequence[LeaseState]
 
 
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """Under which a node works on a session: the epoch of the partition. What it commits is refused
+    once a later owner has opened the session."""
+
+    session_key: SessionKey
+    epoch: int
+
+
+class Fenced(GatewayError):
+    """A later owner has opened the session: nothing was written, and the turn is no longer ours."""
+
+    code = "fenced"
+
+    def __init__(self, key: SessionKey) -> None:
+        super().__init__(f"session {key} is worked on by another node")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the nodes stand at one moment, as each of them sees it in the store; `degraded` is this node's."""
+
+    state: ClusterState
+    pending: Mapping[int, int]
+    waits_since: datetime | None
+    degraded: Sequence[str]
+
+    def lag_s(self, now: datetime) -> float:
+        """How long the message has waited that waits longest."""
+        return max(0.0, (now - (self.waits_since or now)).total_seconds())
+
+
 class StoreInUse(GatewayError):
     """A gateway without `[cluster]` has the store for itself, or wants to."""
 
@@ -103,7 +139,96 @@ class Leases(Protocol):
     async def leave(self, node: str) -> None:
         """The node is no member any more."""
 
-    async def state(self) -> ClusterState: ...
+    async def alive(self, late_s: float) -> Set[str]:
+        """The nodes whose time was not over so long ago: they may only be slow."""
+
+    async def key(self) -> bytes:
+        """Which only those have who may read the store."""
+
+    async def state(self) -> ClusterState:
+        """Of the nodes whose time is not over."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRuns:
+    """What is open in some partitions: sessions with runs that the asker does not know, how others want
+    runs to be stopped, and all that is open."""
+
+    sessions: Set[SessionKey]
+    stops: Mapping[RunId, str]
+    runs: Set[RunId]
+
+
+AT_ONCE = "immediate"  # how a run is stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An attempt: the count, how many of them are forgiven, and where the session's HEAD is; and what was
+    chosen for it, wherever that was."""
+
+    attempts: int
+    forgiven: int
+    head: NodeId | None
+    choice: SessionChoice = NO_CHOICE
+
+
+@dataclass(frozen=True, slots=True)
+class RunStanding:
+    attempts: int
+    is_over: bool
+
+
+class SharedRuns(Protocol):
+    """Runs that several nodes know of. What a turn writes is refused with Fenced once a later owner has
+    opened its session. Raises StoreUnavailable."""
+
+    async def open_runs(self, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns: ...
+
+    async def open_session(self, tenure: Tenure) -> Sequence[Entry]:
+        """Its open runs, in order. From then on no earlier owner commits anything there."""
+
+    async def begin(
+        self, run_id: RunId, tenure: Tenure, node: str = "", alive: Collection[str] = ()
+    ) -> Begun:
+        """Counts an attempt of this node. The one before is forgiven if its node is alive: it has lost the
+        session, and did not die of the message."""
+
+    async def append(
+        self, run_id: RunId, part: int, pack: Callable[[], bytes], tenure: Tenure
+    ) -> None:
+        """As Journal.append."""
+
+    async def forgive(self, run_id: RunId, tenure: Tenure) -> None:
+        """As Journal.forgive."""
+
+    async def finish(self, ending: Ending, tenure: Tenure) -> bool:
+        """As Inbox.finish."""
+
+    async def ask_to_stop(self, run_id: RunId, how: str) -> None:
+        """For the node that works on it; nothing if it has ended."""
+
+    async def ask_session_to_stop(self, key: SessionKey) -> int:
+        """Every run of it at once; gives how many."""
+
+    async def load(self, key: SessionKey) -> tuple[int, int]:
+        """How many runs of a session are at work, and how many wait."""
+
+    async def choose(self, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice:
+        """Changes what is named of a session's choice, and leaves the rest; gives what is chosen then."""
+
+    async def choices(self, after: int) -> tuple[int, Mapping[SessionKey, SessionChoice]]:
+        """What was chosen after the change of that number, the newest of very many; and the number of the
+        last one."""
+
+    async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStanding]:
+        """Of those that there are."""
+
+    async def backlog(self) -> tuple[Mapping[int, int], datetime | None]:
+        """How many runs are open in each partition, and when the oldest was accepted that nobody has begun."""
+
+    async def place_runs(self, place: Callable[[SessionKey], int]) -> int:
+        """Puts open runs into the partitions of their sessions, where they are not; gives how many."""
 
 
 class PartitionWork(Protocol):
@@ -119,12 +244,30 @@ class PartitionWork(Protocol):
         """The partition belongs to another node, or may do so: its turns end without a word; never waits."""
 
 
+class Duties(Protocol):
+    """What one node does at a time, by its name: a channel's connection, its deliveries."""
+
+    def holds(self, name: str) -> bool:
+        """Whether this node may begin something for it."""
+
+    def may(self, name: str) -> bool:
+        """Whether it may go on with what it has begun."""
+
+    def busy(self, name: str) -> AbstractContextManager[None]:
+        """No other node has the duty before the context has ended, as long as this one lives."""
+
+    async def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Does the work whenever the duty is this node's, and cancels it when it is not any more."""
+
+
 Hint = Mapping[str, object]
 Listen = Callable[[Hint], None]  # never waits
 
 # Subjects of hints. Names of others are digests in them: a name may hold anything.
 FREE = "free"  # a partition was released
-RELOAD = "reload"  # the configuration of a node has changed
+RELOAD = "reload"  # a node was told to look whether its configuration has changed
+CHANGED = "changed"  # something in the store that every node keeps a copy of
+EVENTS = "events"  # a node wants to hear the events of the others
 
 
 def work_subject(partition: int) -> str:
@@ -140,6 +283,11 @@ def run_subject(run_id: RunId) -> str:
 def node_subject(node: str) -> str:
     """What a node is asked to do for a run of its own: abort, steer, approve."""
     return f"ask.{_token(node)}"
+
+
+def events_subject(node: str) -> str:
+    """Events of other nodes that a node wants to hear."""
+    return f"events.{_token(node)}"
 
 
 def outbox_subject(channel: str) -> str:
@@ -159,6 +307,10 @@ class Hints(Protocol):
     def degraded(self) -> Sequence[str]:
         """What does not work at the moment, by name."""
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many were sent, received, dropped or malformed, since the start."""
+
     def publish(self, subject: str, hint: Hint) -> bool:
         """Never waits. False: it is dropped, because nothing is connected, it is too large, or too many wait."""
 
@@ -170,6 +322,7 @@ class NoHints:
     """For nodes without NATS, which look into the store now and then: nothing is degraded."""
 
     degraded: Sequence[str] = ()
+    counts: Mapping[str, int] = MappingProxyType({})
 
     def publish(self, subject: str, hint: Hint) -> bool:
         return False

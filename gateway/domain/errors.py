@@ -94,6 +94,28 @@ class StoreRefused(GatewayError):
     code = "store_refused"
 
 
+class StoreMisconfigured(StoreRefused):
+    """The server of the store refuses what the configuration says of it."""
+
+    code = "config_error"
+
+
+class StoreNotInstalled(StoreMisconfigured):
+    def __init__(self) -> None:
+        super().__init__(
+            "[store] url names a SurrealDB server, and what speaks to it is not installed: "
+            "pip install 'exogate[surrealdb]', or in a checkout pip install -r locks/surrealdb.lock"
+        )
+
+
+class ClusterNotInstalled(StoreMisconfigured):
+    def __init__(self) -> None:
+        super().__init__(
+            "[cluster] url names a NATS server, and what speaks to it is not installed: "
+            "pip install 'exogate[cluster]', or in a checkout pip install -r locks/cluster.lock"
+        )
+
+
 class DataDirInUse(GatewayError):
     code = "data_dir_in_use"
 

@@ -187,9 +187,12 @@ DeedKind = Literal[
     "config.applied",  # at a start, with all that is about authority or money
     "config.changed",  # since the start before: who listens, who answers, which provider
     "token.changed",
+    "token.created",  # while the gateway ran
+    "token.revoked",
     "grant.changed",  # of a plugin
     "budget.changed",
     "budget.refused",  # a model was not asked
+    "budget.raised",  # for one day
     "budget.resynced",  # days that a clock was ahead in count no more
     "plugin.refused",  # it was not loaded
     "login.refused",  # a wrong token
@@ -200,6 +203,8 @@ DeedKind = Literal[
     "pair.denied",  # a person may not, or may no more
     "pair.blocked",  # a person may not, whatever the policy is
     "pair.unblocked",
+    "backup.created",
+    "backup.restored",  # from then on: what stands before it is from the archive
 ]
 MOST_APART = 1000  # things that are counted each for itself, a day
 

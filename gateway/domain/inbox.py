@@ -28,6 +28,7 @@ class Inbound:
     limits: Mapping[str, int] = field(default_factory=dict)
     whence: str | None = None
     memos: tuple[ChannelMemo, ...] = ()
+    traceparent: str | None = None  # the place in a trace of whoever sent it; nothing keeps it
 
 
 # A run that starts again after a crash numbers its chunks above everything that the attempt before
@@ -36,6 +37,21 @@ class Inbound:
 SEQ_A_ATTEMPT = 10_000_000
 
 QueueMode = Literal["followup", "collect", "steer", "interrupt"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChoice:
+    """What was chosen for a session. None: as it is configured. `change`: of several nodes' choices the
+    one with the higher number is the later."""
+
+    model: str | None = None
+    mode: QueueMode | None = None
+    change: int = field(default=0, compare=False)
+
+
+NO_CHOICE = SessionChoice()
+
+
 EntryState = Literal["queued", "running", "done", "dead"]
 EndState = Literal["done", "dead"]
 
@@ -62,6 +78,8 @@ class NewEntry:
     limits: Mapping[str, int] = field(default_factory=dict)  # the request's own: they only tighten
     whence: str | None = None  # JSON of a Whence, where the answer leaves by a channel
     memos: tuple[ChannelMemo, ...] = ()  # written with it, also if it is a duplicate
+    partition: int = 0  # of its session, among several nodes
+    traceparent: str | None = field(default=None, compare=False)  # not kept
 
     @property
     def destination(self) -> tuple[str, str | None]:

@@ -7,6 +7,7 @@ chunk, byte for byte as clients got it. Crash resume, the chunk log, replay and 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from gateway.domain.errors import Conflict
@@ -152,7 +153,10 @@ def _entry(line: bytes, decode: Callable[[bytes], object]) -> JournalEntry:
     raise damaged(ValueError("it holds an entry that is none"))
 
 
+# Packs the text of a part. As large a window as usual would cost ten times as much as a short part.
+pack = partial(zlib.compress, level=1, wbits=13)
+
+
 def pack_text(lines: Sequence[bytes]) -> bytes:
-    """A part of a journal. As large a window as usual would cost ten times as much as packing a
-    short part."""
-    return zlib.compress(b"\n".join(lines), 1, 13)
+    """A part of a journal."""
+    return pack(b"\n".join(lines))

@@ -127,7 +127,7 @@ class McpServing:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class McpClient:
     """A caller from outside. `agents` are those that it may reach; None: all."""
 
     principal: str
@@ -146,14 +146,16 @@ class Served:
 class Desk(Protocol):
     """What is served over it: tools as they are, and agents that answer."""
 
-    def offered(self, client: Client) -> Sequence[ToolSpec]: ...
+    def offered(self, client: McpClient) -> Sequence[ToolSpec]: ...
 
-    def agents(self, client: Client) -> Sequence[AgentId]: ...
+    def agents(self, client: McpClient) -> Sequence[AgentId]: ...
 
-    async def call(self, client: Client, name: str, arguments: Mapping[str, object]) -> Served: ...
+    async def call(
+        self, client: McpClient, name: str, arguments: Mapping[str, object]
+    ) -> Served: ...
 
     async def ask(
-        self, client: Client, message: str, *, agent: str | None, conversation: str | None
+        self, client: McpClient, message: str, *, agent: str | None, conversation: str | None
     ) -> Served:
         """Like POST /api/chat: accepted, answered, kept."""
         ...

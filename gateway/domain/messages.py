@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gateway.domain.ids import NodeId, RunId
 
@@ -69,6 +69,7 @@ DoneReason = Literal[
 ]
 SystemType = Literal["limit_warning", "limit_reached", "no_progress", "error_limit", "notice"]
 ErrorType = Literal["provider_error", "budget_exceeded", "config_error", "internal_error"]
+ERROR_TYPES = frozenset(get_args(ErrorType))
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class ToolSpec:
     category: str | None = None
     agent_scope: tuple[str, ...] = ()  # agents that may have it; none named: any that lists it
     timeout_s: float | None = None  # of a call; None: the agent's
-    may_repeat: bool = True  # False: a call that may have been carried out is not made again
+    may_repeat: bool = False  # False: a call that may have been carried out is not made again
 
 
 @dataclass(slots=True)
@@ -110,6 +110,7 @@ class ReplyProgress:
     size: int = 0  # bytes, also of what is not streamed, like the arguments of calls
     reported: Usage | None = None  # by the provider, so far; only what it sent in is certain
     most: int = maxsize  # bytes after which it is longer than what was reserved for it
+    began: float = 0.0  # by the clock that never jumps
 
 
 @dataclass(frozen=True, slots=True)

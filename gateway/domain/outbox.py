@@ -1,11 +1,12 @@
 """Answers on their way out through a channel."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import NewDelivery
+from gateway.domain.inbox import NewDelivery, RunRecord
 
 # pending -> sending (written before the network) -> sent | pending | unknown | failed
 DeliveryState = Literal["pending", "sending", "sent", "unknown", "failed"]
@@ -44,6 +45,15 @@ class Receipt:
     receipt: str | None = None
     why: str | None = None
     retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStory:
+    """All that the store has of one run: its message and end, its journal, and the answer on its way out."""
+
+    record: RunRecord
+    parts: Sequence[bytes]
+    delivery: Delivery | None
 
 
 class Sending(Protocol):

@@ -3,7 +3,8 @@
 Each one has a fake in tests/fakes and a conformance suite that fake and real both pass.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +17,9 @@ from gateway.domain.budgets import (
     Due,
     Ended,
     Grant,
+    Grouping,
     ModelSum,
+    Raise,
     RecordPage,
     RecordQuery,
     Reservation,
@@ -24,8 +27,10 @@ from gateway.domain.budgets import (
     Scope,
     ScopeKind,
     Tally,
+    UsageSum,
 )
 from gateway.domain.channels import ChannelMemo, Pairing, PairingState
+from gateway.domain.cluster import SharedRuns
 from gateway.domain.events import AuditEntry, Deed, DeedKind, Notice
 from gateway.domain.facts import (
     Choose,
@@ -39,7 +44,7 @@ from gateway.domain.facts import (
     SaidSource,
     Whose,
 )
-from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, TraceContext
 from gateway.domain.inbox import (
     Accepted,
     Ending,
@@ -51,9 +56,10 @@ from gateway.domain.inbox import (
 )
 from gateway.domain.messages import Node, Spent
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
-from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.outbox import Delivery, DeliveryState, RunStory
 from gateway.domain.plugins import Origin, PluginDef, PluginSecret
 from gateway.domain.sessions import Erased, Path, SessionPage, SessionQuery, SessionRecord, TakenIn
+from gateway.domain.tokens import CreatedToken
 
 
 class Clock(Protocol):
@@ -101,8 +107,11 @@ class ToolScope:
     depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
     agent: AgentDef | None = None  # whose model asked for it, as it is in this run
     part: str = ""  # of the run's journal, for a run that works on this call
+    trace: TraceContext | None = field(default=None, compare=False, repr=False)
     allowance: Callable[[], Allowance] | None = field(default=None, compare=False, repr=False)
     spend: Callable[[Spent], None] = field(default=lambda spent: None, compare=False, repr=False)
+    # False once another node may work on the run: nothing that has an effect begins any more.
+    may_act: Callable[[], bool] = field(default=lambda: True, compare=False, repr=False)
 
     @property
     def person(self) -> str:
@@ -125,13 +134,10 @@ class SchemaCheck(Protocol):
 
 
 class Texts(Protocol):
-    """Texts that an operator may edit while we run: souls now; templates, trees and rules later."""
+    """Texts that an operator writes: souls, templates, trees."""
 
     async def read(self, path: str) -> str:
         """Raises SoulUnreadable with a sentence (missing, empty, not UTF-8, too large)."""
-
-    async def watch(self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]) -> None:
-        """Calls `changed` with the path of each text that was written; runs until cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,9 @@ class Inbox(Protocol):
         """Queued and running entries in accept order: what a start has to take up again."""
 
     async def find_run(self, run_id: RunId) -> RunRecord | None: ...
+
+    async def story(self, run_id: RunId) -> RunStory:
+        """Raises NotFound."""
 
 
 class Journal(Protocol):
@@ -382,6 +391,19 @@ class Ledger(Protocol):
 
     async def records(self, query: RecordQuery) -> RecordPage: ...
 
+    async def usage(
+        self, by: Grouping, since: datetime | None, until: datetime | None
+    ) -> Sequence[UsageSum]:
+        """The sums of the calls that ended in that time (`until` is exclusive), by name. Reads the
+        records of that time alone."""
+
+    async def raise_today(self, scope: str, tokens: int, deed: Deed) -> Raise:
+        """Raises the limit of a scope, as it is written (`daily`, `token:NAME`), until the end of the
+        latest day there was. Raises of a day add up. The entry of the audit is in the same commit."""
+
+    async def load_raises(self, now: datetime) -> None:
+        """Reads what is raised today; at a start, and when another gateway has raised something."""
+
 
 class Audit(Protocol):
     """Entries are added and never changed."""
@@ -522,6 +544,26 @@ class ChannelStore(Protocol):
         """Those who wait first, then the newest."""
 
 
+class TokenStore(Protocol):
+    """Tokens that were created while a gateway ran. Raises StoreUnavailable."""
+
+    async def create(self, token: CreatedToken, deed: Deed, *, inherits: bool) -> None:
+        """In one commit with the entry of the audit. Raises Conflict if the name is in force, or was
+        revoked and the new one does not inherit it."""
+
+    async def revoke(self, name: str, deed: Deed) -> None:
+        """Raises NotFound."""
+
+    async def tokens(self) -> Sequence[CreatedToken]:
+        """All of them, also revoked ones, by name."""
+
+    async def version(self) -> int:
+        """Grows with each change of tokens and raised limits."""
+
+    def note_use(self, digest: bytes, at: datetime) -> None:
+        """Without being waited for."""
+
+
 class ToolStore(Protocol):
     """Values that plugins keep by key, counted against a quota; and whole results of which a
     model saw an excerpt. Raises StoreUnavailable."""
@@ -558,6 +600,10 @@ class StoreCare(Protocol):
     async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
         """Closes sessions that were not used since; gives how many."""
 
+    async def snapshot(self, into: pathlib.Path, *, copies: int) -> None:
+        """Writes the store of one moment to a new SQLite file, while others go on. `copies`: how many of it
+        must fit beside. Raises StoreUnavailable, also if there is no room."""
+
     async def close(self) -> None: ...
 
 
@@ -574,7 +620,9 @@ class Stores:
     outbox: Outbox
     channels: ChannelStore
     tools: ToolStore
+    tokens: TokenStore
     care: StoreCare
+    shared: SharedRuns | None = None  # of a store that several nodes can share
 
 
 class HttpAnswer(Protocol):

@@ -14,17 +14,23 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
-from gateway.domain.errors import StoreLost
+from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 60.0
+RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STEADY_S = 60.0  # one that was at work for so long begins anew with the shortest pause
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Work = Callable[[], Awaitable[object]]
+
+
+def backoff_s(failures: int) -> float:
+    """The longest pause after so many failures in a row. Who is one of many waits for a part of it."""
+    return min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
 
 
 async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = False) -> None:
@@ -36,8 +42,8 @@ async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = Fals
         if await contained(name, work) and may_end:
             return
         failures = 1 if clock.monotonic() - began >= STEADY_S else failures + 1
-        pause_s = min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
-        log.error("a background task is started again", extra={"task": name, "pause_s": pause_s})
+        pause_s = backoff_s(failures)
+        log.error("task_restarted", extra={"task": name, "pause_s": pause_s})
         await contained(name, partial(clock.sleep, pause_s))
 
 
@@ -47,8 +53,8 @@ async def contained(name: str, work: Work) -> bool:
         await work()
     except BaseException as error:
         _raise_unless_contained(error)
-        failed = "a background task failed"
-        cancelled = "a background task was cancelled from within"
+        failed = "task_failed"
+        cancelled = "task_cancelled"
         event = failed if isinstance(error, Exception) else cancelled
         log.exception(event, extra={"task": name})
         return False
@@ -70,6 +76,20 @@ async def result_of(
         _raise_unless_contained(error)
         log.exception(event, extra=facts)
         return None
+
+
+async def retry_store(
+    clock: Clock, act: Callable[P, Awaitable[T]], *args: P.args, **more: P.kwargs
+) -> T:
+    """Repeats an act with growing pauses until the store is back."""
+    tries = 0
+    while True:
+        try:
+            return await act(*args, **more)
+        except StoreUnavailable as error:
+            log.warning("store_unavailable", extra={"why": str(error)})
+            await clock.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+            tries += 1
 
 
 def _raise_unless_contained(error: BaseException) -> None:

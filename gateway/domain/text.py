@@ -1,6 +1,9 @@
-"""Words in messages: the nearest name, what else may be written, and values on one line."""
+"""Words in messages: the nearest name, what else may be written, values on one line; and how people write times
+and large numbers."""
 
+import re
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 
 
@@ -38,3 +41,78 @@ def short(text: str) -> str:
 def printable(text: str) -> str:
     """One column a character, on one line."""
     return "".join(c if c.isprintable() else " " if c in "\t\r\n" else "?" for c in text)
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_TIMES = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+LONGEST_S = 36_525 * 86_400
+
+
+def moment_ago(text: str, now: datetime) -> datetime:
+    """A time in the past, as `90s`, `15m`, `1h`, `7d` or ISO 8601. Raises ValueError."""
+    return _moment(text, now, -1)
+
+
+def moment_in(text: str, now: datetime) -> datetime:
+    """A time to come, as `45s`, `12h`, `30d` or ISO 8601. Raises ValueError."""
+    return _moment(text, now, 1)
+
+
+def _moment(text: str, now: datetime, sign: int) -> datetime:
+    if found := re.fullmatch(r"([0-9]{1,10})([smhdw])", text):
+        seconds = int(found[1]) * _SECONDS[found[2]]
+        if seconds > LONGEST_S:
+            raise ValueError(f"{quoted(text)} is longer than a hundred years")
+        return now + sign * timedelta(seconds=seconds)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        told = "is no time; write 45s, 12h, 30d, or a date like 2026-12-31"
+        raise ValueError(f"{quoted(text)} {told}") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def count_of(text: str) -> int:
+    """A whole number, as `500000`, `500_000`, `500k`, `1.5M`. Raises ValueError."""
+    found = re.fullmatch(r"([0-9][0-9_]{0,18}(?:\.[0-9]{1,6})?)([kMG]?)", text.replace("K", "k"))
+    number = round(float(found[1]) * _TIMES[found[2]], 6) if found else 0.5
+    if number != int(number) or number > 2**53:
+        raise ValueError(f"{quoted(text)} is no number of tokens; write 500000, 500k or 2M")
+    return int(number)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def no_formula(value: object) -> object:
+    """A value for CSV: names that users choose must not be run by the spreadsheet that opens them."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+# -- what cannot steer a terminal, whoever wrote it: a user, a model, a plugin, a platform
+
+# C0 without tab and newline, DEL, C1, the marks, embeddings, overrides and isolates of bidirectional
+# text, line and paragraph separators, interlinear annotations, and lone surrogates.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb"
+    "\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Each such character as its escape: `\x1b`, and `\u009b` beyond ASCII.
+
+    JSON stays JSON with the same value: its C0 characters are escaped already, and the others get
+    the escapes that JSON has.
+    """
+    return _STEERING.sub(_escape, text)
+
+
+def one_line(text: str) -> str:
+    """The same for a text inside a row: newlines and tabs become visible too."""
+    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}"

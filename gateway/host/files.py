@@ -1,9 +1,9 @@
 """Files beside the store: texts that people edit while we run, the operator's key, what ships with us."""
 
-import logging
+import hashlib
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,58 +11,45 @@ from anyio import to_thread
 
 import gateway
 from gateway.domain.errors import SoulUnreadable
-from gateway.domain.ports import Clock
-
-log = logging.getLogger(__name__)
 
 MOST_BYTES = 256 * 1024
-LOOK_EVERY_S = 1.0
 
 
 class FileTexts:
-    """Looks at its files once a second: a handful of `stat` calls cost less than a watcher's thread,
-    and work on every file system."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    """Implements the Texts port."""
 
     async def read(self, path: str) -> str:
         """Raises SoulUnreadable with a sentence that says what and where."""
         return await to_thread.run_sync(_read, path)
 
-    async def watch(self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]) -> None:
-        """Calls `changed` for each file that has changed; runs until cancelled."""
-        before = await to_thread.run_sync(_stamps, paths)
-        while True:
-            await self._clock.sleep(LOOK_EVERY_S)
-            now = await to_thread.run_sync(_stamps, paths)
-            for path in paths:
-                if now[path] != before[path]:
-                    await changed(path)
-            before = now
+
+Stamps = Mapping[Path, tuple[int, int, int] | None]  # inode, time of change in ns, size
+Digests = Mapping[Path, str]
 
 
-async def watch_folder(
-    folder: Path, pattern: str, clock: Clock, changed: Callable[[], Awaitable[None]]
-) -> None:
-    """Calls `changed` now, and whenever a file there has changed; runs until cancelled."""
-    before: object = None
-    while True:
-        now = await to_thread.run_sync(lambda: _stamps([*map(str, folder.glob(pattern))]))
-        if now != before:
-            await changed()
-        before = now
-        await clock.sleep(LOOK_EVERY_S)
-
-
-def _stamps(paths: Sequence[str]) -> dict[str, object]:
-    """A stamp differs when its file changes, also when an editor replaces it; None: there is none."""
-    stamps = dict[str, object].fromkeys(paths)
+def stamps_of(paths: Iterable[Path]) -> Stamps:
+    """A stamp differs when its file changes, also when an editor replaces it, and when a file comes into a
+    folder or goes; None: there is none."""
+    stamps = dict[Path, tuple[int, int, int] | None]()
     for path in paths:
+        stamps[path] = None
         with suppress(OSError):
-            found = Path(path).stat()
+            found = path.stat()
             stamps[path] = found.st_ino, found.st_mtime_ns, found.st_size
     return stamps
+
+
+def digests_of(paths: Iterable[Path]) -> Digests:
+    """The SHA-256 of each file that can be read; empty for others."""
+    return {path: _digest(path) for path in paths}
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def _read(path: str) -> str:

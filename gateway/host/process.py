@@ -1,31 +1,16 @@
-"""This process: its streams, its signals, its limit of open files, and how often Python looks for garbage."""
+"""This process: its signals, its limit of open files, and how often Python looks for garbage."""
 
-import atexit
 import contextlib
 import gc
-import io
 import os
 import resource
-import select
 import signal
-import sys
-import threading
-import time
-from queue import SimpleQueue
-from typing import ClassVar, TextIO
+from collections.abc import Sequence
+from pathlib import Path
 
-MOST_WAITING_BYTES = 4 * 1_048_576  # then what comes is dropped
-LAST_WORDS_S = 0.3  # of all streams together
+LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 # New objects before a look; Python's own 700 costs a busy gateway a tenth of its time.
 YOUNG = 10_000
-
-
-def detach_streams() -> None:
-    """From here on no write to stdout or stderr waits for its reader, and none fails."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # one that was closed: no file of ours must get its number
-    os.close(opened)
-    sys.stdout, sys.stderr = detached(sys.stdout), detached(sys.stderr)
 
 
 def has_terminal() -> bool:
@@ -43,85 +28,29 @@ def hold_hangup() -> None:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
-def detached(stream: TextIO | None) -> TextIO:
-    """The stream, written by a thread: what nobody reads is dropped, and never waited for."""
-    if stream is None:  # closed before the start
-        return io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8", write_through=True)
-    try:
-        number = stream.fileno()
-    except (OSError, ValueError):
-        return stream  # of a test
-    kind = type(stream) if isinstance(stream, io.TextIOWrapper) else io.TextIOWrapper
-    how = {"encoding": stream.encoding, "errors": stream.errors}
-    return kind(_Writer(number), **how, line_buffering=True, write_through=True)
-
-
-class _Writer(io.RawIOBase):
-    """A thread writes to the file. It may block for ever; the end of the process waits for it only a
-    moment."""
-
-    until: ClassVar[float] = 0.0  # when the process ends at the latest, once it does
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._queue: SimpleQueue[bytes | threading.Event] = SimpleQueue()
-        self._waiting = 0
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._number
-
-    def isatty(self) -> bool:
-        return os.isatty(self._number)
-
-    def write(self, data: object, /) -> int:
-        assert isinstance(data, bytes | bytearray | memoryview)
-        copy = bytes(data)
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="stream writer", daemon=True)
-                self._thread.start()
-                atexit.register(self._last_words)
-            if self._waiting + len(copy) <= MOST_WAITING_BYTES:
-                self._waiting += len(copy)
-                self._queue.put(copy)
-        return len(copy)
-
-    def _run(self) -> None:
-        while True:
-            item = self._queue.get()
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            with contextlib.suppress(OSError):
-                self._write_all(item)
-            with self._lock:
-                self._waiting -= len(item)
-
-    def _write_all(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(self._number, rest) :]
-            except BlockingIOError:
-                select.select((), (self._number,), ())
-
-    def _last_words(self) -> None:
-        written = threading.Event()
-        self._queue.put(written)
-        _Writer.until = _Writer.until or time.monotonic() + LAST_WORDS_S
-        written.wait(max(0.0, _Writer.until - time.monotonic()))
-
-
 def allow_open_files() -> None:
     """Raises the limit of open files to what the system allows without privileges."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def listener_on(port: int) -> int | None:
+    """The process that listens there, if this user may look at it. Linux only."""
+    inodes = set[str]()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6") if port else ():
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in Path(table).read_text(encoding="ascii").splitlines()]
+            inodes |= {f"socket:[{row[9]}]" for row in rows if _listens(row, port)}
+    for folder in Path("/proc").glob("[0-9]*/fd") if inodes else ():
+        with contextlib.suppress(OSError):
+            if any(str(one.readlink()) in inodes for one in folder.iterdir()):
+                return int(folder.parent.name)
+    return None
+
+
+def _listens(row: Sequence[str], port: int) -> bool:
+    return row[3] == LISTENS and int(row[1].rpartition(":")[2], 16) == port
 
 
 def settle() -> None:

@@ -21,7 +21,14 @@ from gateway.domain.mcp import McpServerDef
 from gateway.domain.ports import Clock, Http
 from gateway.domain.supervision import survives
 from gateway.domain.version import VERSION
-from gateway.mcp.transports import MOST_BYTES, HttpTransport, RequestState, child, current_request
+from gateway.mcp.transports import (
+    MOST_BYTES,
+    HttpTransport,
+    RequestState,
+    child,
+    current_request,
+    current_trace,
+)
 
 # ---------------------------------------------------------------------------------- one connection
 MOST_TOOLS = 128
@@ -53,7 +60,7 @@ class ProgramEnded(Exception):
 
 
 @dataclass(slots=True)
-class Connection:
+class ServerConnection:
     """An open connection; `over` says that it has to be left, or is."""
 
     client: Client
@@ -92,6 +99,8 @@ class Connection:
     ) -> types.CallToolResult:
         """Raises ConnectionBroke, or MCPError and ValueError with what the server answered instead."""
         meta: Any = {"exogate/user": person}
+        if (trace := current_trace.get()) is not None:
+            meta["traceparent"] = trace
         params = types.CallToolRequestParams(name=tool, arguments=dict(arguments), _meta=meta)
         request = types.CallToolRequest(params=params)
         known = RequestState()
@@ -138,9 +147,9 @@ class Connector:
     clock: Clock
 
     @asynccontextmanager
-    async def connect(self, server: McpServerDef) -> AsyncIterator[Connection]:
+    async def connect(self, server: McpServerDef) -> AsyncIterator[ServerConnection]:
         """To be left by whoever entered it."""
-        line: list[Connection] = []
+        line: list[ServerConnection] = []
         reasons: list[str] = []
 
         def ended(why: str) -> None:
@@ -158,7 +167,7 @@ class Connector:
                 if reasons:
                     raise ProgramEnded(reasons[0]) from error
                 raise
-            line.append(Connection(client, self.clock.monotonic()))
+            line.append(ServerConnection(client, self.clock.monotonic()))
             yield line[0]
 
     async def _transport(
@@ -201,7 +210,7 @@ MOST_CONNECTIONS = 64
 MOST_GIVEN_UP = 8  # on one: a server may keep their answers open for as long as it lasts
 
 
-class Unreachable(Exception):
+class ServerUnreachable(Exception):
     """It cannot be connected; the text is one sentence."""
 
 
@@ -214,10 +223,10 @@ class ConnectionPool:
     clock: Clock
     group: TaskGroup
     room: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(MOST_CONNECTIONS))
-    _lines: dict[str, Connection] = field(default_factory=dict)
+    _lines: dict[str, ServerConnection] = field(default_factory=dict)
     _opening: dict[str, anyio.Event] = field(default_factory=dict)
 
-    async def of(self, person: str) -> Connection:
+    async def of(self, person: str) -> ServerConnection:
         """Raises Unreachable."""
         while person in self._opening:
             await self._opening[person].wait()
@@ -235,19 +244,19 @@ class ConnectionPool:
         line.used_at = self.clock.monotonic()
         return line
 
-    async def open(self) -> Connection:
+    async def open(self) -> ServerConnection:
         """One more, for whoever asks. Raises Unreachable."""
         try:
             with anyio.fail_after(self.server.timeout_s):
-                line: Connection = await self.group.start(self._keep)
+                line: ServerConnection = await self.group.start(self._keep)
                 return line
         except TimeoutError as error:
             told = f"it did not answer within {self.server.timeout_s:g} s"
-            raise Unreachable(told) from error
+            raise ServerUnreachable(told) from error
 
-    async def _keep(self, *, task_status: TaskStatus[Connection]) -> None:
+    async def _keep(self, *, task_status: TaskStatus[ServerConnection]) -> None:
         """Whatever a server does, it ends nothing but its own connection."""
-        line: Connection | None = None
+        line: ServerConnection | None = None
         try:
             async with self.connector.connect(self.server) as line:
                 task_status.started(line)
@@ -257,7 +266,7 @@ class ConnectionPool:
                 raise
             why = self.server.scrubbed(reason_of(error))[:LONGEST_WHY]
             if line is None:
-                raise Unreachable(why) from error
+                raise ServerUnreachable(why) from error
             line.end(why)
             line.why = why
             log.info("mcp_connection_broke", extra={"server": self.server.name, "why": why})

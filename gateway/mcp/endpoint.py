@@ -13,7 +13,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
-from gateway.domain.mcp import CLIENT, DEPTH_HEADER, Client, Desk, Door, Served
+from gateway.domain.mcp import CLIENT, DEPTH_HEADER, Desk, Door, McpClient, Served
 from gateway.domain.ports import SchemaCheck
 from gateway.domain.version import VERSION
 
@@ -116,10 +116,10 @@ async def serving(desk: Desk, *, schemas: SchemaCheck, most_bytes: int) -> Async
         yield manager.handle_request
 
 
-def _client(context: Context) -> Client:
+def _client(context: Context) -> McpClient:
     assert context.request is not None
     client = context.request.scope["state"][CLIENT]
-    assert isinstance(client, Client)
+    assert isinstance(client, McpClient)
     return client
 
 

@@ -15,14 +15,14 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus, servers_in
 from gateway.domain.ports import Clock, SchemaCheck, Tool, ToolStore
-from gateway.domain.supervision import supervise, survives
+from gateway.domain.supervision import backoff_s, supervise, survives
 from gateway.mcp.connections import (
     LONGEST_WHY,
-    Connection,
     ConnectionBroke,
     ConnectionPool,
     Connector,
-    Unreachable,
+    ServerConnection,
+    ServerUnreachable,
     reason_of,
 )
 from gateway.mcp.tools import Listing, McpTool
@@ -32,12 +32,12 @@ from gateway.mcp.transports import current_user
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 5  # in a row; then nobody waits for it any more
-LONGEST_PAUSE_S = 60.0
 WANTED_S = 600.0  # since somebody asked for it; then it is left alone
 LISTED_S = 60.0  # after that its tools are looked at again
 STEADY_S = 60.0  # a connection that holds so long is no quick loss
 
 Tell = Callable[[str, Mapping[str, object]], None]
+Offer = Callable[[str, Sequence[Tool]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class ServerDeps:
     clock: Clock
     schemas: SchemaCheck
     store: ToolStore
-    renew: Callable[[str, Sequence[Tool]], None]
     tell: Tell
     told_changed: Callable[[Mapping[str, object]], Awaitable[None]]
     random: Callable[[], float]
@@ -56,16 +55,17 @@ class ServerDeps:
 
 @dataclass(slots=True)
 class Server:
-    """`outcomes` counts calls by how they ended; `look`: at its tools again."""
+    """`outcomes` counts calls by how they ended; `gates` are offered its tools; `look`: at its tools again."""
 
     server: McpServerDef
     deps: ServerDeps
     group: TaskGroup
     outcomes: Counter[str] = field(default_factory=Counter)
+    gates: list[Offer] = field(default_factory=list)
     look: anyio.Event = field(default_factory=anyio.Event)
     _pool: ConnectionPool = field(init=False)
     _listing: Listing = field(init=False)
-    _line: Connection | None = None
+    _line: ServerConnection | None = None
     _tools: tuple[McpTool, ...] = ()
     _failures: int = 0
     _why: str | None = None
@@ -79,6 +79,16 @@ class Server:
         self._pool = ConnectionPool(self.server, self.deps.connector, self.deps.clock, self.group)
         deps = self.deps
         self._listing = Listing(self.server, self.call, deps.schemas, deps.store, deps.told_changed)
+
+    def offer_to(self, gate: Offer) -> None:
+        """Its tools are offered there too, from now on."""
+        self.gates.append(gate)
+        if self._line is not None:
+            gate(f"{FAMILY}{self.server.name}", self._tools)
+
+    def _offer(self, tools: Sequence[Tool]) -> None:
+        for gate in self.gates:
+            gate(f"{FAMILY}{self.server.name}", tools)
 
     @property
     def status(self) -> McpStatus:
@@ -106,7 +116,7 @@ class Server:
         return Lacking(self.server.name, told)
 
     @property
-    def _up(self) -> Connection | None:
+    def _up(self) -> ServerConnection | None:
         return self._line if self._line and not self._line.over.is_set() else None
 
     # -- calls
@@ -119,7 +129,7 @@ class Server:
         while True:
             try:
                 result = await self._answered(tool.its_name, arguments, person)
-            except Unreachable as error:
+            except ServerUnreachable as error:
                 self.outcomes["unreachable"] += 1
                 raise ToolFailed(f"The server of {tool.spec.name} is away: {error}.") from error
             except ConnectionBroke as error:
@@ -129,7 +139,7 @@ class Server:
                     self.outcomes["broken"] += 1
                     raise ToolFailed(_broken(tool.spec.name, is_safe=is_safe)) from error
                 if tries:  # at once the first time: it may have forgotten a session, no more
-                    await self.deps.clock.sleep(_pause(tries) * self.deps.random())
+                    await self.deps.clock.sleep(backoff_s(tries) * self.deps.random())
                 tries += 1
             except BaseException:
                 self.outcomes["failed"] += 1
@@ -145,14 +155,14 @@ class Server:
         await self.ready()
         line = self._up
         if line is None:
-            raise Unreachable("it cannot be connected")
+            raise ServerUnreachable("it cannot be connected")
         if self.server.url is None or not line.is_stateful:
             line.used_at = self.deps.clock.monotonic()
             return await line.call(tool, arguments, person)
         async with self._pool.room:
             try:
                 own = await self._pool.of(person)
-            except Unreachable as error:
+            except ServerUnreachable as error:
                 line.end(str(error))  # the same server: it is found out whether it is there at all
                 raise ConnectionBroke(is_done=False) from error
             return await own.call(tool, arguments, person)
@@ -167,12 +177,12 @@ class Server:
             began = clock.monotonic()
             try:
                 await self._connect()
-            except Unreachable as error:
+            except ServerUnreachable as error:
                 self._failed(self.server.scrubbed(str(error))[:LONGEST_WHY])
             else:
                 losses = 0 if clock.monotonic() - began >= STEADY_S else losses + 1
             if failures := max(self._failures, losses):
-                await clock.sleep(_pause(failures) * self.deps.random())
+                await clock.sleep(backoff_s(failures) * self.deps.random())
             if clock.monotonic() - self._wanted_at >= WANTED_S:
                 self._wanted = anyio.Event()
 
@@ -199,7 +209,7 @@ class Server:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _list(self, line: Connection) -> None:
+    async def _list(self, line: ServerConnection) -> None:
         """Takes its tools; then it is there. Raises Unreachable."""
         name = self.server.name
         try:
@@ -208,16 +218,16 @@ class Server:
         except Exception as error:  # whatever a server makes of a list
             why = line.why if line.over.is_set() else reason_of(error)
             line.end(why)
-            raise Unreachable(why) from error
+            raise ServerUnreachable(why) from error
         try:
             tools = await self._listing.taken(listed, self._tools)
         except StoreUnavailable as error:
             line.end("what its tools were cannot be read")
-            raise Unreachable(line.why) from error
+            raise ServerUnreachable(line.why) from error
         is_new = self._line is None
         self._listed_at = self.deps.clock.monotonic()
         if is_new or [one.digest for one in tools] != [one.digest for one in self._tools]:
-            self.deps.renew(f"{FAMILY}{name}", tools)
+            self._offer(tools)
         self._line, self._tools, self._why, self._failures = line, tools, None, 0
         self._version = line.version
         if is_new:
@@ -225,7 +235,7 @@ class Server:
             self.deps.tell("mcp.connected", {"server": name, "tools": len(tools)})
         self._has_changed()
 
-    async def _watch(self, line: Connection) -> None:
+    async def _watch(self, line: ServerConnection) -> None:
         """Until it breaks, or nobody has wanted it for long."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._tire, line)
@@ -233,34 +243,29 @@ class Server:
             await line.over.wait()
             group.cancel_scope.cancel()
 
-    async def _tire(self, line: Connection) -> None:
+    async def _tire(self, line: ServerConnection) -> None:
         clock = self.deps.clock
         while (left := self._wanted_at + WANTED_S - clock.monotonic()) > 0 or line.at_work:
             await clock.sleep(max(left, 1.0))
             self._pool.close(clock.monotonic() - WANTED_S)
         line.end("nobody uses it")
 
-    async def _look_again(self, line: Connection) -> None:
+    async def _look_again(self, line: ServerConnection) -> None:
         while True:
             await self.look.wait()
             self.look = anyio.Event()
             try:
                 await self._list(line)
-            except Unreachable:
+            except ServerUnreachable:
                 return  # the line is over
 
-    def _down(self, line: Connection) -> None:
+    def _down(self, line: ServerConnection) -> None:
         name = self.server.name
         self._line, why = None, self.server.scrubbed(line.why)[:LONGEST_WHY]
-        self.deps.renew(f"{FAMILY}{name}", ())
+        self._offer(())
         log.info("mcp_server_disconnected", extra={"server": name, "why": why})
         self.deps.tell("mcp.disconnected", {"server": name, "why": why})
         self._has_changed()
-
-
-def _pause(failures: int) -> float:
-    """The longest; everybody takes another part of it."""
-    return min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
 
 
 def _broken(tool: str, *, is_safe: bool) -> str:
@@ -303,17 +308,12 @@ class Servers:
 
 
 @asynccontextmanager
-async def open_servers(
-    definitions: Sequence[McpServerDef], deps: ServerDeps
-) -> AsyncIterator[Servers]:
-    """Supervises each server in a task of its own. Nothing is connected until a turn of an agent that
-    has it begins."""
+async def open_server(definition: McpServerDef, deps: ServerDeps) -> AsyncIterator[Server]:
+    """Supervises the server. It is not connected until a turn of an agent that has it begins."""
     async with anyio.create_task_group() as group:
-        servers = Servers({one.name: Server(one, deps, group) for one in definitions})
-        for name, server in servers.by_name.items():
-            task = f"mcp:{name}"
-            group.start_soon(supervise, task, server.run, deps.clock, name=task)
+        server, task = Server(definition, deps, group), f"mcp:{definition.name}"
+        group.start_soon(supervise, task, server.run, deps.clock, name=task)
         try:
-            yield servers
+            yield server
         finally:
             group.cancel_scope.cancel()

@@ -17,6 +17,7 @@ from gateway.domain.errors import Denied, ToolFailed
 from gateway.domain.mcp import FAMILY, McpServerDef
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import PluginSpace, SchemaCheck, ToolScope, ToolStore
+from gateway.mcp.transports import current_trace
 
 # -------------------------------------------------------------------------- names and descriptions
 LONGEST_NAME = 64
@@ -165,6 +166,7 @@ class McpTool:
     problem: Problem | None = None
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        current_trace.set(scope.trace.header(scope.part) if scope.trace else None)
         try:
             result = await self.forward(self, arguments, scope.principal)
             return self.server.scrubbed(told(result, self.problem))

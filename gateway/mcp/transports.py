@@ -25,6 +25,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.shared.message import SessionMessage
 
+from gateway.codec import ValueCount
 from gateway.domain.mcp import DEPTH_HEADER, McpServerDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed
 from gateway.domain.scrubbing import scanner
@@ -32,44 +33,31 @@ from gateway.domain.scrubbing import scanner
 # ------------------------------------------------------------------------------- sizes of messages
 MOST_BYTES = 16 * 1024 * 1024
 MOST_VALUES = 50_000  # to read them takes a quarter of a second at worst
-_QUOTES = 4 * MOST_VALUES  # fewer hold all names and texts of so many values
 
 
-class TooLarge(Exception):
+class OverlongAnswer(Exception):
     """The text says of what."""
 
 
 class MessageSize:
-    """Of a message in JSON, while it comes: its bytes, and about how many values it has. A comma
-    inside of a text is none."""
+    """Of a message in JSON, while it comes: its bytes, and about how many values it has."""
 
     def __init__(self) -> None:
-        self._bytes = self._values = 0
-        self._is_in_text = False
-        self._escape = b""  # that the next piece ends
+        self._bytes, self._count = 0, ValueCount(MOST_VALUES)
 
     def add(self, data: bytes) -> None:
-        """Raises TooLarge."""
+        """Raises OverlongAnswer."""
         self._bytes += len(data)
         check_size(self._bytes)
-        plain = (self._escape + data).replace(b"\\\\", b"")
-        self._escape = b"\\" if plain.endswith(b"\\") else b""
-        plain = plain.removesuffix(self._escape).replace(b'\\"', b"")
-        if plain.count(b'"') <= _QUOTES:
-            parts = plain.split(b'"')
-            outside = b"".join(parts[self._is_in_text :: 2])
-            self._is_in_text ^= len(parts) % 2 == 0
-            self._values += sum(map(outside.count, (b",", b"[", b"{")))
-        else:
-            self._values = MOST_VALUES + 1
-        if self._values > MOST_VALUES:
-            raise TooLarge(f"more than {MOST_VALUES} values")
+        self._count.add(data)
+        if self._count.is_over:
+            raise OverlongAnswer(f"more than {MOST_VALUES} values")
 
 
 def check_size(size: int) -> None:
-    """Raises TooLarge."""
+    """Raises OverlongAnswer."""
     if size > MOST_BYTES:
-        raise TooLarge(f"more than {MOST_BYTES} bytes")
+        raise OverlongAnswer(f"more than {MOST_BYTES} bytes")
 
 
 # -------------------------------------------------------------------------------------------- HTTP
@@ -103,6 +91,7 @@ class RequestState:
 current_user: ContextVar[str | None] = ContextVar(
     "user", default=None
 )  # on whose behalf a call is made
+current_trace: ContextVar[str | None] = ContextVar("trace", default=None)  # as `traceparent`
 current_request: ContextVar[RequestState | None] = ContextVar(
     "fate", default=None
 )  # of the call that is made
@@ -145,6 +134,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         }
         if (name := current_user.get()) is not None:
             headers[self._user_header] = quote(name, safe=_VISIBLE)
+        if (trace := current_trace.get()) is not None:
+            headers["traceparent"] = trace
         return headers
 
 
@@ -160,10 +151,10 @@ class _Body(httpx2.AsyncByteStream):
                 if self._is_events and (b"\n\n" in data or b"\r\n\r\n" in data):
                     weight = MessageSize()  # another message begins
                 yield data
-        except (HttpFailed, TooLarge) as error:
+        except (HttpFailed, OverlongAnswer) as error:
             if self._known is not None:
                 self._known.is_lost = True
-                self._known.too_much = str(error) if isinstance(error, TooLarge) else None
+                self._known.too_much = str(error) if isinstance(error, OverlongAnswer) else None
             raise httpx2.StreamError(str(error)) from error
 
     async def aclose(self) -> None:
@@ -270,7 +261,7 @@ async def _hear(process: Process, incoming: In, ended: Callable[[str], None]) ->
         try:
             async for line in _lines(process.stdout):
                 await _pass_on(line, incoming)
-        except TooLarge as error:
+        except OverlongAnswer as error:
             why = f"it wrote a line of {error}"
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # whoever listened is gone
@@ -293,7 +284,7 @@ async def _pass_on(line: bytes, incoming: In) -> None:
     try:
         MessageSize().add(line)
         message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except TooLarge as error:
+    except OverlongAnswer as error:
         if (found := _ID.search(line, 0, 64) or _ID.search(line, max(0, len(line) - 64))) is None:
             return
         told = types.ErrorData(code=types.INTERNAL_ERROR, message=f"It answered with {error}.")

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 from gateway.domain.messages import Message, Node, estimate_tokens, within_boundary
 from gateway.domain.sessions import Summary, to_plain
-from gateway.memory.window import Window, cut
+from gateway.memory.context import Window, cut, summary_text
 from gateway.memory.wording import files_and_symbols, missing_from
 
 KEPT_SHARE = 0.3  # of the allowance: what stays in the window
 LEAST_SHARE = 0.1  # of the allowance: less is not worth a call
-OPENING, CLOSING = "<summary>", "</summary>"
 MOST_IDENTIFIERS = 60  # that are carried along; the newest stay
 MOST_LISTED, LONGEST_LINE = 40, 400  # of a list that a model writes, and characters of one entry
 MOST_NAMES = 200  # symbols and files that are remembered
@@ -139,39 +138,6 @@ def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
     for one in (one for some in lists for one in some):
         kept.setdefault(one.casefold().strip(" ."), one)
     return tuple(kept.values())
-
-
-def summary_text(summary: Summary, most: int) -> str:
-    """Renders the summary within `most` tokens. The least important sections are left out first, of
-    a list the oldest entries."""
-    left = most - estimate_tokens(f"{OPENING}\n{CLOSING}\n")
-    sections: list[str] = []
-    goal, insight = f"Goal: {summary.goal}", f"Insight: {summary.key_insight}"
-    for text in (summary.text, summary.goal and goal, summary.key_insight and insight):
-        if text and (tokens := estimate_tokens(f"{text}\n")) <= left:
-            sections.append(_safe(text))
-            left -= tokens
-    for name in ("decisions", "open", "facts", "identifiers"):
-        lines, left = _newest(name.capitalize(), getattr(summary, name), left)
-        sections += lines
-    return "\n".join((OPENING, *sections, CLOSING)) if sections else ""
-
-
-def _newest(title: str, entries: Sequence[str], left: int) -> tuple[Sequence[str], int]:
-    """The lines of a section with its title, and the tokens that are left."""
-    lines: list[str] = []
-    for entry in reversed(entries):
-        tokens = estimate_tokens(f"- {entry}\n") + (0 if lines else estimate_tokens(title) + 1)
-        if tokens > left:
-            break
-        lines.insert(0, _safe(f"- {entry}"))
-        left -= tokens
-    return ([f"{title}:", *lines] if lines else []), left
-
-
-def _safe(line: str) -> str:
-    """Escapes the end of the summary block. The result is not longer in bytes."""
-    return line.replace("<summary", "(summary").replace("</summary", "(/summary")
 
 
 def shrinks(summary: Summary, earlier: Summary | None, span: CoveredSpan) -> bool:

@@ -247,7 +247,13 @@ class FactExtractor:
         return len(self._behind.keys() | self._writing.keys() | self._queue.keys())
 
     def __post_init__(self) -> None:
-        self._modes = {one.id: one.context.extraction for one in self.agents.values()}
+        self.renew(self.agents, self.model)
+
+    def renew(self, agents: Mapping[AgentId, AgentDef], model: Model) -> None:
+        """From now on facts are extracted for these agents, by this model. Those that are gone stay known:
+        something that was said to them may wait still."""
+        self.agents, self.model = {**self.agents, **agents}, model
+        self._modes = {one.id: one.context.extraction for one in agents.values()}
 
     async def resume(self) -> None:
         """Continues where the previous process stopped. Raises StoreUnavailable."""
@@ -309,7 +315,7 @@ class FactExtractor:
         except StoreUnavailable:
             raise
         except GatewayError as error:
-            log.warning("claims are no facts", extra={"why": str(error), "session": str(key)})
+            log.warning("claims_refused", extra={"why": str(error), "session": str(key)})
 
     # --- by patterns ---
 
@@ -353,7 +359,7 @@ class FactExtractor:
             try:
                 await self.facts.mark_scanned(due)
             except StoreUnavailable as error:
-                log.warning("how far was looked is not noted yet", extra={"why": str(error)})
+                log.warning("extraction_mark_not_saved", extra={"why": str(error)})
                 continue
             for key, at in due.items():
                 if self._places.get(key) == at:
@@ -361,7 +367,7 @@ class FactExtractor:
         self._is_noting = False
 
     def _fall_behind(self, key: SessionKey, error: StoreUnavailable) -> None:
-        log.warning("facts are kept later", extra={"why": str(error), "session": str(key)})
+        log.warning("facts_not_saved", extra={"why": str(error), "session": str(key)})
         self._places.pop(key, None)
         self._behind.setdefault(key, 0)
         self._start(partial(self._catch_up, key, AGAIN_S))
@@ -378,7 +384,7 @@ class FactExtractor:
         if key in self._catching:
             return await self._catching[key].wait()
         done = self._catching[key] = anyio.Event()
-        event, facts = "facts of a session are lost", {"session": str(key)}
+        event, facts = "extraction_failed", {"session": str(key)}
         try:
             if not await result_of(event, facts, self._read_behind, key):
                 self._behind.pop(key, None)
@@ -414,7 +420,7 @@ class FactExtractor:
     async def _read_queued(self, sessions: Mapping[SessionKey, _Queued]) -> None:
         for key, queued in sessions.items():
             try:
-                await contained("facts by a model", partial(self._read_session, key, queued))
+                await contained("model_extraction", partial(self._read_session, key, queued))
             finally:
                 del self._queue[key]
 
@@ -429,7 +435,7 @@ class FactExtractor:
                 async with self._slots:
                     await self._read_pages(key, queued)
         except StoreUnavailable as error:  # it is queued in the store, and read with the next turn
-            log.warning("a model looks later", extra={"why": str(error), "session": str(key)})
+            log.warning("extraction_postponed", extra={"why": str(error), "session": str(key)})
 
     async def _until_quiet(self, queued: _Queued, quiet_s: float) -> None:
         latest = self.clock.monotonic() + LONGEST_WAIT_S
@@ -464,11 +470,11 @@ class FactExtractor:
             with anyio.fail_after(ASK_S):
                 reply = await self.model.reply(asked, lambda _: None)
         except (BudgetExceeded, ModelFailed, TimeoutError) as error:
-            log.warning("facts are left to patterns", extra={"why": str(error), "key": str(key)})
+            log.warning("extraction_left_to_patterns", extra={"why": str(error), "key": str(key)})
             return ()
         claims = claims_of(reply.text, key, said)
         if claims is None:
-            log.warning("a model's facts cannot be read", extra={"session": str(key)})
+            log.warning("extraction_unreadable", extra={"session": str(key)})
         return claims or ()
 
 

@@ -404,7 +404,7 @@ class Indexer:
             except StoreLost:
                 raise
             except StoreUnavailable as error:
-                log.warning("what was said is not findable yet", extra={"why": str(error)})
+                log.warning("index_not_updated", extra={"why": str(error)})
                 await self._clock.sleep(AGAIN_S)
 
     async def catch_up(self, key: SessionKey) -> None:

@@ -62,6 +62,7 @@ SPEC = ToolSpec(
     "forget, only if they ask: fact_id or predicate; tell them what would go, then confirm by fact_id.",
     json.dumps(_PARAMETERS, separators=(",", ":")),
     category="meta",
+    may_repeat=True,
 )
 
 

@@ -386,11 +386,9 @@ class HttpConnection(asyncio.Protocol):
 
     # What the parser calls.
 
-    def on_message_begin(self) -> None:
+    def on_headers_complete(self) -> None:
         if self._has_ended:
             raise HttpParserError("an answer that nobody asked for")
-
-    def on_headers_complete(self) -> None:
         raw, status = self._raw, self._parser.get_status_code()
         if status == 101 or sum(map(len, raw)) + sum(map(len, raw.values())) > HEAD_CAP:
             raise HttpParserError("another protocol, or an oversized head")

@@ -87,7 +87,7 @@ class ProviderClient:
                 if pause is None:
                     raise
                 log.info(
-                    "a model call is tried again",
+                    "model_retry",
                     extra={
                         "provider": failed.provider,
                         "kind": failed.kind,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -130,13 +130,13 @@ _NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 Event = tuple[bytes, bytes]
 
 
+@dataclass(slots=True, eq=False)
 class SseDecoder:
     """Takes bytes as they arrive; the same bytes cut in any other way give the same events."""
 
-    def __init__(self, cap: int = EVENT_CAP) -> None:
-        self.rest = bytearray()  # the beginning of an event whose end has not come
-        self._skip_lf = False
-        self._cap = cap
+    cap: int = EVENT_CAP
+    rest: bytearray = field(default_factory=bytearray)  # an event whose end has not come
+    _skip_lf: bool = False
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that these bytes complete. Raises ValueError for one that is longer than
@@ -148,8 +148,8 @@ class SseDecoder:
         blocks: list[bytes] = []
         if rest.find(b"\n\n", seam) >= 0:
             *blocks, rest[:] = bytes(rest).split(b"\n\n")
-        if max(map(len, (rest, *blocks))) > self._cap:
-            raise ValueError(f"an event is longer than {self._cap} bytes")
+        if max(map(len, (rest, *blocks))) > self.cap:
+            raise ValueError(f"an event is longer than {self.cap} bytes")
         events: list[Event] = []
         for block in blocks:
             if block[:6] == b"data: " and b"\n" not in block:
@@ -560,7 +560,7 @@ class ReplyReader(ABC):
             self.add(draft, name)
             draft.arguments.append(arguments)  # which came as text
             draft.is_recovered = True
-            log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
+            log.info("tool_call_recovered", extra={"provider": self.provider, "tool": name})
 
     def _believed(
         self, reported: Usage | None, text: str, thinking: str, calls: tuple[ToolCall, ...]

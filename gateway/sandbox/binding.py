@@ -9,7 +9,7 @@ import ctypes
 import re
 from collections.abc import Callable
 
-from wasmtime import Engine, Trap, WasmtimeError, _bindings
+from wasmtime import Engine, WasmtimeError, _bindings
 from wasmtime import _ffi as ffi
 from wasmtime.component import ListType, ValType, Variant
 from wasmtime.component._types import VariantLikeType
@@ -50,13 +50,12 @@ def guarded_core(
 ) -> Callable[..., object]:
     """A core module's host function that raises nothing: the guest is ended at its next check."""
 
+    inner = guarded(function)
+
     def call(*arguments: object) -> object:
         try:
-            current().throttle()
-            return function(*arguments)
-        except (WasmtimeError, Trap):
-            current().stop("trap")
-        except Exception:  # noqa: BLE001  # reason: it would surface in whichever call fails next
+            return inner(*arguments)
+        except WasmtimeError:
             current().stop("trap")
         engine.increment_epoch()
         return otherwise

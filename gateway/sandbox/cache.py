@@ -25,6 +25,7 @@ from anyio import CancelScope, to_thread
 from pydantic import BaseModel, Field, TypeAdapter
 
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import printable
 from gateway.sandbox.protocol import Inspection
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ class CompileCache:
         with (folder / "report").open("rb") as opened:
             report = _Report.model_validate_json(opened.read(_LARGEST_REPORT))
         if report.inspection is None:
-            raise self._refused(sha256, _plain(report.problem or "it cannot be compiled"))
+            raise self._refused(sha256, printable(report.problem or "it cannot be compiled"))
         path, note = self._names(sha256)
         seal = _seal(report.inspection, folder / "compiled")
         (folder / "compiled").replace(path)
@@ -255,8 +256,3 @@ def _seal(inspection: Inspection, compiled: Path) -> str:
     with compiled.open("rb") as opened:
         sealed.update(hashlib.file_digest(opened, "sha256").digest())
     return sealed.hexdigest()
-
-
-def _plain(text: str) -> str:
-    """Names in it are the guest's; they are shown in terminals."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -102,7 +102,7 @@ Answer = tuple[str, ...]  # "ok", "none" or "err", the text, and of an HTTP answ
 Say = Callable[[int, tuple[str, ...]], None]
 
 
-class Ended(WasmtimeError):
+class GuestEnded(WasmtimeError):
     """Ends the guest from inside a host function; `Call.why` says why.
 
     The only exception that may leave a host function: the binding keeps any other in one place for
@@ -111,7 +111,7 @@ class Ended(WasmtimeError):
 
 
 @dataclass(slots=True)
-class Call:
+class GuestCall:
     """Belongs to one thread, but for `cancel` and `answers`."""
 
     number: int
@@ -138,10 +138,10 @@ class Call:
     def is_over(self) -> bool:
         return self.why is not None or self.left_s <= 0
 
-    def stop(self, why: Status) -> Ended:
+    def stop(self, why: Status) -> GuestEnded:
         """To be raised. The first reason counts."""
         self.why = self.why or why
-        return Ended(f"stopped: {self.why}")
+        return GuestEnded(f"stopped: {self.why}")
 
     def cancel(self) -> None:
         """From another thread: a waiting host call ends at once, the guest at its next check."""
@@ -241,18 +241,18 @@ class Call:
         return str(wall_ms), str(self.fuel_used), str(self._counts.get("all", 0))
 
 
-_running: dict[int, Call] = {}  # the store's callback gets a number and finds its call here
+_running: dict[int, GuestCall] = {}  # the store's callback gets a number and finds its call here
 _mine = threading.local()
 
 
-def current() -> Call:
+def current() -> GuestCall:
     """The call that this thread is running: host functions are called on the guest's thread."""
-    call: Call = _mine.call
+    call: GuestCall = _mine.call
     return call
 
 
 @contextmanager
-def opened_store(engine: Engine, call: Call) -> Iterator[Store]:
+def opened_store(engine: Engine, call: GuestCall) -> Iterator[Store]:
     """A store for one call, within its bounds; what it used is noted when it is left."""
     store = Store(engine)
     _running[call.number] = _mine.call = call
@@ -289,7 +289,7 @@ def _tick(context, number, delta, kind):  # type: ignore[no-untyped-def]  # call
     """At each tick of the clock, on the guest's thread: go on until the next, or end it."""
     call = _running.get(number)
     if call is None or call.is_over:
-        error = call.stop("timeout") if call is not None else Ended("stopped")
+        error = call.stop("timeout") if call is not None else GuestEnded("stopped")
         # The binding has no other way to hand an error over to C.
         return ctypes.cast(error._consume(), ctypes.c_void_p).value  # noqa: SLF001  # see above
     if call.slower_by and not call.is_slow and time.thread_time() - _mine.cpu_began > _SHORT_S:
@@ -331,7 +331,7 @@ _STOPPED: dict[str, str] = {
 }
 
 
-def trapped(call: Call, error: WasmtimeError | Trap) -> tuple[Status, str]:
+def trapped(call: GuestCall, error: WasmtimeError | Trap) -> tuple[Status, str]:
     """Why a guest ended without an answer, in words that hold nothing of the guest's."""
     if call.why is not None:
         return call.why, _STOPPED[call.why]
@@ -345,13 +345,13 @@ MOST_BODY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class GuestReply:
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-def fetch(request: Mapping[str, object], body: bytes | None) -> Reply | str:
+def fetch(request: Mapping[str, object], body: bytes | None) -> GuestReply | str:
     """Has the gateway do it; a text says why it did not. Raises Ended."""
     if body and len(body) > MOST_BODY_BYTES:
         return f"the body of a request is larger than {MOST_BODY_BYTES // 1024} KiB"
@@ -362,4 +362,4 @@ def fetch(request: Mapping[str, object], body: bytes | None) -> Reply | str:
     told = json.loads(text)
     packed = told.get("body_base64")
     got = told.get("body", "").encode() if packed is None else base64.b64decode(packed)
-    return Reply(told["status"], told["headers"], got)
+    return GuestReply(told["status"], told["headers"], got)

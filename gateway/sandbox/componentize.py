@@ -1,10 +1,9 @@
 """Turns a freestanding core module with the names of the canonical ABI into a component."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
-from wasmtime import wat2wasm
+from wasmtime import Engine, FuncType, MemoryType, Module, WasmtimeError, wat2wasm
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginKind
@@ -12,7 +11,8 @@ from gateway.sandbox.interfaces import PACKAGE, VERSION, import_name, interface_
 
 _MAGIC = b"\0asm\1\0\0\0"
 _HEAD = 8 + 2 + len(_MAGIC)  # of a component that begins with an empty core module
-_KINDS = ("function", "table", "memory", "global", "tag")
+_KINDS: Mapping[type, str] = {FuncType: "function", MemoryType: "memory"}
+LONGEST_WHY = 500
 
 _ENUM = '(type $l (enum "debug" "info" "warn" "error")) (export "level" (type $level (eq $l)))'
 _KEY = '(param "namespace" string) (param "key" string)'
@@ -58,61 +58,20 @@ def component_from_core(core: bytes, world: PluginKind) -> bytes:
     return made[:8] + b"\x01" + _leb(len(core)) + core + made[_HEAD:]
 
 
-@dataclass(slots=True)
-class _Reader:
-    """Walks over the bytes of a module."""
-
-    data: bytes
-    at: int = 0
-
-    def take(self, count: int) -> bytes:
-        taken = self.data[self.at : self.at + count]
-        if len(taken) < count:
-            raise NotConvertible("the module is malformed: it ends too early")
-        self.at += count
-        return taken
-
-    def number(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise NotConvertible("the module is malformed: a number has no end")
-
-    def name(self) -> str:
-        return self.take(self.number()).decode("utf-8", errors="replace")
-
-
 def _surface(core: bytes) -> tuple[Sequence[tuple[str, str]], Mapping[str, str]]:
     """The functions that a module imports, and its exports with their kinds."""
     if core[:8] != _MAGIC:
         raise NotConvertible("this is not a WebAssembly core module")
-    imports: list[tuple[str, str]] = []
-    exports: dict[str, str] = {}
-    reader = _Reader(core, 8)
-    while reader.at < len(core):
-        section, body = reader.take(1)[0], _Reader(reader.take(reader.number()))
-        if section == 2:
-            imports = [_import(body) for _ in range(body.number())]
-        elif section == 7:
-            exports = dict(_export(body) for _ in range(body.number()))
-    return imports, exports
-
-
-def _import(body: _Reader) -> tuple[str, str]:
-    module, name, kind = body.name(), body.name(), body.take(1)[0]
-    if kind != 0:
-        raise NotConvertible(f"it imports {module!r} {name!r}, which is no function")
-    body.number()
-    return module, name
-
-
-def _export(body: _Reader) -> tuple[str, str]:
-    name, kind = body.name(), body.take(1)[0]
-    body.number()
-    return name, _KINDS[kind] if kind < len(_KINDS) else "unknown"
+    try:
+        module = Module(Engine(), core)
+    except WasmtimeError as error:
+        told = " ".join(str(error).split())
+        raise NotConvertible(f"the module is malformed: {told[:LONGEST_WHY]}") from error
+    for one in module.imports:
+        if not isinstance(one.type, FuncType):
+            raise NotConvertible(f"it imports {one.module!r} {one.name!r}, which is no function")
+    imports = [(one.module, one.name or "") for one in module.imports]
+    return imports, {one.name: _KINDS.get(type(one.type), "other") for one in module.exports}
 
 
 def _offered(module: str, name: str, world: PluginKind) -> str:

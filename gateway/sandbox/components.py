@@ -46,7 +46,7 @@ from wasmtime.component import (
 )
 
 from gateway.sandbox.binding import case_of, guarded, value_of_case
-from gateway.sandbox.calls import Call, current, fetch, opened_store, trapped
+from gateway.sandbox.calls import GuestCall, current, fetch, opened_store, trapped
 from gateway.sandbox.compiler import signature_of
 from gateway.sandbox.interfaces import NEAR_EXPORTS, NEAR_HOST, NEAR_TOOL, import_name
 from gateway.sandbox.protocol import Program, Status
@@ -70,7 +70,7 @@ class ComponentGuest:
         # What toolchains import of wasi:* without need; a guest that calls it is ended.
         self._linker.define_unknown_imports_as_traps(self._component)
 
-    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]:
+    def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         index = self._exports.get(function)
         if index is None:
             return "invalid", f"it exports no {function}"
@@ -215,7 +215,7 @@ class NearGuest:
         listed = _ID.findall(config.get("capability_ids", ""))
         self._ids = {one.rpartition(".")[2]: one for one in listed} or {_ONLY_TOOL: _ONLY_TOOL}
 
-    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]:
+    def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         if function not in {"describe", "handle-tool-call"}:
             return "invalid", f"it has no {function}"
         with opened_store(self._engine, call) as store:
@@ -632,7 +632,7 @@ class FunctionsGuest:
             return None
         return _Function(export, arguments, told, fails, about)
 
-    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]:
+    def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         if function == "describe":
             return "ok", json.dumps({"name": "functions", "tools": self._tools()})
         if function != "handle-tool-call":
@@ -654,7 +654,9 @@ class FunctionsGuest:
             for name, one in self._functions.items()
         ]
 
-    def _called(self, call: Call, chosen: _Function, values: list[object]) -> tuple[Status, str]:
+    def _called(
+        self, call: GuestCall, chosen: _Function, values: list[object]
+    ) -> tuple[Status, str]:
         with opened_store(self._engine, call) as store:
             try:
                 instance = self._linker.instantiate(store, self._component)

@@ -25,7 +25,7 @@ from wasmtime import (
 from wasmtime import _ffi as ffi
 
 from gateway.sandbox.binding import guarded_core
-from gateway.sandbox.calls import Call, Ended, current, fetch, opened_store, trapped
+from gateway.sandbox.calls import GuestCall, GuestEnded, current, fetch, opened_store, trapped
 from gateway.sandbox.compiler import core_signature
 from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
 from gateway.sandbox.protocol import Program, Status
@@ -142,7 +142,7 @@ class ExtismGuest:
         define_wasi_core(self._linker, engine, self._module)
         self._linker.define_unknown_imports_as_traps(self._module)
 
-    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]:
+    def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         name = function.replace("-", "_")
         if name not in self._exports:
             return "invalid", f"it exports no {name}"
@@ -227,7 +227,7 @@ def _type(signature: str) -> FuncType:
 
 
 def _outcome(
-    call: Call, run: _Run, code: int, ended: Trap | WasmtimeError | None
+    call: GuestCall, run: _Run, code: int, ended: Trap | WasmtimeError | None
 ) -> tuple[Status, str]:
     """What the host said no to comes first, then why we ended it, then what the guest says."""
     if run.failure is None and call.why is not None:
@@ -245,7 +245,7 @@ def _outcome(
         return "invalid", "its output is not UTF-8 text"
 
 
-def _failed(why: str) -> Ended:
+def _failed(why: str) -> GuestEnded:
     """To be raised: a host function of Extism's has no way to say no but to end the call."""
     _run().failure = why
     return current().stop("denied")

@@ -24,6 +24,8 @@ from gateway.domain.ports import (
     PluginSpace,
     ToolStore,
 )
+from gateway.domain.supervision import result_of
+from gateway.domain.text import printable
 
 # --------------------------------------------------------------------------------------------- use
 MOST_NAMES = 100  # distinct ones of one plugin; the rest is counted together
@@ -50,18 +52,22 @@ class CapabilityUse:
 
     def denied(self, plugin: str, capability: str) -> None:
         """`capability` is what would have allowed it; a plugin may ask for anything."""
-        _count(self._denied.setdefault(plugin, {}), capability)
+        times = _count(self._denied.setdefault(plugin, {}), capability)
+        if times == 10 ** (len(str(times)) - 1):
+            extra = {"plugin": plugin, "capability": capability[:200], "times": times}
+            log.warning("plugin_denied", extra=extra)
 
     def of(self, plugin: str) -> Uses:
         return Uses(dict(self._granted.get(plugin, {})), dict(self._denied.get(plugin, {})))
 
 
-def _count(counts: dict[str, int], capability: str) -> None:
+def _count(counts: dict[str, int], capability: str) -> int:
     """What a plugin asked for may be its own words."""
-    name = "".join(c if c.isprintable() else "?" for c in capability[:_LONGEST])
+    name = printable(capability[:_LONGEST])
     if name not in counts and len(counts) >= MOST_NAMES:
         name = OTHERS
-    counts[name] = counts.get(name, 0) + 1
+    counts[name] = times = counts.get(name, 0) + 1
+    return times
 
 
 # ---------------------------------------------------------------------------------- host functions
@@ -101,6 +107,7 @@ class Host:
     plugin: PluginDef
     person: str | None = None
     keeps: bool = True
+    may_act: Callable[[], bool] = lambda: True
 
     def log(self, level: str, message: str) -> None:
         number = {"debug": logging.DEBUG, "warn": logging.WARNING, "error": logging.ERROR}
@@ -109,16 +116,20 @@ class Host:
         log.log(number.get(level, logging.INFO), "plugin_log", extra=extra)
 
     async def answer(self, function: str, arguments: Sequence[str]) -> Answer:
+        """An operator's function may fail in any way: only its caller may notice."""
+        facts = {"plugin": self.plugin.name, "function": function}
+        answer = await result_of("host_function_failed", facts, self._known, function, arguments)
+        return answer or ("err", "the host function failed; the operator finds why in the log")
+
+    async def _known(self, function: str, arguments: Sequence[str]) -> Answer:
         try:
             return await self._answer(function, arguments)
         except (GatewayError, HttpFailed, ValueError) as error:
             return "err", str(error)
-        except Exception:  # an operator's function may fail in any way: only its caller may notice
-            extra = {"plugin": self.plugin.name, "function": function}
-            log.exception("host_function_failed", extra=extra)
-            return "err", "the host function failed; the operator finds why in the log"
 
     async def _answer(self, function: str, arguments: Sequence[str]) -> Answer:
+        if not self.may_act():
+            raise Denied("the call is cut off: another gateway may work on its run")
         kind, _, verb = function.partition(".")
         match kind, *arguments:
             case "http", request:

@@ -125,6 +125,7 @@ def _has(plugin: PluginDef, need: str) -> bool:
 LARGEST = 256 * 1024  # characters of all that it describes
 LONGEST_DESCRIPTION = 4096
 MOST_TOOLS = 64
+REPEATABLE = ("readOnlyHint", "idempotentHint")  # annotations: a second call changes nothing
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Sentence = Annotated[str, Field(max_length=LONGEST_DESCRIPTION)]
@@ -157,7 +158,7 @@ class PluginDescription(_Said):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribedPlugin:
     """`names` are the plugin's own, by the name that a model knows."""
 
     version: str
@@ -172,14 +173,14 @@ def described(
     kind: PluginKind,
     answer: str,
     read_adapter: Callable[[str], AdapterDescription],
-) -> Described:
+) -> DescribedPlugin:
     """Raises ValueError with what is wrong, on one line."""
     if len(answer) > LARGEST:
         raise ValueError(f"what it describes is larger than {LARGEST // 1024} KiB")
     if kind == "channel":
         adapter = read_adapter(answer)
         version, about = adapter.version[:64], adapter.description[:LONGEST_DESCRIPTION]
-        return Described(plain(version), plain(about), (), {}, adapter)
+        return DescribedPlugin(plain(version), plain(about), (), {}, adapter)
     try:
         said = PluginDescription.model_validate_json(answer)
     except ValidationError as error:
@@ -195,11 +196,12 @@ def described(
             family=plugin.name,
             category=None if tool.category is None else plain(tool.category),
             agent_scope=tuple(tool.agent_scope),
+            may_repeat=any(tool.annotations.get(hint) is True for hint in REPEATABLE),
         )
         for name, tool in names.items()
     )
     own = {name: tool.name for name, tool in names.items()}
-    return Described(plain(said.version), plain(said.description), tools, own)
+    return DescribedPlugin(plain(said.version), plain(said.description), tools, own)
 
 
 def _tool_name(plugin: PluginDef, own: str) -> str:
@@ -241,7 +243,7 @@ class Loaded:
     plugin: PluginDef
     program: Program
     compiled: Compiled
-    described: Described
+    described: DescribedPlugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +265,14 @@ class PluginTool:
             "config": plugin.config,
         }
         text = encode(asked).decode()
-        outcome = await self.sandbox.run(
-            self.loaded,
-            "handle-tool-call",
-            text,
-            person=scope.person,
+        host = Host(
+            self.sandbox.deps,
+            plugin,
+            scope.person,
             keeps=scope.is_kept,
+            may_act=scope.may_act,
         )
+        outcome = await self.sandbox.run(self.loaded, "handle-tool-call", text, host)
         if outcome.status == "ok":
             return outcome.text
         if outcome.status == "err":
@@ -284,7 +287,7 @@ class PluginAdapter:
     plugin: PluginDef
     description: Any  # what `read_adapter` gave
     loaded: Loaded
-    sandbox: "Sandbox"
+    sandbox: "Sandbox" = field(compare=False)
 
     async def parse(self, event: str) -> str:
         return await self._translate("parse-incoming", event)
@@ -293,7 +296,8 @@ class PluginAdapter:
         return await self._translate("format-outgoing", reply)
 
     async def _translate(self, function: str, text: str) -> str:
-        outcome = await self.sandbox.run(self.loaded, function, text, most_bytes=MOST_EVENT_BYTES)
+        host, most = Host(self.sandbox.deps, self.plugin), MOST_EVENT_BYTES
+        outcome = await self.sandbox.run(self.loaded, function, text, host, most_bytes=most)
         if outcome.status == "ok":
             return outcome.text
         why = plain(outcome.text[:LONGEST_ERROR])
@@ -336,18 +340,16 @@ class Sandbox:
         loaded: Loaded,
         function: str,
         text: str,
+        host: Host,
         *,
-        person: str | None = None,
-        keeps: bool = True,
         most_bytes: int = MOST_INPUT_BYTES,
     ) -> Outcome:
-        """One call on behalf of a person, in a fresh instance."""
+        """One call, in a fresh instance."""
         if len(text.encode()) > most_bytes:
             told = f"its arguments are larger than {most_bytes // 1024} KiB"
             return Outcome("invalid", told)
-        host = Host(self.deps, loaded.plugin, person, keeps=keeps)
         within_s = loaded.plugin.limits.timeout_s
-        async with self._alone(loaded.plugin, person):
+        async with self._alone(loaded.plugin, host.person):
             return await self.pool.call(loaded.program, function, text, host, timeout_s=within_s)
 
     def _alone(self, plugin: PluginDef, person: str | None) -> AbstractAsyncContextManager[object]:
@@ -381,12 +383,25 @@ class Plugins:
     tools: tuple[Tool, ...] = ()
     adapters: tuple[Any, ...] = ()  # each an Adapter of the channels
     settled: Settled | None = None
+    known: Mapping[str, Loaded] = field(default_factory=dict)  # that need not be loaded again
     _configured: tuple[PluginDef, ...] = ()
     _found: dict[str, Loaded | str] = field(default_factory=dict)
     _coming: dict[str, anyio.Event] = field(default_factory=dict)
     _sandbox: Sandbox | None = None
     _taken: set[str] = field(default_factory=set)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
+
+    def unchanged(
+        self, plugins: Iterable[PluginDef], digests: Mapping[Path, str]
+    ) -> Mapping[str, Loaded]:
+        """Those of ours that are configured as before; `digests` are of the files as they are now."""
+        return {
+            one.name: loaded
+            for one in plugins
+            if (loaded := self._loaded.get(one.name)) is not None
+            and loaded.plugin == one
+            and loaded.compiled.sha256 == digests.get(one.path)
+        }
 
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
         """All at once; what cannot be loaded is told and left out."""
@@ -425,7 +440,7 @@ class Plugins:
     async def _load(self, sandbox: Sandbox, plugin: PluginDef) -> None:
         name = plugin.name
         try:
-            self._found[name] = await sandbox.load(plugin)
+            self._found[name] = self.known.get(name) or await sandbox.load(plugin)
         except PluginRefused as error:
             self._found[name] = error.problem
             log.warning("plugin_refused", extra={"plugin": name, "why": str(error)})
@@ -555,21 +570,6 @@ def _in_private(cache: Path, now: datetime) -> CompileCache:
     compiling = CompileCache(cache)
     compiling.tidy(now)
     return compiling
-
-
-@asynccontextmanager
-async def open_plugins(
-    sandbox: Sandbox, plugins: Sequence[PluginDef], *, patience_s: float = PATIENCE_S
-) -> AsyncIterator[Plugins]:
-    """Every enabled plugin, instantiated once for trial. Waits no longer than `patience_s` for those that
-    are compiled. Without plugins no process is started."""
-    found = Plugins()
-    async with anyio.create_task_group() as group:
-        await found.load_beside(sandbox, plugins, group, patience_s=patience_s)
-        try:
-            yield found
-        finally:
-            group.cancel_scope.cancel()
 
 
 class NoFetch:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
@@ -21,7 +21,7 @@ from anyio import Semaphore, to_thread
 from anyio.abc import TaskGroup
 
 from gateway.domain.ports import Clock
-from gateway.domain.supervision import contained, supervise, survives
+from gateway.domain.supervision import contained, result_of, supervise
 from gateway.sandbox.protocol import (
     ALL_ASKED_BYTES,
     ASKED_BYTES,
@@ -67,7 +67,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class PendingCall:
+class WaitingCall:
     """A call that a worker is at. `outcome` is None if the worker died."""
 
     service: CallHost
@@ -118,7 +118,7 @@ class WorkerSocket(asyncio.Protocol):
     def __init__(self, group: TaskGroup) -> None:
         self.ready, self.lost = anyio.Event(), anyio.Event()
         self.kept_in: object = None
-        self.pending: dict[int, PendingCall] = {}
+        self.pending: dict[int, WaitingCall] = {}
         self._group, self._reader = group, Reader(self._most)
         self._transport: asyncio.Transport | None = None
         self._writable = anyio.Event()  # set: what is written is read as well
@@ -213,17 +213,13 @@ class WorkerSocket(asyncio.Protocol):
             self._group.start_soon(self._answer, frame.call, pending, function, arguments)
 
     async def _answer(
-        self, call: int, pending: PendingCall, function: str, arguments: Sequence[str]
+        self, call: int, pending: WaitingCall, function: str, arguments: Sequence[str]
     ) -> None:
         assert pending.serving is not None
         with pending.serving:
-            answer: tuple[str, ...] = ("err", "the host function failed")
-            try:
-                answer = await pending.service.answer(function, arguments)
-            except BaseException as error:
-                if not survives(error):
-                    raise
-                log.exception("host_function_failed", extra={"function": function[:64]})
+            facts, serve = {"function": function[:64]}, pending.service.answer
+            answer = await result_of("host_function_failed", facts, serve, function, arguments)
+            answer = answer or ("err", "the host function failed")
             try:
                 frame = encode(Kind.ANSWER, call, answer)
             except ValueError:
@@ -302,6 +298,7 @@ class Pool:
         start_s: float = START_S,
     ) -> None:
         self._group, self._folder, self._clock = group, folder, clock
+        self.idle_s = 300.0  # then a worker ends
         self._command, self._start_s = command, start_s
         self._places = [_Place() for _ in range(workers)]
         self._slots = Semaphore(CALLS_AT_ONCE * workers, fast_acquire=True)
@@ -323,12 +320,11 @@ class Pool:
             await share.slots.acquire()
         finally:
             share.waiting -= 1
-        try:
+        with ExitStack() as undo:
+            undo.callback(share.slots.release)
             await self._slots.acquire()
-        except BaseException:
-            share.slots.release()
-            raise
-        pending = PendingCall(service, partial(self._release, share), program.bounds)
+            undo.pop_all()
+        pending = WaitingCall(service, partial(self._release, share), program.bounds)
         try:
             place = await self._ready_place()
             return await self._run(place, pending, (program, function, text), timeout_s)
@@ -343,7 +339,7 @@ class Pool:
         share.slots.release()
 
     async def _run(
-        self, place: _Place, pending: PendingCall, asked: tuple[Program, str, str], timeout_s: float
+        self, place: _Place, pending: WaitingCall, asked: tuple[Program, str, str], timeout_s: float
     ) -> Outcome:
         program, function, text = asked
         link, number = place.link, next(self._numbers) & 0xFFFFFFFF
@@ -388,7 +384,7 @@ class Pool:
             place.link.send(Kind.LOAD, number, (json.dumps(asdict(program)),))
         return number
 
-    async def _see_it_end(self, place: _Place, link: WorkerSocket, pending: PendingCall) -> None:
+    async def _see_it_end(self, place: _Place, link: WorkerSocket, pending: WaitingCall) -> None:
         """A guest that was told to stop stops within a tick; a worker that cannot is replaced."""
         with anyio.move_on_after(MERCY_S):
             await pending.done.wait()
@@ -462,14 +458,14 @@ class Pool:
                 code = await to_thread.run_sync(process.wait)
         log.info("worker_ended", extra={"pid": process.pid, "code": code})
 
-    async def rest(self, idle_s: float) -> None:
+    async def rest(self) -> None:
         """Ends workers that nobody has used for a while, until cancelled."""
         while True:
-            await self._clock.sleep(idle_s / 4)
+            await self._clock.sleep(self.idle_s / 4)
             now = self._clock.monotonic()
             for place in self._places:
                 link = place.link
-                if link is not None and not link.pending and now - place.used >= idle_s:
+                if link is not None and not link.pending and now - place.used >= self.idle_s:
                     place.link = None
                     link.close()
 
@@ -494,9 +490,8 @@ async def open_pool(
     """Workers may read `folder`, where the compiled files are, and nothing else."""
     async with anyio.create_task_group() as group:
         pool = Pool(group, folder, workers=workers, clock=clock)
-        group.start_soon(
-            supervise, "idle workers", partial(pool.rest, idle_s), clock, name="idle workers"
-        )
+        pool.idle_s = idle_s
+        group.start_soon(supervise, "idle workers", pool.rest, clock, name="idle workers")
         try:
             yield pool
         finally:

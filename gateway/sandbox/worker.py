@@ -20,7 +20,13 @@ from typing import Protocol
 from wasmtime import Engine
 
 from gateway.sandbox.binding import keep_lock
-from gateway.sandbox.calls import THREAD_STACK_BYTES, TICK_S, Call, component_engine, core_engine
+from gateway.sandbox.calls import (
+    THREAD_STACK_BYTES,
+    TICK_S,
+    GuestCall,
+    component_engine,
+    core_engine,
+)
 from gateway.sandbox.components import ComponentGuest, FunctionsGuest, NearGuest
 from gateway.sandbox.confinement import confine
 from gateway.sandbox.extism import ExtismGuest
@@ -44,7 +50,7 @@ _SLOWER_BY = 10 if sys.platform == "linux" else 0
 class LoadedGuest(Protocol):
     """A guest in memory, ready for calls from any thread."""
 
-    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]: ...
+    def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]: ...
 
 
 class Worker:
@@ -54,8 +60,8 @@ class Worker:
         self._components, self._cores = component_engine(), core_engine()
         self._guests: dict[int, LoadedGuest | str] = {}  # or why it could not be loaded
         self._bounds: dict[int, Bounds] = {}
-        self._calls: dict[int, Call] = {}
-        self._work: SimpleQueue[tuple[Call, LoadedGuest, str, str]] = SimpleQueue()
+        self._calls: dict[int, GuestCall] = {}
+        self._work: SimpleQueue[tuple[GuestCall, LoadedGuest, str, str]] = SimpleQueue()
         self._threads: set[threading.Thread] = set()  # each comes back for more
         self._busy = threading.Event()
 
@@ -128,7 +134,7 @@ class Worker:
             self.say(Kind.RESULT, number, ("load", guest, "0", "0", "0"))
             return
         end = time.monotonic() + float(seconds)
-        call = Call(number, self._bounds[int(program)], end, self._ask, slower_by=_SLOWER_BY)
+        call = GuestCall(number, self._bounds[int(program)], end, self._ask, slower_by=_SLOWER_BY)
         self._calls[number] = call
         self._busy.set()
         self._work.put((call, guest, function, text))
@@ -152,7 +158,7 @@ class Worker:
                 return
 
 
-def ended(call: Call, guest: LoadedGuest, function: str, text: str) -> tuple[Status, str]:
+def ended(call: GuestCall, guest: LoadedGuest, function: str, text: str) -> tuple[Status, str]:
     """How it ended, whatever happens: a call without an answer would cost all others theirs."""
     try:
         return checked(function, *guest.run(call, function, text), call.bounds)

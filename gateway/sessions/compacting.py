@@ -27,8 +27,14 @@ from gateway.memory.compaction import (
     summary_message,
     summed_up,
 )
-from gateway.memory.context import allowance
-from gateway.memory.window import PAGE, Episodes, message_tokens, not_covered, summary_of
+from gateway.memory.context import (
+    PAGE,
+    Episodes,
+    allowance,
+    message_tokens,
+    not_covered,
+    summary_of,
+)
 from gateway.sessions.lanes import Lanes
 
 log = logging.getLogger(__name__)
@@ -66,7 +72,7 @@ class Compaction:
             self.lanes.beside(partial(self._compact, key, agent, run_id))
 
     async def _compact(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> None:
-        event, facts = "a conversation cannot be summed up", {"session": str(key)}
+        event, facts = "summary_broke", {"session": str(key)}
         is_submitted = await result_of(event, facts, self._submit_summary, key, agent, run_id)
         if is_submitted is None:
             self._give_up(key, inf)
@@ -91,7 +97,7 @@ class Compaction:
                 self._fail(key, span, why, most=MOST_FAILURES)
                 return False
         except StoreUnavailable as error:
-            log.warning("a conversation is not summed up", extra={"why": str(error)})
+            log.warning("summary_failed", extra={"why": str(error)})
             return False
         if not shrinks(summary, earlier, span):
             self._fail(key, span, "the summary is hardly shorter", most=1)
@@ -118,7 +124,7 @@ class Compaction:
 
     def _fail(self, key: SessionKey, span: CoveredSpan, why: str, *, most: int) -> None:
         """Gives up after so many failures."""
-        log.warning("a conversation is not summed up", extra={"session": str(key), "why": why})
+        log.warning("summary_failed", extra={"session": str(key), "why": why})
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         if failures >= most:
             self._give_up(key, span.covered.tokens)
@@ -142,10 +148,10 @@ class Compaction:
                 return
             if await self.sessions.append_summary(key, node, expected=path.head):
                 self.episodes.forget(key)
-                log.info("summed up", extra={"session": str(key), "nodes": len(covered)})
+                log.info("session_summarized", extra={"session": str(key), "nodes": len(covered)})
                 self.on_compacted(key, covered)
         except StoreUnavailable as error:
-            log.warning("a summary is not kept", extra={"why": str(error)})
+            log.warning("summary_not_saved", extra={"why": str(error)})
         finally:
             self._at_work.discard(key)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import repeat
+from typing import Any, Protocol
 
 import anyio
 
@@ -15,17 +16,26 @@ from gateway.agent.leaves import Plans
 from gateway.codec import encode
 from gateway.domain.agents import Address, AgentDef, Share, share_of, speaker
 from gateway.domain.errors import Busy, Conflict, NoRoute, NotFound, NotOfProject, StoreUnavailable
+from gateway.domain.events import Recurrences
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Entry, EntryState, Inbound, NewEntry, RunRecord
-from gateway.domain.mcp import Client, Served
+from gateway.domain.inbox import (
+    Accepted,
+    Entry,
+    EntryState,
+    Inbound,
+    NewEntry,
+    RunRecord,
+    SessionChoice,
+)
+from gateway.domain.mcp import McpClient, Served
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, Inbox, SessionStore, ToolScope
 from gateway.domain.sessions import Erased, TakenIn
+from gateway.memory.context import Episodes, message_tokens
 from gateway.memory.souls import Souls
-from gateway.memory.window import Episodes, message_tokens
-from gateway.routing import Router
-from gateway.sessions.lanes import Lanes, QueuePolicy, SessionQueues
+from gateway.routing import Route, Router
+from gateway.sessions.lanes import Lanes, QueuePolicy, SessionQueues, WorkOn
 from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
 from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import new_boundary
@@ -51,6 +61,29 @@ Counted = tuple[SessionKey, Share, None]
 _NOBODY: Share = ((), "")
 
 
+class Sharing(Protocol):
+    """How messages come to the node that works on their session, if several share the work."""
+
+    queues: "SessionQueues"
+
+    async def open(self) -> None:
+        """From now on turns are begun."""
+
+    def around(self, work: WorkOn) -> WorkOn: ...
+
+    def accepted(self, entry: Entry, leave: Callable[[], None], share: Share) -> None: ...
+
+    def mirror(self, record: RunRecord) -> LiveRun: ...
+
+    async def stop(self, run: LiveRun, *, at_once: bool) -> None: ...
+
+    async def stop_all(self, key: SessionKey) -> int: ...
+
+    async def load(self, key: SessionKey) -> tuple[int, int]: ...
+
+    async def choose(self, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice: ...
+
+
 @dataclass(slots=True)
 class MessageIntake:
     router: Router
@@ -59,14 +92,30 @@ class MessageIntake:
     ids: Ids
     bounds: QueueBounds = QueueBounds()
     policy: QueuePolicy = QueuePolicy()
+    sharing: Sharing | None = None  # None: all is worked on here
     queues: SessionQueues = field(init=False)
     # What waits or is at work: how many messages, and how many bytes.
     _load: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
     _about_to_start: int = 0
+    _refused: Recurrences = field(default_factory=Recurrences)
     _refusal: str | None = "the gateway is starting; send it again in a moment"
 
     def __post_init__(self) -> None:
-        self.queues = SessionQueues(self.lanes, self.worker.work, self.worker.clock, self.policy)
+        work = self._around(self.worker.work)
+        self.queues = SessionQueues(self.lanes, work, self.worker.clock, self.policy)
+        if self.sharing is not None:
+            self.sharing.queues = self.queues
+
+    def renew(
+        self, router: Router, worker: RunWorker, bounds: QueueBounds, policy: QueuePolicy
+    ) -> None:
+        """From now on messages are routed and bounded so, and turns begun by this worker: also those of
+        messages that wait."""
+        self.router, self.worker, self.bounds, self.policy = router, worker, bounds, policy
+        self.queues.renew(self._around(worker.work), policy)
+
+    def _around(self, work: WorkOn) -> WorkOn:
+        return work if self.sharing is None else self.sharing.around(work)
 
     def open(self) -> None:
         """From now on messages are accepted."""
@@ -80,12 +129,14 @@ class MessageIntake:
     def pending(self) -> int:
         return self._load.get(None, (0, 0))[0]
 
-    async def accept(self, inbound: Inbound) -> Accepted:
-        """Gives the ids once the message is durable. A repeated key gives the first one's ids.
+    async def accept(self, inbound: Inbound, route: Route | None = None) -> Accepted:
+        """Gives the ids once the message is durable. A repeated key gives the first one's ids. `route` is the
+        one that was looked at before, if any: a message goes where it was found to be allowed.
 
         Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyHeard or StoreUnavailable: then nothing was accepted.
         """
-        route = self.router.resolve(inbound.address, requested=inbound.requested_agent)
+        if route is None:
+            route = self.router.resolve(inbound.address, requested=inbound.requested_agent)
         key, sender = route.session_key, inbound.address.sender
         size = size_of(inbound.content) + (size_of(inbound.whence) if inbound.whence else 0)
         counted = (key, share_of(key, sender), None)
@@ -107,6 +158,7 @@ class MessageIntake:
             limits=inbound.limits,
             whence=inbound.whence,
             memos=inbound.memos,
+            traceparent=inbound.traceparent,
         )
         is_alone = self._load[key][0] == 1 and not self.policy.debounce_s
         begin = is_alone and self.lanes.is_idle(key, reserved=self._about_to_start)
@@ -129,7 +181,11 @@ class MessageIntake:
 
     async def resume(self) -> int:
         """Takes up, in the order of their accepts, the messages that an earlier process left; only
-        then may new ones come in behind them."""
+        then may new ones come in behind them. Several nodes take up those of their partitions."""
+        if self.sharing is not None:
+            self.open()
+            await self.sharing.open()
+            return 0
         entries = await self.worker.inbox.unfinished()
         for entry in entries:
             new, key = entry.new, entry.new.session_key
@@ -140,7 +196,7 @@ class MessageIntake:
             self._join(replace(entry, state="queued"), counted, size, wait=False)
         self.open()
         if entries:
-            log.info("taking up unfinished messages", extra={"count": len(entries)})
+            log.info("messages_resumed", extra={"count": len(entries)})
         return len(entries)
 
     @contextmanager
@@ -156,6 +212,16 @@ class MessageIntake:
 
     def _require_places(self, counted: Counted, size: int) -> None:
         """Raises Busy unless one more message may wait."""
+        try:
+            self._find_places(counted, size)
+        except Busy as error:
+            session = str(counted[0])
+            if times := self._refused.worth(session, self.worker.clock.now()):
+                extra = {"session": session, "why": str(error), "times": times}
+                log.warning("message_refused", extra=extra)
+            raise
+
+    def _find_places(self, counted: Counted, size: int) -> None:
         if self._refusal is not None:
             raise Busy(self._refusal)
         bounds, key = self.bounds, counted[0]
@@ -195,12 +261,12 @@ class MessageIntake:
                 del self._load[name]
 
     def _join(self, entry: Entry, counted: Counted, size: int, *, wait: bool = True) -> None:
-        run = LiveRun(
-            entry,
-            opened=self.worker.clock.monotonic(),
-            leave=partial(self._count, counted, -1, -size),
-            share=counted[1],
-        )
+        leave = partial(self._count, counted, -1, -size)
+        if self.sharing is not None:
+            self.sharing.accepted(entry, leave, counted[1])
+            return
+        run = LiveRun(entry, self.worker.clock.monotonic(), leave, counted[1])
+        run.trace = self.worker.trace(entry.new.traceparent)
         self.worker.runs[run.run_id] = run
         self.queues.join(run, wait=wait)
 
@@ -257,14 +323,39 @@ class Front:
             record = await self.inbox.find_run(RunId(run_id))
             # It may have been accepted, or have ended, while the store was asked.
             found = self.live.get(run_id) or record
+        sharing = self.intake.sharing
+        if sharing and isinstance(found, RunRecord) and found.finished_at is None:
+            return sharing.mirror(found)
         if found is None:
             raise NotFound(f"run {run_id[:64]!r}")
         return found
 
-    def abort(self, run: LiveRun, *, at_once: bool) -> None:
+    async def abort(self, run: LiveRun, *, at_once: bool) -> None:
         """Stops a run; one that is still waiting ends as soon as its turn comes, and one that a
-        turn answers together with others stops that turn."""
-        self.intake.queues.stop(run, at_once=at_once)
+        turn answers together with others stops that turn. Raises StoreUnavailable for another node's."""
+        if self.intake.sharing is not None:
+            await self.intake.sharing.stop(run, at_once=at_once)
+        else:
+            self.intake.queues.stop(run, at_once=at_once)
+
+    async def stop_all(self, key: SessionKey) -> int:
+        """Stops every run of a session; gives how many. Raises StoreUnavailable, as the next two do."""
+        sharing = self.intake.sharing
+        return await sharing.stop_all(key) if sharing else self.intake.queues.stop_all(key)
+
+    async def load(self, key: SessionKey) -> tuple[int, int]:
+        """How many messages of a session are at work, and how many wait."""
+        sharing = self.intake.sharing
+        return await sharing.load(key) if sharing else self.intake.queues.load(key)
+
+    async def choose(self, key: SessionKey, **named: Any) -> None:
+        """Changes what is named of a session's choice, for its turns that begin from now on."""
+        sharing, queues = self.intake.sharing, self.intake.queues
+        if sharing is not None:
+            choice = await sharing.choose(key, named)
+        else:
+            choice = replace(queues.choice(key), **named)
+        queues.choose(key, choice)
 
     async def node(self, key: SessionKey, node_id: str) -> Node:
         """A node of this session by id or label; raises NotFound."""
@@ -304,7 +395,7 @@ class Front:
         if not dry_run:
             self.episodes.forget(key)
             self.on_erase(key)
-            log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
+            log.info("session_erased", extra={"by": by, "tombstone": erased.tombstone})
         return erased
 
 
@@ -313,7 +404,7 @@ LATE = "The agent reached its time limit. What there is:\n"
 AWAY = "The gateway's store cannot commit at the moment; nothing was accepted. Try again later."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedDesk:
     """Implements the Desk port. `agent` has what is served for its tools."""
 
@@ -322,10 +413,14 @@ class ServedDesk:
     agent: AgentDef
     ids: Ids
 
-    def offered(self, client: Client) -> Sequence[ToolSpec]:
+    def renew(self, front: Front, gate: Gate, agent: AgentDef) -> None:
+        """From now on calls are answered so."""
+        self.front, self.gate, self.agent = front, gate, agent
+
+    def offered(self, client: McpClient) -> Sequence[ToolSpec]:
         return self.gate.offered(self._agent_for(client))
 
-    def agents(self, client: Client) -> Sequence[AgentId]:
+    def agents(self, client: McpClient) -> Sequence[AgentId]:
         at = Address(CHANNEL, client.principal)
         return [
             agent
@@ -334,7 +429,7 @@ class ServedDesk:
             if self.front.router.answers(agent, at)
         ]
 
-    async def call(self, client: Client, name: str, arguments: Mapping[str, object]) -> Served:
+    async def call(self, client: McpClient, name: str, arguments: Mapping[str, object]) -> Served:
         call = ToolCall(self.ids.new(), name, encode(arguments).decode())
         key = SessionKey(self.agent.id, "mcp", client.principal)
         person = speaker(CHANNEL, client.principal, client.principal)  # as one who chats is known
@@ -343,7 +438,7 @@ class ServedDesk:
         return Served(result.content, result.is_error)
 
     async def ask(
-        self, client: Client, message: str, *, agent: str | None, conversation: str | None
+        self, client: McpClient, message: str, *, agent: str | None, conversation: str | None
     ) -> Served:
         asked = conversation or self.ids.new()
         address = Address(CHANNEL, client.principal, asked)
@@ -355,7 +450,7 @@ class ServedDesk:
         except (Busy, NoRoute, NotOfProject) as error:
             return Served(f"{error}.", is_error=True)
 
-    async def _answer(self, client: Client, inbound: Inbound) -> Served:
+    async def _answer(self, client: McpClient, inbound: Inbound) -> Served:
         reached, asked = self.agents(client), inbound.requested_agent
         known = f"Agents: {', '.join(reached) or 'none'}."
         if asked is not None and asked not in reached:
@@ -376,6 +471,6 @@ class ServedDesk:
         facts = {"response": text, **facts}
         return Served(f"{LATE}{text}" if is_late else text, is_late or is_error, facts)
 
-    def _agent_for(self, client: Client) -> AgentDef:
+    def _agent_for(self, client: McpClient) -> AgentDef:
         """Whoever does not reach the agent has none of its tools."""
         return self.agent if self.agent.id in self.agents(client) else replace(self.agent, tools=())

@@ -2,26 +2,26 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import repeat, zip_longest
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from os.path import commonprefix
 from typing import Any
 
 import anyio
 from anyio import to_thread
 
+from gateway.agent.driver import PART, RunJournal
 from gateway.agent.effects import Job, Moment
-from gateway.agent.journal import PART, RunJournal, retry_store
 from gateway.codec import decode, encode
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import BadSessionKey, ModelFailed
 from gateway.domain.events import Batching, Notice
 from gateway.domain.facts import Fact, Recalled
-from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
+from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_time
 from gateway.domain.journal import (
     GRANTS,
     MOST_BYTES,
@@ -29,13 +29,14 @@ from gateway.domain.journal import (
     JournalEntry,
     attempt_of,
     damaged,
-    pack_text,
+    pack,
 )
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.ports import Clock, Journal
 from gateway.domain.scrubbing import STARS, scanner
+from gateway.domain.supervision import retry_store
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +91,18 @@ RequestParts = Mapping[str, Any]
 NO_REQUEST: RequestParts = {"settings": {}, "system": "", "tools": {}, "messages": []}
 _SETTINGS = ("provider", "model", "max_tokens", "temperature", "thinking", "stream")
 _settings_of = attrgetter(*_SETTINGS)
+_KEPT, _DIGEST = attrgetter("kept"), itemgetter("digest")
 
 
 def parts_of(request: ModelRequest) -> RequestParts:
+    for one in request.messages:
+        if "digest" not in one.kept:
+            _digest(one)
     return {
         "settings": dict(zip(_SETTINGS, _settings_of(request), strict=True)),
         "system": request.system,
         "tools": _tools(request.tools),
-        "messages": [one.kept.get("digest") or _digest(one) for one in request.messages],
+        "messages": [*map(_DIGEST, map(_KEPT, request.messages))],
     }
 
 
@@ -180,11 +185,11 @@ class RunInputs:
     lacking: tuple[Lacking, ...] = ()  # tool servers that were not there
 
     def plain(self) -> dict[str, object]:
-        """Without what is empty, as it mostly is."""
+        """Without what is empty, as it mostly is. The values encode themselves where the store writes."""
         plain = {}
         for name in self.__slots__:
             if value := getattr(self, name):
-                plain[name] = _plain(value)
+                plain[name] = value
         return plain
 
 
@@ -207,23 +212,20 @@ def read_in(attempt: Attempt) -> RunInputs:
         raise damaged(error) from error
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, datetime):
-        return to_micros(value)
-    if isinstance(value, SessionKey):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    return value
+def _time(plain: int | str) -> datetime:
+    """An earlier version wrote numbers, and keys as text."""
+    return to_time(plain) if isinstance(plain, int) else datetime.fromisoformat(plain)
+
+
+def _key(plain: str | Sequence[str]) -> SessionKey:
+    return SessionKey.parse(plain) if isinstance(plain, str) else SessionKey._make(plain)
 
 
 # How a field is read that JSON has no type for; the other fields are as they stand there.
 _READ: Mapping[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("expires_at", "at", "learned_at"), to_time),
-    **dict.fromkeys(("valid_from", "valid_to", "superseded_at"), to_time),
-    "session_key": SessionKey.parse,
+    **dict.fromkeys(("expires_at", "at", "learned_at"), _time),
+    **dict.fromkeys(("valid_from", "valid_to", "superseded_at"), _time),
+    "session_key": _key,
     "source_message_ids": tuple,
     "batching": lambda plain: Batching(**plain),
     "fact": lambda plain: Fact(**_values(plain)),
@@ -272,11 +274,11 @@ def packed(lines: Sequence[Line], secrets: Sequence[str] = (), *, is_cut: bool =
         try:
             packed_lines.append(encode([kind, *values]))
         except ValueError as error:
-            log.warning("a run cannot be recorded", extra={"why": str(error)})
+            log.warning("run_not_recorded", extra={"why": str(error)})
             is_broken = True
     if is_cut or is_broken:
         packed_lines.append(encode(["cut"]))
-    return pack_text(packed_lines)
+    return pack(b"\n".join(packed_lines))
 
 
 async def last_attempt(parts: Sequence[bytes]) -> Attempt:
@@ -309,7 +311,7 @@ class RecordedJournal(RunJournal):
         self._run_id, self._store, self._parts = run_id, store, parts
         self.lines: list[Line] = []  # not written yet; bytes are chunks
         self._asked = NO_REQUEST
-        self._writing = anyio.Lock()
+        self._writing: anyio.Lock | None = None  # from the first grant on
         self._secrets: set[str] = set()
         self._size = self._packed = 0  # of texts that only a replay reads
 
@@ -325,7 +327,7 @@ class RecordedJournal(RunJournal):
 
     def moment(self) -> Moment:
         moment = Moment(self.clock.now(), self.clock.monotonic())
-        self.lines.append(("at", (to_micros(moment.wall), moment.at)))
+        self.lines.append(("at", ((moment.wall - EPOCH) // MICROSECOND, moment.at)))
         return moment
 
     def asks(self, request: ModelRequest) -> None:
@@ -358,10 +360,13 @@ class RecordedJournal(RunJournal):
     async def grant(self, name: str, kind: str, *values: object) -> None:
         if kind != "reply":  # that stands there already
             self(kind, *values)
+        self._writing = self._writing or anyio.Lock()
         async with self._writing:  # one part after the other, so that none is missing
             if count := len(self.lines):
                 part, pack = await self.last_part()
+                at = self.tick()
                 await retry_store(self.clock, self._store.append, self._run_id, part, pack)
+                self.store_s += self.tick() - at
                 del self.lines[:count]  # written for certain; else the next part has them too
                 self._parts += 1
         if not name.startswith(PART):

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from gateway.agent.effects import Steered
 from gateway.domain.agents import AgentDef, Share
 from gateway.domain.ids import SessionKey
-from gateway.domain.inbox import QueueMode
+from gateway.domain.inbox import NO_CHOICE, QueueMode, SessionChoice
 from gateway.domain.ports import Clock
 from gateway.domain.supervision import contained, result_of
 from gateway.sessions.runs import LiveRun
@@ -83,7 +83,7 @@ class Lanes:
         self.working = 0
         self._at_work = Counter[Hashable]()  # by the first name of their share
         self._paused = False
-        self._idle = anyio.Event()
+        self._idle: anyio.Event | None = None  # of whoever waits until nothing is at work
 
     def is_idle(self, key: SessionKey, *, reserved: int = 0) -> bool:
         """Whether a message of this session would start at once, when so many others are about to."""
@@ -101,6 +101,11 @@ class Lanes:
             self._start(key, share)
         else:
             self._wait(key, share)
+
+    def widen(self, width: int) -> None:
+        """From now on so many are at work at a time; fewer take effect as turns end."""
+        self._width = width
+        self._fill()
 
     def beside(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Something that takes no slot."""
@@ -130,7 +135,7 @@ class Lanes:
         is_cancelled = True
         try:
             # A message's own trouble is told by its work; what still fails here is a defect of ours.
-            await result_of("a lane's work failed", {"session": str(key)}, work)
+            await result_of("lane_failed", {"session": str(key)}, work)
             is_cancelled = False
         finally:
             self._paused = self._paused or is_cancelled  # with the whole group
@@ -142,25 +147,19 @@ class Lanes:
             self._at_work[share[0]] -= 1
             if not self._at_work[share[0]]:
                 del self._at_work[share[0]]
-            while self._waiting.waiting and self.working < self._width and not self._paused:
-                following = self._waiting.take()
-                self._start(following, self._queues[following][0][0])
-            if not self.working:
+            if self._waiting.waiting:
+                self._fill()
+            if not self.working and self._idle is not None:
                 self._idle.set()
+
+    def _fill(self) -> None:
+        """Starts those that wait, as far as there is room."""
+        while self._waiting.waiting and self.working < self._width and not self._paused:
+            following = self._waiting.take()
+            self._start(following, self._queues[following][0][0])
 
 
 MOST_KNOWN = 4096  # sessions; beyond it the oldest choice is forgotten
-
-
-@dataclass(frozen=True, slots=True)
-class SessionChoice:
-    """None: as it is configured."""
-
-    model: str | None = None
-    mode: QueueMode | None = None
-
-
-NOTHING = SessionChoice()
 
 
 # Of the messages that one turn answers.
@@ -216,11 +215,19 @@ class SessionQueues:
         self._queues: dict[SessionKey, _Queue] = {}
         self._choices: dict[SessionKey, SessionChoice] = {}
 
+    def renew(self, work: WorkOn, policy: QueuePolicy) -> None:
+        """From now on turns are begun so."""
+        self._work, self._policy = work, policy
+
     def choice(self, key: SessionKey) -> SessionChoice:
         """What was chosen for this session."""
-        return self._choices.get(key, NOTHING)
+        return self._choices.get(key, NO_CHOICE)
 
     def choose(self, key: SessionKey, choice: SessionChoice) -> None:
+        """Unless a later choice is known."""
+        if choice.change < self.choice(key).change:
+            return
+        self._choices.pop(key, None)
         self._choices[key] = choice
         if len(self._choices) > MOST_KNOWN:
             del self._choices[next(iter(self._choices))]
@@ -252,6 +259,17 @@ class SessionQueues:
         if queue.at_work:
             self._offer(queue)
 
+    def withdraw(self, is_lost: Callable[[SessionKey], bool]) -> Sequence[LiveRun]:
+        """Takes out what waits in these sessions; what is at work goes on."""
+        queues = [queue for key, queue in self._queues.items() if is_lost(key)]
+        withdrawn = [one for queue in queues for one in queue.waiting]
+        for queue in queues:
+            if queue.at_work:
+                for one in queue.waiting:
+                    queue.at_work[-1].control.withdraw(one.run_id)
+            queue.waiting.clear()
+        return withdrawn
+
     def stop(self, run: LiveRun, *, at_once: bool) -> None:
         """A run that waits ends when its turn comes. One that a turn at work has taken over ends
         with that turn, which is stopped."""
@@ -277,14 +295,20 @@ class SessionQueues:
         while (rest := min(queue.newest + wait, latest) - now()) > 0:
             await self._clock.sleep(rest)
         queue.together = len(queue.waiting)
-        self._lanes.submit(key, partial(self._turn, key, queue), queue.waiting[0].share)
+        if queue.waiting:
+            self._lanes.submit(key, partial(self._turn, key, queue), queue.waiting[0].share)
+        else:
+            del self._queues[key]
 
     async def _turn(self, key: SessionKey, queue: _Queue) -> None:
-        waiting, choice = queue.waiting, self._choices.get(key, NOTHING)
+        waiting, choice = queue.waiting, self._choices.get(key, NO_CHOICE)
         if len(waiting) > 1:
             asked = self._next(key, queue)
-        else:
+        elif waiting:
             asked, queue.together = [waiting.popleft()], 0
+        else:  # they were withdrawn
+            del self._queues[key]
+            return
         queue.at_work = asked
         *earlier, run = asked
         for one in earlier:

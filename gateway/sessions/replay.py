@@ -21,12 +21,19 @@ from typing import Any, NoReturn, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
-from gateway.agent.driver import RunControl, Runner
+from gateway.agent.driver import (
+    EventQueue,
+    RunControl,
+    RunJournal,
+    Runner,
+    reply_from,
+    result_from,
+    spent_from,
+)
 from gateway.agent.effects import NAME_OF, Gate, Job, Steered
-from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
 from gateway.codec import decode
 from gateway.control.notices import Bus
-from gateway.control.rules import CurrentRules, RuleSet
+from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import Conflict, ModelFailed, NotFound
@@ -51,7 +58,7 @@ from gateway.domain.model import (
     ThinkingDelta,
 )
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, SessionStore, ToolScope
-from gateway.memory.window import Episode
+from gateway.memory.context import Episode
 from gateway.sessions.journal import (
     NO_REQUEST,
     Difference,
@@ -105,6 +112,7 @@ class Player(RunJournal):
         self, attempt: Attempt, control: RunControl, on_difference: OnDifference, soul: str
     ) -> None:
         super().__init__(self, attempt.earlier)
+        self.tick = float  # what it takes now is of no interest, and reads no recorded clock
         self._entries = [one for one in attempt.entries if one.kind not in _SKIPPED]
         self._control, self._on_difference, self._soul = control, on_difference, soul
         self._parts = NO_REQUEST
@@ -565,9 +573,9 @@ class Replayer:
     ) -> RunEnd:
         """Drives the run again. It leaves nothing to anybody: subscribers have heard of it, and
         failures of rules count nowhere else."""
-        known, bus = runner.rules.now, Bus()
+        known, bus = runner.rules, Bus()
         rules = RuleSet(known.rules, known.refused)
-        alone = replace(runner, rules=CurrentRules(rules), publish=bus.publish, hears=bus.hears)
+        alone = replace(runner, rules=rules, publish=bus.publish, hears=bus.hears)
         worker, episode = replace(self.worker, runner=alone), await self._episode(batch)
         end = await worker.end_of(batch, agent, episode, journal, read)
         batch.run.seal(end.terminal)

@@ -13,9 +13,9 @@ from gateway.agent.effects import Moment
 from gateway.codec import decode, encode
 from gateway.domain.agents import Share, speaker_in
 from gateway.domain.errors import Busy
-from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.ids import RunId, SessionKey, TraceContext
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Entry, NewEntry, RunRecord
-from gateway.domain.messages import Chunk, DoneReason
+from gateway.domain.messages import Chunk, DoneReason, Message
 from gateway.domain.ports import Clock
 from gateway.sessions.journal import RecordedJournal
 
@@ -55,12 +55,14 @@ class LiveRun:
     first_seq: int = 1
     ended: bool = False
     sealed: bool = False
+    trace: TraceContext | None = None
     is_stopped: bool = False
     is_offered: bool = False  # to the turn that is at work
     progress: Callable[[], Mapping[str, object]] = dict
     started_at: datetime | None = None
     began: float = 0.0
     new: NewEntry = field(init=False)
+    question: Message = field(init=False)  # as the model is asked, and as it is kept
     run_id: RunId = field(init=False)
     session_key: SessionKey = field(init=False)
     person: str = field(init=False)  # whose settings apply, and for whom tools act
@@ -69,8 +71,17 @@ class LiveRun:
 
     def __post_init__(self) -> None:
         self.new = self.entry.new
+        self.question = Message("user", self.new.content)
         self.run_id, self.session_key = self.new.run_id, self.new.session_key
         self.person = speaker_in(self.session_key, self.new.sender)
+
+    def bound(self) -> Mapping[str, object]:
+        """What each log line says that is written for this run."""
+        key = self.session_key
+        ids = {"run": self.run_id, "session": str(key), "agent": key.agent}
+        if (trace := self.trace) is not None:
+            ids |= {"trace_id": trace.trace_id, "span_id": trace.span_id}
+        return {**ids, "channel": key.channel, "person": self.person}
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
         self.is_stopped = True

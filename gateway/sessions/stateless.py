@@ -6,27 +6,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from secrets import token_bytes
+from weakref import ref
 
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.agent.driver import Assignment
+from gateway.agent.driver import Assignment, RunJournal
 from gateway.agent.effects import RunResult
-from gateway.agent.journal import RunJournal, retry_store
 from gateway.domain.agents import MEMORY, AgentDef, Template, speaker
 from gateway.domain.errors import Busy, Conflict, GatewayError
+from gateway.domain.figures import BOUND
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node, ToolResult
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.sessions import with_settings
-from gateway.domain.supervision import contained, result_of
-from gateway.memory.context import ContextExtras
-from gateway.memory.window import message_tokens
+from gateway.domain.supervision import contained, result_of, retry_store
+from gateway.memory.context import ContextExtras, message_tokens
 from gateway.sessions.intake import with_boundary
 from gateway.sessions.lanes import TurnBatch
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunWorker, end_with, refused
+from gateway.sessions.worker import DEFECT, LAST_WORDS_S, RunWorker, end_with, refused, trace_of
 
 CHANNEL = "api"
 MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
@@ -46,6 +46,7 @@ class Question:
     max_tokens: int | None = None  # only tightens
     key: str | None = None
     fingerprint: str = ""
+    traceparent: str | None = None
 
     def shaped(self, agent: AgentDef) -> AgentDef:
         """With what this caller wants of each reply."""
@@ -120,13 +121,22 @@ class StatelessRuns:
         width: int,
         forget: Callable[[SessionKey], Awaitable[None]] | None = None,
     ) -> None:
-        self._worker, self._ids, self._group, self._width = worker, ids, group, width
-        self._forget = forget
+        self._ids, self._group = ids, group
+        self.renew(worker, width, forget)
         self._answers = Answers()
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
         self._idle = anyio.Event()
         self._is_closed = False
         self._key = token_bytes(16)  # of boundaries around results of callers' own tools
+
+    def renew(
+        self,
+        worker: RunWorker,
+        width: int,
+        forget: Callable[[SessionKey], Awaitable[None]] | None = None,
+    ) -> None:
+        """From now on runs are begun so."""
+        self._worker, self._width, self._forget = worker, width, forget
 
     def begin(self, question: Question) -> LiveRun:
         """A run that goes on whether or not anybody listens; nobody finds it by its id. Raises Busy,
@@ -148,6 +158,7 @@ class StatelessRuns:
         # The run may be remembered for a while, and its question is not.
         new = NewEntry(message_id, run_id, session, "", moment.wall)
         run = LiveRun(Entry(new, 1, "running", 1))
+        run.trace = self._worker.trace(question.traceparent)
         run.start(1, moment)
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
@@ -179,34 +190,41 @@ class StatelessRuns:
 
     async def _work(self, run: LiveRun, question: Question, scope: anyio.CancelScope) -> None:
         worker, journal, end = self._worker, RunJournal(self._worker.clock), None
-        facts, batch = {"run": run.run_id}, TurnBatch(run)
+        facts, batch, forget = {"run": run.run_id}, TurnBatch(run), self._forget
+        worker.turns.at_work += 1
+        BOUND.set(ref(run))
         try:
             with scope:
-                drive = self._drive
-                result = await result_of("a run failed", facts, drive, run, question, journal)
+                drive = partial(self._drive, worker)
+                result = await result_of("run_failed", facts, drive, run, question, journal)
                 moment = journal.moment()
                 if result is None:
                     end = refused(batch, None, "internal_error", DEFECT, moment)
                 else:
                     end = end_with(batch, None, result, moment)
         finally:
+            worker.turns.at_work -= 1
             del self._working[run.run_id]
             run.release()
             if end is not None:
                 run.seal(end.terminal)
             run.publish(is_over=end is not None)
-            if end is not None and end.result.end_event is not None:
-                worker.bus.publish(end.result.end_event)
+            if end is not None:
+                worker.report(trace_of(run, end, journal))
+                if end.result.end_event is not None:
+                    worker.bus.publish(end.result.end_event)
             is_answered = end is not None and end.outcome not in {"failed", "timeout"}
             self._answers.end(question, worker.clock.monotonic(), is_answered=is_answered)
             if not self._working:
                 self._idle.set()
-            if self._forget is not None:  # or else it goes with the journals
+            if forget is not None:  # or else it goes with the journals
                 with anyio.move_on_after(LAST_WORDS_S, shield=True), suppress(GatewayError):
-                    await self._forget(run.session_key)
+                    await forget(run.session_key)
 
-    async def _drive(self, run: LiveRun, question: Question, journal: RunJournal) -> RunResult:
-        worker, person = self._worker, speaker(CHANNEL, question.account, "")
+    async def _drive(
+        self, worker: RunWorker, run: LiveRun, question: Question, journal: RunJournal
+    ) -> RunResult:
+        person = speaker(CHANNEL, question.account, "")
         settings = await retry_store(worker.clock, worker.settings.of, person)
         agent = question.shaped(with_settings(question.agent, settings, {}))
         own, template = agent.system_prompt, worker.souls.templates.get(agent.id)
@@ -219,8 +237,8 @@ class StatelessRuns:
         )
         assignment = Assignment(
             agent,
-            question.text,
-            ToolScope(run.session_key, run.run_id, person, is_kept=False),
+            Message("user", question.text),
+            ToolScope(run.session_key, run.run_id, person, is_kept=False, trace=run.trace),
             soul=worker.souls.by_agent.get(agent.id),
             earlier=self._nodes(question.earlier, run),
             extras=ContextExtras(template=template),

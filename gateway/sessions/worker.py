@@ -8,12 +8,12 @@ from datetime import datetime
 from functools import partial
 from math import ceil
 from operator import attrgetter
+from weakref import ref
 
 import anyio
 
-from gateway.agent.driver import Assignment, Driver, Runner
+from gateway.agent.driver import Assignment, Driver, RunJournal, Runner
 from gateway.agent.effects import Fail, Moment, RunResult
-from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, plain_limits
 from gateway.codec import decode, encode
 from gateway.control.notices import Bus
@@ -22,21 +22,21 @@ from gateway.domain.agents import AgentDef, ContextRules, person_key
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.events import Event
 from gateway.domain.facts import Recalled, SaidMessage, SaidSource
-from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
+from gateway.domain.figures import BOUND, RunTrace
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, TraceContext
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import grants_of, pack_text
 from gateway.domain.messages import Chunk, ErrorType, Message, Node, NodeStatus
 from gateway.domain.ports import Clock, Inbox, Journal, SessionStore, ToolScope
 from gateway.domain.sessions import RECORD_BYTES, SettingsRefused, UserSettings, with_settings
-from gateway.domain.supervision import result_of
-from gateway.memory.context import ContextExtras
+from gateway.domain.supervision import result_of, retry_store
+from gateway.memory.context import ContextExtras, Episode, Episodes, message_tokens
 from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Recall, Vault
 from gateway.memory.souls import Souls
-from gateway.memory.window import Episode, Episodes, message_tokens
 from gateway.sessions.journal import RecordedJournal, RunInputs
 from gateway.sessions.lanes import TurnBatch
-from gateway.sessions.runs import LiveRuns
+from gateway.sessions.runs import LiveRun, LiveRuns
 
 log = logging.getLogger(__name__)
 
@@ -100,19 +100,19 @@ def _nodes(
     the id of its message and the run that it was accepted with. `status` is that of the last."""
     nodes, carrier, took = list[Node](), batch.run.new, iter(batch.took)
     for one in (*batch.earlier, batch.run):
-        new, message = one.new, Message("user", one.new.content)
-        node_id, tokens = NodeId(new.message_id), message_tokens(message)
-        nodes.append(Node(node_id, parent, new.run_id, message, new.accepted_at, tokens))
+        new, asked = one.new, one.question
+        node_id, tokens = NodeId(new.message_id), message_tokens(asked)
+        nodes.append(Node(node_id, parent, new.run_id, asked, new.accepted_at, tokens))
         parent = node_id
     for place, message in enumerate(result.said, 1):
-        asked = next(took, None) if message.role == "user" else None
-        new = asked.new if asked else carrier
+        taken = next(took, None) if message.role == "user" else None
+        new = taken.new if taken else carrier
         node = Node(
-            id=NodeId(new.message_id if asked else f"{new.message_id}.{place}"),
+            id=NodeId(new.message_id if taken else f"{new.message_id}.{place}"),
             parent_id=parent,
             run_id=new.run_id,
             message=message,
-            created_at=new.accepted_at if asked else at,
+            created_at=new.accepted_at if taken else at,
             token_count=message_tokens(message),
             status=status if place == len(result.said) else "complete",
             model=(result.model or None) if message.role == "assistant" else None,
@@ -148,6 +148,30 @@ def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
         "timestamp": at,
     }
     return Chunk("done", data)
+
+
+def trace_of(run: LiveRun, end: RunEnd, journal: RunJournal) -> RunTrace:
+    """What a run was busy with. With the end of another it was merged into that."""
+    result, reason, calls, store_s = end.result, end.outcome, journal.calls, journal.store_s
+    if isinstance(result.end, Fail):
+        reason = result.end.error_type
+    if end.nodes[-1].run_id != run.run_id:
+        result, reason, calls, store_s = RunResult(result.end, ()), "merged", [], 0.0
+    return RunTrace(
+        run.run_id,
+        run.session_key,
+        run.person,
+        reason,
+        result.usage,
+        result.iterations,
+        calls,
+        run.opened or run.began,
+        run.began,
+        journal.tick(),
+        journal.clock.now(),
+        store_s,
+        run.trace,
+    )
 
 
 def _error(end: Fail, node_id: NodeId, at: datetime) -> Chunk:
@@ -228,6 +252,13 @@ SWITCHED_OFF = "switched off by context.semantic"
 Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
 
 
+@dataclass(slots=True)
+class TurnCount:
+    """The turns at work of one worker: it may be replaced while some of them go on."""
+
+    at_work: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RunWorker:
     """Brings accepted messages to their one end."""
@@ -248,13 +279,50 @@ class RunWorker:
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     extractor: FactExtractor | None = None  # None: no facts are extracted
     on_finished: Callable[[SessionKey], None] = lambda key: None  # a turn is in the store
+    report: Callable[[RunTrace], None] = lambda trace: None  # a run has ended
+    trace: Callable[[str | None], TraceContext | None] = lambda traceparent: None
+    turns: TurnCount = field(default_factory=TurnCount)
 
     async def work(self, batch: TurnBatch) -> None:
         """Messages that are merged end along with the one that carries them. Only cancellation gets
         out of here, and then all are still in the inbox."""
         run, key = batch.run, batch.run.session_key
+        BOUND.set(ref(run))
+        self.turns.at_work += 1
+        try:
+            if self.extractor is not None:
+                await self.extractor.settled(key)
+            journal = await self._begin(batch)
+            try:
+                end = await self._finish(batch, journal)
+            except anyio.get_cancelled_exc_class():
+                # An attempt that we cut off in good order does not count against the message.
+                with (
+                    anyio.move_on_after(LAST_WORDS_S, shield=True),
+                    contextlib.suppress(GatewayError),
+                ):
+                    await self.journal.forgive(run.run_id)
+                raise
+            finally:
+                run.release()
+        finally:
+            self.turns.at_work -= 1
+        for ended in (*batch.earlier, *batch.took, run):
+            self.runs.pop(ended.run_id, None)
+            ended.publish()
+            self.report(trace_of(ended, end, journal))
+        journal.calls = []  # their requests refer to the journal: without them it is freed at once
         if self.extractor is not None:
-            await self.extractor.settled(key)
+            self.extractor.extract(key, _said(batch), end.nodes[-1].id)
+        event = end.result.end_event
+        if event is not None and self.bus.hears(event.type):
+            self.bus.publish(event)
+        if batch.crowded is not None:
+            self.compact(key, batch.crowded, run.run_id)
+
+    async def _begin(self, batch: TurnBatch) -> RecordedJournal:
+        """Counts the attempt, and reads what earlier ones were granted."""
+        run = batch.run
         attempt = run.entry.attempts
         if run.entry.state == "queued":
             attempt = await retry_store(self.clock, self.inbox.begin, run.run_id)
@@ -266,36 +334,22 @@ class RunWorker:
         journal = RecordedJournal(run.run_id, *store, granted=granted, parts=len(parts))
         journal("attempt", attempt, [*map(_RUN_ID, batch.earlier), run.run_id])
         run.start(attempt, journal.moment(), journal)
-        try:
-            end = await self._finish(batch, journal)
-        except anyio.get_cancelled_exc_class():
-            # An attempt that we cut off in good order does not count against the message.
-            with anyio.move_on_after(LAST_WORDS_S, shield=True), contextlib.suppress(GatewayError):
-                await self.journal.forgive(run.run_id)
-            raise
-        finally:
-            run.release()
-        for ended in (*batch.earlier, *batch.took, run):
-            self.runs.pop(ended.run_id, None)
-            ended.publish()
-        if self.extractor is not None:
-            self.extractor.extract(key, _said(batch), end.nodes[-1].id)
-        if end.result.end_event is not None:
-            self.bus.publish(end.result.end_event)
-        if batch.crowded is not None:
-            self.compact(key, batch.crowded, run.run_id)
+        return journal
 
     async def _finish(self, batch: TurnBatch, journal: RecordedJournal) -> RunEnd:
         """Drives the run to its end, and commits that."""
         run, facts = batch.run, {"run": batch.run.run_id}
         agent = self.agents.get(run.session_key.agent)
-        unread, unstored = "a conversation cannot be read", "an answer cannot be stored"
+        unread, unstored = "session_unreadable", "answer_not_stored"
+        at = journal.tick()
         episode = await result_of(unread, facts, self._episode, batch, agent)
+        journal.store_s += journal.tick() - at
         if episode is None:
             episode = Episode(None)
             end = refused(batch, None, "internal_error", DEFECT, journal.moment())
         else:
             end = await self.end_of(batch, agent, episode, journal)
+        at = journal.tick()
         if not await result_of(unstored, facts, self._commit, batch, episode, end, journal):
             # Something in the answer cannot be kept; the question can, and an honest word.
             run.progress = dict
@@ -306,6 +360,7 @@ class RunWorker:
             end = refused(batch, episode.head, "internal_error", DEFECT, journal.moment())
             end = replace(end, state=state)
             await self._commit(batch, episode, end, journal)
+        journal.store_s += journal.tick() - at
         return end
 
     async def _episode(self, batch: TurnBatch, agent: AgentDef | None) -> Episode:
@@ -319,7 +374,7 @@ class RunWorker:
         try:
             return await retry_store(self.clock, self.episodes.recall, key, rules, upto=upto)
         except NotFound:
-            log.warning("the place to go on from is gone", extra={"node": upto})
+            log.warning("context_gone", extra={"node": upto})
             return episode
 
     async def end_of(
@@ -340,7 +395,7 @@ class RunWorker:
             told = f"The agent {run.session_key.agent!r} is no longer configured."
             return refused(batch, parent, "config_error", told, journal.moment())
         facts, drive = {"run": run.run_id}, self._drive
-        result = await result_of("a run failed", facts, drive, batch, agent, episode, journal, read)
+        result = await result_of("run_failed", facts, drive, batch, agent, episode, journal, read)
         if result is None:
             return refused(batch, parent, "internal_error", DEFECT, journal.moment())
         if result.taken:
@@ -356,7 +411,7 @@ class RunWorker:
         journal: RunJournal,
         read: RunInputs | None,
     ) -> RunResult:
-        run, runner, rules = batch.run, self.runner, self.runner.rules.now
+        run, runner, rules = batch.run, self.runner, self.runner.rules
         settings = self.settings.known.get(run.person)
         if settings is None:
             settings = await retry_store(self.clock, self.settings.of, run.person)
@@ -365,7 +420,7 @@ class RunWorker:
         if settings.kept or run.new.limits:
             agent = with_settings(agent, settings, run.new.limits)
         found = read or await self._read(batch, agent, episode, rules)
-        job = runner.job(self._assignment(batch, agent, episode, found), journal, rules)
+        job = runner.job(self._assignment(batch, agent, episode, found), journal)
         if job.context.tokens >= job.near_at and await self._was_near(episode):
             job = replace(job, was_near=True)
         batch.most_nodes = agent.context.max_nodes
@@ -397,14 +452,14 @@ class RunWorker:
             summary=episode.summary,
             recalled=read.recalled,
             missing=read.missing,
-            earlier=[Message("user", one.new.content) for one in earlier] if earlier else (),
+            earlier=[one.question for one in earlier] if earlier else (),
             question_id=new.message_id,
             template=self.souls.templates.get(agent.id),
         )
         return Assignment(
             agent,
-            new.content,
-            ToolScope(key, new.run_id, batch.run.person, asked=source),
+            batch.run.question,
+            ToolScope(key, new.run_id, batch.run.person, asked=source, trace=batch.run.trace),
             soul=self.souls.by_agent.get(agent.id),
             earlier=episode.nodes,
             extras=extras,
@@ -506,9 +561,9 @@ async def recall(
     asked = (new.content, new.session_key, new.sender, agent, episode.nodes)
     look = partial(memory.for_turn, *asked, is_all=episode.is_all)
     with anyio.move_on_after(LONGEST_S):
-        found = await result_of("nothing remembered", facts, look)
+        found = await result_of("recall_failed", facts, look)
         return (listed, FAILED) if found is None else ((*listed, *found), "")
-    log.warning("nothing remembered in time", extra=facts)
+    log.warning("recall_timeout", extra=facts)
     return listed, TOO_SLOW
 
 
@@ -516,7 +571,7 @@ async def _listed(vault: Vault, new: NewEntry) -> tuple[Recalled, ...]:
     key, facts = new.session_key, {"run": new.run_id}
     about = (person_key(key, new.sender), key, new.accepted_at)
     with anyio.move_on_after(LONGEST_S):
-        return await result_of("notes cannot be listed", facts, vault.named, *about) or ()
+        return await result_of("notes_unlisted", facts, vault.named, *about) or ()
     return ()
 
 

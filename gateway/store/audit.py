@@ -55,4 +55,4 @@ class StoredAudit(OfStore):
 
 def _note_missing(deed: Deed, error: Exception) -> None:
     told = {"kind": deed.kind, "actor": deed.actor, "why": str(error)}
-    log.error("an entry of the audit could not be written", extra=told)
+    log.error("audit_entry_not_written", extra=told)

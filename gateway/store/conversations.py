@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, get_args
-
-from pydantic_core import from_json, to_json
+from typing import get_args
 
 from gateway.domain.errors import NotFound
-from gateway.domain.ids import EPOCH, MICROSECOND, NodeId, SessionKey, to_micros
-from gateway.domain.messages import Excerpt, Extras, Message, Node, Standing, ToolCall, ToolResult
+from gateway.domain.ids import NodeId, SessionKey, to_micros
+from gateway.domain.messages import Node, Standing
 from gateway.domain.sessions import (
     Path,
     SessionPage,
@@ -25,10 +23,15 @@ from gateway.store.transaction import (
     SessionRow,
     Terms,
     Transaction,
+    add_nodes,
+    count_nodes,
     given,
     place_of,
     places_of,
+    require_session,
     seq_of,
+    summary_at,
+    unpack_message,
 )
 from gateway.store.writer import reading, writing
 
@@ -36,97 +39,6 @@ from gateway.store.writer import reading, writing
 _STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in a column
 _ERASED = _STANDINGS.index("erased")
 _MOST_FORKS = 1000  # of a session that are looked at, the newest
-
-
-def append(nodes: Sequence[Node], parent: int | None, session: SessionRow, tx: Transaction) -> int:
-    """Adds nodes, each under the one before it. Returns how many count as messages of the
-    conversation: those of a person or the agent."""
-    place, count = place_of(session.id, session.last_seq), 0
-    if not nodes:
-        return 0
-    if session.last_seq and parent != place:
-        session.is_forked, session.is_pruned = True, False
-    summary = session.summary if parent == session.head else _summary_at(parent, tx)
-    for node in nodes:
-        place += 1
-        message, role = node.message, node.message.role
-        if role == "summary":
-            role, summary = "tool", place
-        elif role in {"user", "assistant"}:
-            count += 1
-        parts = (message.tool_calls, message.result, message.thinking, message.extras)
-        packed = pack_message(message) if any(parts) or message.notices else None
-        row = {
-            "place": place,
-            "id": node.id,
-            "parent": parent,
-            "run_id": node.run_id,
-            "role": role,
-            "text": message.text,
-            "packed": packed,
-            "status": node.status,
-            "tokens": node.token_count,
-            "model": node.model,
-            "created_at": (node.created_at - EPOCH) // MICROSECOND,
-            "label": node.label,
-            "summary": summary,
-        }
-        tx.insert("node", row)
-        parent = place
-    session.last_seq = seq_of(place)
-    session.last_summary = summary
-    return count
-
-
-def _summary_at(place: int | None, tx: Transaction) -> int | None:
-    row = None if place is None else tx.first("node", {"place": place}, "summary")
-    return None if row is None else row["summary"]
-
-
-def pack_message(message: Message) -> bytes:
-    """The parts of a message besides role and text, as JSON."""
-    return to_json(
-        [
-            [[call.id, call.name, call.arguments] for call in message.tool_calls],
-            _pack_result(message.result),
-            message.thinking,
-            [message.extras.provider, message.extras.json] if message.extras else None,
-            *([message.notices] if message.notices else []),
-        ]
-    )
-
-
-def _pack_result(result: ToolResult | None) -> list[object] | None:
-    if result is None:
-        return None
-    told = [result.call_id, result.name, result.content, result.is_error, result.duration_ms]
-    if not (result.boundary or result.excerpt):
-        return told
-    cut = result.excerpt
-    shown = [cut.head, cut.tail, cut.size, cut.reference] if cut else None
-    return [*told, result.boundary, shown]
-
-
-def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
-    if packed is None:
-        return Message(role, text)
-    calls, result, thinking, extras, *notices = from_json(packed)
-    return Message(
-        role,
-        text,
-        tuple(ToolCall(*call) for call in calls),
-        _unpack_result(*result) if result else None,
-        thinking,
-        Extras(*extras) if extras else None,
-        tuple((kind, told) for kind, told in notices[0]) if notices else (),
-    )
-
-
-def _unpack_result(*values: Any) -> ToolResult:
-    call_id, name, content, is_error, duration_ms, *more = values
-    boundary, cut = more or ("", None)
-    told, excerpt = (call_id, name, content, is_error, duration_ms), Excerpt(*cut) if cut else None
-    return ToolResult(*told, boundary=boundary, excerpt=excerpt)
 
 
 def _to_node(row: Row, parent_id: NodeId | None) -> Node:
@@ -316,13 +228,6 @@ def _tree(
 
 
 # --- the tree is changed -------------------------------------------------------------------------
-def require_session(key: SessionKey, tx: Transaction) -> SessionRow:
-    session = tx.session(key)
-    if session is None:
-        raise NotFound(f"session {key}")
-    return session
-
-
 def _found_node(key: SessionKey, node: NodeId, tx: Transaction) -> tuple[SessionRow, int]:
     session = require_session(key, tx)
     place = tx.place(session, node)
@@ -344,7 +249,7 @@ def _move_head(
     session, place = _found_node(key, to, tx)
     if session.head_id != expected:
         return False
-    summary = _summary_at(place, tx)
+    summary = summary_at(place, tx)
     tx.change("session", {"id": session.id}, {"head": place})
     if label is not None:
         _put_label(session, place, label, tx)
@@ -359,7 +264,7 @@ def _append_summary(
     session = require_session(key, tx)
     if session.head_id != expected:
         return False
-    append((node,), session.head, session, tx)
+    add_nodes((node,), session.head, session, tx)
     session.move_head(node.id)
     moved = {"last_seq": session.last_seq, "head": session.head}
     tx.change("session", {"id": session.id}, moved)
@@ -399,23 +304,12 @@ def _import_nodes(
     for node in new:
         parent = tx.place(session, node.parent_id) if node.parent_id else None
         moves = session.head == parent
-        count += append((node,), parent, session, tx)
+        count += add_nodes((node,), parent, session, tx)
         if moves:
             session.move_head(node.id)
     session.last_run = session.last_run or int(session.last_seq > 0)
     count_nodes(session, count, at, tx)
     return TakenIn(len(new), NodeId(session.head_id) if session.head_id else None)
-
-
-def count_nodes(session: SessionRow, count: int, at: int, tx: Transaction) -> None:
-    """After nodes were added: writes the counters of their session, and its HEAD."""
-    changed = {
-        "updated_at": tx.stamp(at),
-        "message_count +": count,
-        "last_seq": session.last_seq,
-        "head": session.head,
-    }
-    tx.change("session", {"id": session.id}, changed)
 
 
 def _new(

@@ -56,13 +56,14 @@ def is_io_error(error: sqlite3.Error) -> bool:
     return code_of(error) == sqlite3.SQLITE_IOERR and not _is_full(error)
 
 
-def lack_of_room(error: sqlite3.Error, where: str) -> str | None:
+def lack_of_room(error: sqlite3.Error, where: str, size: int = 0) -> str | None:
     """The sentence for a write that failed because the disk or a limit is full; None for any other
-    failure. SQLite reports a limit as an I/O error, so a file beside the database is tried."""
+    failure. SQLite reports a limit as an I/O error, so a file beside the database is tried, which was to
+    have this `size` at least."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code_of(error) != sqlite3.SQLITE_FULL and not _is_full(error) and code not in _OF_A_WRITE:
         return None
-    number = _fault_of_growing(Path(where))
+    number = _fault_of_growing(Path(where), size)
     if number in _LIMITS:
         return _LIMITED.format(where=where)
     if code in _OF_A_WRITE and number != errno.ENOSPC:
@@ -70,14 +71,14 @@ def lack_of_room(error: sqlite3.Error, where: str) -> str | None:
     return _FULL.format(where=where)
 
 
-def _fault_of_growing(path: Path) -> int | None:
+def _fault_of_growing(path: Path, size: int) -> int | None:
     """The error number of a write behind the end of the database or its log; None if it works."""
     probe = path.with_name("store.probe")
     try:
         sizes = [one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.exists()]
         file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            end = max(sizes, default=0)
+            end = max((*sizes, size))
             written = os.pwrite(file, bytes(_PAGE), end)
             if written < _PAGE:  # the next write reports a limit that this one hit
                 os.pwrite(file, bytes(_PAGE - written), end + written)

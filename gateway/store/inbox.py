@@ -12,19 +12,27 @@ from gateway.domain.events import Batching, Notice
 from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.journal import chunks_of
+from gateway.domain.outbox import RunStory
 from gateway.store.channels import require_unheard, write_memos
-from gateway.store.conversations import append, count_nodes, prune, require_session
-from gateway.store.outbox import add_delivery
-from gateway.store.transaction import Row, SessionRow, Transaction
+from gateway.store.conversations import prune
+from gateway.store.outbox import add_delivery, find_delivery
+from gateway.store.transaction import (
+    Row,
+    SessionRow,
+    Transaction,
+    add_nodes,
+    count_nodes,
+    require_session,
+)
 from gateway.store.writer import OfStore, reading, writing
 
 
 # --- the journals of runs, and what runs leave to later ones -------------------------------------
-def _add_part(tx: Transaction, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
+def add_part(tx: Transaction, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
     tx.insert("journal", {"run_id": run_id, "part": part, "data": pack()}, taken="replace")
 
 
-def _forgive(tx: Transaction, run_id: RunId) -> None:
+def forgive_attempt(tx: Transaction, run_id: RunId) -> None:
     open_one = {"run_id": run_id, "finished_at": None}
     row = tx.first("run", open_one, "forgiven attempts")
     if row is not None and row["forgiven"] < row["attempts"]:
@@ -65,8 +73,8 @@ def _claim(
 class StoredJournal(OfStore):
     """Implements the port Journal."""
 
-    append = writing(_add_part, durable=False)
-    forgive = writing(_forgive, durable=False)
+    append = writing(add_part, durable=False)
+    forgive = writing(forgive_attempt, durable=False)
     read = reading(_parts)
     rule_state = reading(_rule_state)
     _free = reading(_free_notices)
@@ -154,6 +162,7 @@ def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
             "limits": to_json(entry.limits).decode() if entry.limits else None,
             "whence": entry.whence,
             "content": entry.content,
+            "partition": entry.partition,
         }
         added = tx.insert("run", row, taken="keep")
         if added:
@@ -192,7 +201,7 @@ def _earlier(entry: NewEntry, tx: Transaction) -> Accepted | None:
     return None
 
 
-def _begin(tx: Transaction, run_id: RunId) -> int:
+def begin_attempt(tx: Transaction, run_id: RunId) -> int:
     row = tx.first("run", {"run_id": run_id}, "attempts finished_at")
     if row is None:
         raise NotFound(f"run {run_id}")
@@ -204,7 +213,7 @@ def _begin(tx: Transaction, run_id: RunId) -> int:
 
 
 # --- a run ends ----------------------------------------------------------------------------------
-def _finish(tx: Transaction, ending: Ending) -> bool:
+def end_run(tx: Transaction, ending: Ending) -> bool:
     session = require_session(ending.session_key, tx)
     is_head = ending.grown_from == session.head_id
     parent = session.head if is_head else tx.place(session, ending.grown_from)
@@ -214,7 +223,7 @@ def _finish(tx: Transaction, ending: Ending) -> bool:
     if not _end_runs(ending, session, at, tx):
         return False
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
-    count = append(ending.nodes, parent, session, tx)
+    count = add_nodes(ending.nodes, parent, session, tx)
     for new in ending.deliveries:
         add_delivery(new, at, tx, run=(ending.run_id, session.id))
     _leave(ending, session, tx)
@@ -264,7 +273,7 @@ def _is_open(run_id: RunId, session: SessionRow, tx: Transaction) -> bool:
 
 # --- what is read --------------------------------------------------------------------------------
 def _unfinished(tx: Transaction) -> Sequence[Entry]:
-    return _to_entries(tx.find("run", {}, order="id", index="unfinished"), tx)
+    return to_entries(tx.find("run", {}, order="id", index="unfinished"), tx)
 
 
 # Logs of earlier versions have fractions of milliseconds. Quotes within a text are escaped.
@@ -272,26 +281,37 @@ _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 
 def _find(tx: Transaction, run_id: RunId) -> RunRecord | None:
-    row = tx.first("run", {"run_id": run_id})
+    # Both are wanted before either is looked at: then a server reads them at one moment, and a run that
+    # ends meanwhile is not one that goes on and has its last chunk already.
+    parts, row = _parts(tx, run_id), tx.first("run", {"run_id": run_id})
     if row is None:
         return None
     # The log of a run that an earlier version ended stands in its row.
     old = row["log"]
-    log = _FRACTION.sub(rb"\1", old) if old else chunks_of(_parts(tx, run_id))
-    (entry,) = _to_entries([row], tx)
+    log = _FRACTION.sub(rb"\1", old) if old else chunks_of(parts)
+    (entry,) = to_entries([row], tx)
     return RunRecord(entry, row["outcome"], log, row["summary"], row["finished_at"])
 
 
-def _to_entries(rows: Sequence[Row], tx: Transaction) -> list[Entry]:
+def run_story(tx: Transaction, run_id: RunId) -> RunStory:
+    """All that the store has of a run. Raises NotFound."""
+    record = _find(tx, run_id)
+    if record is None:
+        raise NotFound(f"run {run_id}")
+    delivery = find_delivery(tx, f"d_{record.entry.new.message_id}")
+    return RunStory(record, _parts(tx, run_id), delivery)
+
+
+def to_entries(rows: Sequence[Row], tx: Transaction) -> list[Entry]:
     keys = tx.keys_of(row["session"] for row in rows)
-    return [_to_entry(row, keys[row["session"]]) for row in rows]
+    return [to_entry(row, keys[row["session"]]) for row in rows]
 
 
-def _to_entry(row: Row, key: SessionKey) -> Entry:
+def to_entry(row: Row, key: SessionKey) -> Entry:
     limits = from_json(row["limits"]) if row["limits"] else {}
     what = (row["message_id"], row["run_id"], key, row["content"], row["accepted_at"])
     how = (row["matched_by"], row["platform_id"], row["digest"], row["context_id"], row["sender"])
-    new = NewEntry(*what, *how, limits, row["whence"])
+    new = NewEntry(*what, *how, limits, row["whence"], partition=row["partition"])
     return Entry(new, row["seq"], row["state"], row["attempts"], row["forgiven"])
 
 
@@ -299,7 +319,8 @@ class StoredInbox(OfStore):
     """Implements the port Inbox."""
 
     accept = writing(_accept, durable=True)
-    begin = writing(_begin, durable=False)
-    finish = writing(_finish, durable=True)
+    begin = writing(begin_attempt, durable=False)
+    finish = writing(end_run, durable=True)
     unfinished = reading(_unfinished)
     find_run = reading(_find)
+    story = reading(run_story)

@@ -7,6 +7,7 @@ so of two nodes that want one partition the second is told to repeat, and then f
 import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
+from secrets import token_hex
 from typing import Any
 
 from gateway.domain.cluster import (
@@ -29,6 +30,7 @@ TABLES = """
 DEFINE TABLE IF NOT EXISTS cluster SCHEMAFULL;
 DEFINE FIELD IF NOT EXISTS partitions ON cluster TYPE int;
 DEFINE FIELD IF NOT EXISTS joins ON cluster TYPE int;
+DEFINE FIELD IF NOT EXISTS key ON cluster TYPE option<string>;
 DEFINE TABLE IF NOT EXISTS lease SCHEMAFULL;
 DEFINE FIELD IF NOT EXISTS node ON lease TYPE option<string>;
 DEFINE FIELD IF NOT EXISTS epoch ON lease TYPE int;
@@ -42,7 +44,7 @@ DEFINE FIELD IF NOT EXISTS config ON member TYPE string;
 DEFINE FIELD IF NOT EXISTS leaving ON member TYPE bool
 """
 _FIRST = """{
-  CREATE cluster:main SET partitions = $partitions, joins = 0 RETURN NONE;
+  CREATE cluster:main SET partitions = $partitions, joins = 0, key = $key RETURN NONE;
   FOR $number IN 0..$partitions { CREATE type::record('lease', $number) SET epoch = 0 RETURN NONE };
 }"""
 _FORGET = "DELETE member WHERE seen_at < time::now() - 1d RETURN NONE"
@@ -80,7 +82,13 @@ _RELEASE = """{
   };
 }"""
 _LEAVE = "DELETE $member RETURN NONE"
-_STATE = "SELECT * FROM member; SELECT * FROM lease"
+_BURY = """{
+  DELETE $member RETURN NONE;
+  UPDATE lease SET node = NONE WHERE node = $me RETURN NONE;
+}"""
+_STATE = "SELECT * FROM member WHERE expires_at > time::now(); SELECT * FROM lease ORDER BY id"
+_ALIVE = "SELECT VALUE id FROM member WHERE expires_at > time::now() - $late"
+_KEY = "RETURN cluster:main.key"
 
 
 class SurrealLeases:
@@ -93,7 +101,7 @@ class SurrealLeases:
         # Definitions conflict like writes.
         await self._connection.commit(TABLES, deadline_s=self._deadline_s)
         with contextlib.suppress(RecordExists):
-            await self._commit(_FIRST, {"partitions": partitions})
+            await self._commit(_FIRST, {"partitions": partitions, "key": token_hex(32)})
         await self._commit(_FORGET, {})
         return await self._join(presence, lease_s)
 
@@ -130,6 +138,22 @@ class SurrealLeases:
 
     async def leave(self, node: str) -> None:
         await self._commit(_LEAVE, {"member": RecordID("member", node)})
+
+    async def bury(self, node: str) -> None:
+        """A node that has ended gives back what it had."""
+        await self._connection.commit(TABLES, deadline_s=self._deadline_s)
+        await self._commit(_BURY, {"member": RecordID("member", node), "me": node})
+
+    async def alive(self, late_s: float) -> set[str]:
+        """The nodes whose time was not over so long ago: they may only be slow."""
+        late = {"late": timedelta(seconds=late_s)}
+        [found] = await self._connection.query(_ALIVE, late, deadline_s=self._deadline_s)
+        return {one.id for one in found}
+
+    async def key(self) -> bytes:
+        """Which only those have who may read the store."""
+        [found] = await self._connection.query(_KEY, deadline_s=self._deadline_s)
+        return bytes.fromhex(found or "")
 
     async def state(self) -> ClusterState:
         members, leases = await self._connection.query(_STATE, deadline_s=self._deadline_s)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -11,16 +11,21 @@ from operator import attrgetter, itemgetter
 
 import anyio
 
+from gateway.domain.agents import OWN_CHANNELS, speaker_in
 from gateway.domain.budgets import (
+    OPERATORS,
     SCOPE_KINDS,
+    USAGE,
     Amount,
     BudgetExceeded,
     Decide,
     Due,
     Ended,
     Grant,
+    Grouping,
     ModelSum,
     Payer,
+    Raise,
     RecordPage,
     RecordQuery,
     Reservation,
@@ -29,12 +34,16 @@ from gateway.domain.budgets import (
     ScopeKind,
     Tally,
     TokenRecord,
+    UsageSum,
     day_of,
     scopes_of,
     with_others,
 )
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import Conflict, GatewayError
+from gateway.domain.events import Deed
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
+from gateway.store.audit import append_deed
+from gateway.store.tokens import note_change
 from gateway.store.transaction import Row, Transaction, given
 from gateway.store.writer import OfStore, Operation, Reading, Remembered, Writing
 
@@ -76,7 +85,60 @@ _Spent = tuple[Amount, datetime | None, str]  # used, since when, the limit that
 _Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
 
 
-class StoredLedger(OfStore):
+class LedgerBooks(OfStore):
+    """What every ledger tells, and the limits that are raised for a day."""
+
+    latest: str  # the last day on which any call was made
+    _raised: Mapping[str, int] = {}  # of one day: tokens by scope
+    _raised_on = ""
+
+    async def caught_up(self) -> None:
+        """Waits until all that has ended is recorded."""
+        await self._writer.caught_up()
+
+    # --- limits that are raised for a day ---------------------------------------------------------
+    async def raise_today(self, scope: str, tokens: int, deed: Deed) -> Raise:
+        day = max(day_of(deed.at), self.latest)
+        until = _end_of(day)
+        raised = await self._writer.write(
+            partial(_raise, scope=scope, day=day, tokens=tokens, deed=deed, until=until),
+            durable=True,
+        )
+        self._raised, self._raised_on = raised, day
+        return Raise(scope, raised[scope], until)
+
+    async def load_raises(self, now: datetime) -> None:
+        day = max(day_of(now), self.latest)
+        self._raised = await self._readers.read(partial(_raises, day=day))
+        self._raised_on = day
+
+    def _with_raises(self, tallies: list[Tally], day: str) -> list[Tally]:
+        if not self._raised or day != self._raised_on:
+            return tallies
+        raised, until = self._raised, _end_of(day)
+        return [
+            replace(one, raised=more, raised_until=until)
+            if (more := raised.get(str(one.scope)))
+            else one
+            for one in tallies
+        ]
+
+    async def models(self, limit: int) -> Sequence[ModelSum]:
+        await self.caught_up()
+        return with_others(await self._readers.read(model_sums), limit)
+
+    async def records(self, query: RecordQuery) -> RecordPage:
+        await self.caught_up()
+        return await self._readers.read(partial(record_page, query=query))
+
+    async def usage(
+        self, by: Grouping, since: datetime | None, until: datetime | None
+    ) -> Sequence[UsageSum]:
+        await self.caught_up()
+        return await self._readers.read(partial(_usage, by=by, since=since, until=until))
+
+
+class StoredLedger(LedgerBooks):
     """Implements the port Ledger. Grants calls in memory, out of slices that are committed.
 
     What is used and what is set aside never exceed a limit together, at no commit: so a process that
@@ -87,7 +149,7 @@ class StoredLedger(OfStore):
 
     def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
         super().__init__(writer, readers, pen)
-        self._open = {one.id: one for one in map(_to_reservation, pen.unsettled)}
+        self._open = {one.id: one for one in map(to_reservation, pen.unsettled)}
         self.latest = max([pen.last_day, *(one.day for one in self._open.values())])
         self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
         self._kept: dict[tuple[SessionKey, str], _Slice] = {}
@@ -115,7 +177,7 @@ class StoredLedger(OfStore):
             if len(known) == len(scopes):
                 break
             await self._load_accounts(scopes)
-        grant = decide([one.tally() for one in known])
+        grant = decide(self._with_raises([one.tally() for one in known], day))
         call = replace(wanted, day=day, held=grant.held)
         self._hold(call)
         part = self._kept.setdefault((call.payer.session_key, day), _Slice(call))
@@ -161,7 +223,7 @@ class StoredLedger(OfStore):
             return
         self._accounts |= new
         try:
-            found = await self._writer.write(lambda tx: _spent(tx, new), durable=False)
+            found = await self._writer.write(lambda tx: spent_in(tx, new), durable=False)
             for account, (used, _, warned) in zip(new.values(), found, strict=True):
                 account.used, account.warned = account.used + used, warned
                 account.known.set()
@@ -192,9 +254,9 @@ class StoredLedger(OfStore):
         """Commits a slice that is large enough. It is made larger than needed, for the next calls, if
         that leaves no limit exceeded; else what others do not need is given back."""
         need, spare = part.held.beyond(part.amount), dict[_Slice, Amount]()
-        if accounts and _fits(decide, accounts, call, need + call.held):
+        if accounts and self._fits(decide, accounts, call, need + call.held):
             need += call.held
-        elif not _fits(decide, accounts, call, need):
+        elif not self._fits(decide, accounts, call, need):
             spare = self._spare_besides(part)
         for other in spare:
             self._resize(other, other.held)
@@ -211,6 +273,20 @@ class StoredLedger(OfStore):
             raise
         finally:
             part.growing -= 1
+
+    def _fits(
+        self, decide: Decide, accounts: Sequence[_Account], call: Reservation, more: Amount
+    ) -> bool:
+        """Whether no limit is exceeded by all that is used and set aside, with so much more."""
+        tallies = [
+            Tally(one.scope, one.used, one.aside + more - call.held, None, one.warned)
+            for one in accounts
+        ]
+        try:
+            decide(self._with_raises(tallies, call.day))
+        except BudgetExceeded:
+            return False
+        return True
 
     def _spare_besides(self, part: _Slice) -> dict[_Slice, Amount]:
         """What no call holds of the other slices."""
@@ -236,7 +312,7 @@ class StoredLedger(OfStore):
                 self._slices[call.id] = _Slice(call, call.held, call.held)
                 rows.append((call, call.held))
         if rows:
-            self._writer.write_soon(partial(_save, rows=rows), _not_saved)
+            self._writer.write_soon(partial(_save, rows=rows), not_saved)
         if self._kept or self._open:
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
@@ -245,7 +321,7 @@ class StoredLedger(OfStore):
         if self._timer is not None:
             self._timer.cancel()
         save = partial(_save_exactly, calls=list(self._open.values()))
-        self._writer.write_soon(save, _not_saved)
+        self._writer.write_soon(save, not_saved)
 
     # --- a call ends ----------------------------------------------------------------------------
     def settle_soon(
@@ -257,13 +333,14 @@ class StoredLedger(OfStore):
         rows, accounts = self._charge(call, ended)
         warnings: list[Tally] = []
         if due is not None:
-            for account in accounts:
-                if (limit := due(account.tally())) not in {"", account.warned}:
+            tallies = self._with_raises([one.tally() for one in accounts], call.day)
+            for account, tally in zip(accounts, tallies, strict=True):
+                if (limit := due(tally)) not in {"", account.warned}:
                     account.warned = limit
-                    warnings.append(account.tally())
+                    warnings.append(replace(tally, warned=limit))
         if isinstance(ended, TokenRecord):
             operation: Operation[None] = partial(
-                _record, record=ended, call=call, rows=rows, warned=warnings
+                record_call, record=ended, call=call, rows=rows, warned=warnings
             )
         elif rows:
             operation = partial(_save, rows=rows)
@@ -324,38 +401,31 @@ class StoredLedger(OfStore):
             part.row = replace(part.row, day=min(part.row.day, day))
         try:
             return await self._writer.write(
-                partial(_resync, day=day, was=was, now=now, idle=idle), durable=True
+                partial(resync_days, day=day, was=was, now=now, idle=idle), durable=True
             )
         except GatewayError:
             self.latest = was
             raise
 
     async def unsettled(self) -> Sequence[Reservation]:
+        if any(row["node"] for row in self._pen.unsettled):
+            await self._writer.write(_take_home, durable=True)
         return sorted(self._open.values(), key=attrgetter("id"))
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
         await self._writer.caught_up()
-        # A day or month that is not before the latest one.
-        moved = [
-            scope._replace(name=max(scope.name, self.latest[: len(scope.name)]))
-            if scope.kind in {"day", "month"}
-            else scope
-            for scope in scopes
-        ]
+        moved = [scope.at_least(self.latest) for scope in scopes]
         held = [self.held(scope) for scope in moved]
-        found = await self._readers.read(partial(_spent, scopes=moved))
-        return [
+        found = await self._readers.read(partial(spent_in, scopes=moved))
+        told = [
             replace(one, used=used, since=since or one.since, warned=warned)
             for one, (used, since, warned) in zip(held, found, strict=True)
         ]
+        return self._with_raises(told, max([self.latest, *(one.period for one in moved)]))
 
-    async def models(self, limit: int) -> Sequence[ModelSum]:
-        await self._writer.caught_up()
-        return with_others(await self._readers.read(_models), limit)
 
-    async def records(self, query: RecordQuery) -> RecordPage:
-        await self._writer.caught_up()
-        return await self._readers.read(partial(_records, query=query))
+def _end_of(day: str) -> datetime:
+    return datetime.fromisoformat(f"{day}T00:00:00+00:00") + timedelta(days=1)
 
 
 def _slot(row: Reservation) -> tuple[SessionKey, str]:
@@ -366,28 +436,37 @@ def _is_in(scope: Scope, call: Reservation) -> bool:
     return scope in scopes_of(call.payer.session_key, call.day)
 
 
-def _fits(decide: Decide, accounts: Sequence[_Account], call: Reservation, more: Amount) -> bool:
-    """Whether no limit is exceeded by all that is used and set aside, with so much more."""
-    tallies = [
-        Tally(one.scope, one.used, one.aside + more - call.held, None, one.warned)
-        for one in accounts
-    ]
-    try:
-        decide(tallies)
-    except BudgetExceeded:
-        return False
-    return True
-
-
-def _not_saved(error: Exception) -> None:
+def not_saved(error: Exception) -> None:
     log.warning("budget_slices_not_saved", extra={"why": str(error)})
 
 
 # --- what is written ----------------------------------------------------------------------------
-def _spent(tx: Transaction, scopes: Iterable[Scope]) -> list[_Spent]:
+def _raise(
+    tx: Transaction, *, scope: str, day: str, tokens: int, deed: Deed, until: datetime
+) -> Mapping[str, int]:
+    raised = dict(_raises(tx, day))
+    raised[scope] = raised.get(scope, 0) + tokens
+    if raised[scope] > MOST_RAISED:
+        raise Conflict(f"{scope} would be raised by more than {MOST_RAISED} tokens today")
+    row = {"day": day, "scope": scope, "tokens": raised[scope]}
+    tx.insert("budget_raise", row, taken="replace")
+    note_change(tx)
+    told = {"scope": scope, "by": tokens, "raised_by": raised[scope], "until": until.isoformat()}
+    append_deed(tx, replace(deed, detail=told))
+    return raised
+
+
+def _raises(tx: Transaction, day: str) -> Mapping[str, int]:
+    return {row["scope"]: row["tokens"] for row in tx.find("budget_raise", {"day": day})}
+
+
+MOST_RAISED = 2**53
+
+
+def spent_in(tx: Transaction, scopes: Iterable[Scope]) -> list[_Spent]:
     found = list[_Spent]()
     for scope in scopes:
-        row = tx.first("spend", scope._asdict(), _SPENT)
+        row = tx.first("spend", counter_of(scope), _SPENT)
         amount = (
             Amount(row["input_tokens"] + row["output_tokens"], row["nano_usd"]) if row else NOTHING
         )
@@ -395,15 +474,46 @@ def _spent(tx: Transaction, scopes: Iterable[Scope]) -> list[_Spent]:
     return found
 
 
+def counter_of(scope: Scope) -> Mapping[str, str]:
+    """What a session has used, its token has used there."""
+    return {"kind": "session" if scope.kind == "token_session" else scope.kind, "name": scope.name}
+
+
+def held_row(call: Reservation, held: Amount) -> Row:
+    payer = call.payer
+    whose = {"session": payer.session_key, "run_id": payer.run_id, "person": payer.person}
+    plain = {name: getattr(call, name) for name in _PLAIN}
+    return {**plain, **whose, "held_tokens": held.tokens, "held_nano_usd": held.nano_usd}
+
+
+def counters_of(call: Reservation, day: str) -> Sequence[Mapping[str, str]]:
+    """Each once: a session's is also that of its token."""
+    scopes = scopes_of(call.payer.session_key, day)
+    return [counter_of(one) for one in scopes if one.kind != "token_session"]
+
+
+def give_back(tx: Transaction, row: Row) -> None:
+    """What a call of several nodes held in the counters of all; one of a node alone stands in none."""
+    if not row["node"]:
+        return
+    back = {"held_tokens +": -row["held_tokens"], "held_nano_usd +": -row["held_nano_usd"]}
+    for counter in counters_of(to_reservation(row), row["day"]):
+        tx.change("spend", counter, back)
+
+
+def _take_home(tx: Transaction) -> None:
+    """There are no other nodes any more: what is held is known by its rows alone."""
+    for row in tx.find("reservation", {}):
+        give_back(tx, row)
+        tx.change("reservation", {"id": row["id"]}, {"node": ""})
+
+
 def _save(tx: Transaction, rows: Sequence[_Saved]) -> None:
     for row, left in rows:
         if left is None:
             tx.delete("reservation", {"id": row.id})
             continue
-        held = {"held_tokens": left.tokens, "held_nano_usd": left.nano_usd}
-        whose = {"session": row.payer.session_key, "run_id": row.payer.run_id}
-        plain = {name: getattr(row, name) for name in _PLAIN}
-        tx.insert("reservation", {**plain, **whose, **held}, taken="replace")
+        tx.insert("reservation", held_row(row, left), taken="replace")
         tx.insert("spend", {"kind": "day", "name": row.day, "since": row.at}, taken="keep")
 
 
@@ -412,7 +522,7 @@ def _save_exactly(tx: Transaction, calls: Sequence[Reservation]) -> None:
     _save(tx, [(one, one.held) for one in calls])
 
 
-def _record(
+def record_call(
     tx: Transaction,
     *,
     record: TokenRecord,
@@ -422,7 +532,7 @@ def _record(
 ) -> None:
     agent, day = record.session_key.agent, call.day
     model, made = f"{record.provider}/{record.model}", (agent, record.provider, record.model)
-    names = (str(record.session_key), agent, day, day[:7], model)
+    names: tuple[str, ...] = (str(record.session_key), agent, day, day[:7], model)
     sums = {
         "calls": 1,
         "priced": record.pricing != "unpriced",
@@ -431,7 +541,10 @@ def _record(
         "nano_usd": record.nano_usd,
     }
     since, counted = (call.at - EPOCH) // MICROSECOND, list[Row]()
-    for kind, name in zip(_COUNTED, names, strict=True):
+    if record.session_key.channel in OWN_CHANNELS and record.session_key.account not in OPERATORS:
+        account = record.session_key.account
+        names += (f"{day} {account}", f"{day[:7]} {account}")
+    for kind, name in zip(_COUNTED, names, strict=False):
         counted.append({"kind": kind, "name": name, **sums, "since": since})
     tx.add("spend", counted, sums)
     is_overrun = record.outcome == "overrun"  # of the outcomes the table knows the first four
@@ -451,6 +564,7 @@ def _record(
         "pricing": record.pricing,
         "estimated": record.estimated,
         "overran": is_overrun,
+        "person": record.person,
     }
     tx.insert("token_record", row)
     if rows:
@@ -459,7 +573,7 @@ def _record(
         tx.change("spend", tally.scope._asdict(), {"warned": tally.warned})
 
 
-def _resync(
+def resync_days(
     tx: Transaction, *, day: str, was: str, now: datetime, idle: Sequence[_Saved]
 ) -> Resync:
     _save(tx, idle)
@@ -468,29 +582,56 @@ def _resync(
     for kind, name, since in (("day", day, today), ("month", month, today.replace(day=1))):
         upto = name if kind == "day" else f"{month}-99"
         mistaken = tx.find("token_record", {"at >=": since, "at <": end, "day >": upto})
-        sums = {f"{one} +": sum(row[one] for row in mistaken) for one in _SUMS}
-        priced = sum(row["pricing"] != "unpriced" for row in mistaken)
-        tx.insert("spend", {"kind": kind, "name": name, "since": now}, taken="keep")
-        counts = {"calls +": len(mistaken), "priced +": priced, **sums}
-        tx.change("spend", {"kind": kind, "name": name}, counts)
+        _count_again(tx, kind, name, mistaken, now)
+        of_tokens = [row for row in mistaken if _is_of_token(row["session"])]
+        for account in {row["session"].account for row in of_tokens}:
+            own = [row for row in of_tokens if row["session"].account == account]
+            _count_again(tx, f"token_{kind}", f"{name} {account}", own, now)
     late = tx.find(
         "token_record", {"at >=": today.replace(day=1), "at <": end, "day >": day}, "seq at"
     )
     for row in late:
         tx.change("token_record", {"seq": row["seq"]}, {"day": day_of(row["at"])})
-    tx.delete("spend", {"kind": "day", "name >": day})
-    tx.delete("spend", {"kind": "month", "name >": month})
-    tx.change("reservation", {"day >": day}, {"day": day})
+    for kind, name in (("day", day), ("month", month)):
+        tx.delete("spend", {"kind": kind, "name >": name})
+        tx.delete("spend", {"kind": f"token_{kind}", "name >": f"{name}~"})  # behind its own names
+    tx.delete("budget_raise", {"day >": day})
+    for row in tx.find("reservation", {"day >": day}):
+        _move(tx, row, day)
     return Resync(day, was, len(late))
 
 
-def _to_reservation(row: Row) -> Reservation:
+def _move(tx: Transaction, row: Row, day: str) -> None:
+    """What is held on a day to come is held on this one."""
+    tx.change("reservation", {"id": row["id"]}, {"day": day})
+    if not row["node"]:
+        return
+    call, held = to_reservation(row), {name: row[name] for name in ("held_tokens", "held_nano_usd")}
+    known = counters_of(call, row["day"])
+    moved = [one for one in counters_of(call, day) if one not in known]
+    tx.add("spend", [{**one, **held, "since": row["at"]} for one in moved], held)
+
+
+def _count_again(tx: Transaction, kind: str, name: str, rows: Sequence[Row], now: datetime) -> None:
+    sums = {f"{one} +": sum(row[one] for row in rows) for one in _SUMS}
+    priced = sum(row["pricing"] != "unpriced" for row in rows)
+    tx.insert("spend", {"kind": kind, "name": name, "since": now}, taken="keep")
+    counts = {"calls +": len(rows), "priced +": priced, **sums}
+    tx.change("spend", {"kind": kind, "name": name}, counts)
+
+
+def _is_of_token(key: SessionKey) -> bool:
+    return key.channel in OWN_CHANNELS and key.account not in OPERATORS
+
+
+def to_reservation(row: Row) -> Reservation:
     plain = {name: row[name] for name in _PLAIN}
     held = Amount(row["held_tokens"], row["held_nano_usd"])
-    return Reservation(payer=Payer(row["session"], row["run_id"]), held=held, **plain)
+    payer = Payer(row["session"], row["run_id"], row["person"])
+    return Reservation(payer=payer, held=held, **plain)
 
 
-_COUNTED = ("session", "agent", "day", "month", "model")
+_COUNTED = ("session", "agent", "day", "month", "model", "token_day", "token_month")
 _PLAIN = ("id", "provider", "model", "at", "day", "input_tokens")  # of a reservation, in its row
 _SPENT = "input_tokens output_tokens nano_usd since warned"
 _SUMS = ("input_tokens", "output_tokens", "nano_usd")
@@ -500,13 +641,13 @@ _SUMS = ("input_tokens", "output_tokens", "nano_usd")
 MOST_RECORDS = 1000  # a page
 
 
-def _models(tx: Transaction) -> Sequence[ModelSum]:
+def model_sums(tx: Transaction) -> Sequence[ModelSum]:
     rows = tx.find("spend", {"kind": "model"}, order="-calls name")
     sums = ("calls", *_SUMS)
     return [ModelSum(*row["name"].split("/", 1), *(row[one] for one in sums)) for row in rows]
 
 
-def _records(tx: Transaction, query: RecordQuery) -> RecordPage:
+def record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
     key = query.session_key
     terms = given({"session": key, "at >=": query.since, "at <": query.until})
     last = None if query.before is None else tx.first("token_record", {"seq": query.before}, "at")
@@ -535,7 +676,50 @@ def _to_record(row: Row, series: Row) -> TokenRecord:
     return TokenRecord(session_key=row["session"], **named, **plain)
 
 
+# What tells the records of one sum from those of another; a series is agent, provider and model.
+_GROUPED: Mapping[Grouping, str] = {
+    **dict.fromkeys(("agent", "model", "provider"), "series"),
+    "person": "session person",
+    "channel": "session",
+    "day": "day",
+}
+
+
+def _usage(
+    tx: Transaction, *, by: Grouping, since: datetime | None, until: datetime | None
+) -> Sequence[UsageSum]:
+    """Reads the records of that time, and no others."""
+    terms = given({"at >=": since, "at <": until})
+    found = tx.sums("token_record", terms, _GROUPED[by], " ".join(USAGE[1:]), index="by_time")
+    series = {one["id"]: one for one in tx.find("series", {})} if _GROUPED[by] == "series" else {}
+    told: dict[str, UsageSum] = {}
+    for row in found:
+        name = series[row["series"]][by] if series else _name_of(by, row)
+        more = UsageSum(name, *(row[one] for one in USAGE))
+        told[name] = told[name] + more if name in told else more
+    return [told[name] for name in sorted(told)]
+
+
+def _name_of(by: Grouping, row: Row) -> str:
+    match by:
+        case "person":
+            return str(row["person"] or speaker_in(row["session"], None))
+        case "channel":
+            return str(row["session"].channel)
+        case _:
+            return str(row[by])
+
+
 _OF_RECORD = (
-    *("id", "at", "run_id", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"),
+    *(
+        "id",
+        "at",
+        "run_id",
+        "person",
+        "input_tokens",
+        "output_tokens",
+        "cached_tokens",
+        "reasoning_tokens",
+    ),
     *("nano_usd", "pricing", "estimated", "seq"),
 )

@@ -81,6 +81,11 @@ def _tally(tx: Transaction) -> Mapping[tuple[str, DeliveryState], int]:
     return {(channel, state): count for half in halves for (channel, state), count in half.items()}
 
 
+def find_delivery(tx: Transaction, delivery_id: str) -> Delivery | None:
+    found = _deliveries(tx.find("delivery", {"delivery_id": delivery_id}, limit=1), tx)
+    return found[0] if found else None
+
+
 def _required(tx: Transaction, delivery_id: str) -> Row:
     row = tx.first("delivery", {"delivery_id": delivery_id})
     if row is None:

@@ -11,7 +11,8 @@ import logging
 import random
 import re
 import ssl
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -27,7 +28,13 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.protocol import State
 from websockets.typing import Subprotocol
 
-from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
+from gateway.domain.errors import (
+    GatewayError,
+    StoreMisconfigured,
+    StoreRefused,
+    StoreUnavailable,
+)
+from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import EPOCH, Secret
 from gateway.store.faults import TextRefused
 
@@ -43,6 +50,7 @@ _LONGEST_REASON = 300
 # error without it, and changes nothing.
 _MAY_WRITE = "REMOVE TABLE IF EXISTS exogate_may_write"
 _CONSEQUENCES = frozenset({"NotExecuted", "Cancelled"})
+_GRACE_S = 0.1  # for a server that seems silent
 _FIRST_REPEAT_S, _LONGEST_REPEAT_S = 0.001, 0.05
 
 # Tags of SurrealDB's CBOR; cbor2 itself knows UUIDs (37) and the text form of datetimes (0).
@@ -86,6 +94,7 @@ class ConnectionSettings:
     largest_answer: int = 64 * 1024 * 1024  # bytes; at a larger one the connection is given up
     jitter: Jitter = random.random
     tls: ssl.SSLContext | None = None  # None: the certificates of the system decide
+    is_told: bool = True  # whether the log has it when it breaks: once for several to one server
 
 
 _USUAL = ConnectionSettings()
@@ -115,6 +124,13 @@ class StatementFailed(GatewayError):
     """A statement failed for another reason: a mistake in it, a value that does not fit its field."""
 
 
+_OUTCOMES: Mapping[type[GatewayError], str] = {
+    OutcomeUnknown: "unknown",
+    TransactionConflict: "conflict",
+    StoreUnavailable: "unavailable",
+}
+
+
 class _Dial(connect):
     """A redirect would lead the password to another server."""
 
@@ -137,11 +153,17 @@ class SurrealConnection:
         self.where, self._url = _address(url)
         self._namespace, self._database = namespace, database
         self._credentials, self._settings = credentials, settings
+        self.figures = SharedFigures()
         self._context = settings.tls
         self._socket: ClientConnection | None = None
         self._is_silent = False
+        self._heard = 0  # answers
         self._is_warned = False  # that a value of ours could not be decoded
         self._why = ""  # there is no connection
+        self._refused: StoreRefused | None = None  # what the last try came to
+        self._tried = anyio.Event()
+        # A text, and what it gives in the only database that is the right one.
+        self.bound: tuple[str, object] | None = None
         self._level: dict[str, str] | None = None  # of the user, once it was found
         self._last_id = 0
         self._pending: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
@@ -161,13 +183,20 @@ class SurrealConnection:
         try:
             connection._socket = await connection._connect()
         except StoreUnavailable as error:
-            connection._lose(str(error))
+            connection._why = str(error)
         return connection
 
     @property
     def is_ready(self) -> bool:
         """Whether there is a connection whose server answers."""
         return self._socket is not None and not self._is_silent
+
+    async def connected(self) -> None:
+        """Returns when there is a connection. Raises StoreRefused if the server refuses it."""
+        while not self.is_ready:
+            if self._refused is not None:
+                raise self._refused
+            await self._tried.wait()
 
     async def run(self) -> None:
         """Reads answers, and connects anew whenever the connection ends, until it is cancelled."""
@@ -196,15 +225,52 @@ class SurrealConnection:
                 await socket.close()
 
     async def query(
-        self, text: str, params: Params | None = None, *, deadline_s: float | None = None
+        self,
+        text: str,
+        params: Params | None = None,
+        *,
+        deadline_s: float | None = None,
+        moment: UUID | None = None,
     ) -> list[Any]:
-        """The result of each statement. A failure of any of them is raised: StatementRefused, RecordExists,
-        TransactionConflict, StatementFailed, StoreRefused for what the user may not do. Raises
-        StoreUnavailable if nothing was sent, OutcomeUnknown if no answer came, TextRefused, TypeError and
-        ValueError for values that the server could not decode."""
+        """The result of each statement, as of that moment if one is given. A failure of any of them is
+        raised: StatementRefused, RecordExists, TransactionConflict, StatementFailed, StoreRefused for what the
+        user may not do. Raises StoreUnavailable if nothing was sent, OutcomeUnknown if no answer came,
+        TextRefused, TypeError and ValueError for values that the server could not decode."""
+        within = {} if moment is None else {"txn": moment}
+        began, outcome = time.monotonic(), "unknown"
+        try:
+            answer = await self._call("query", text, params or {}, deadline_s=deadline_s, **within)
+            results, outcome = self._results(answer), "answered"
+        except GatewayError as error:
+            outcome = _OUTCOMES.get(type(error), "refused")
+            raise
+        finally:
+            self.figures.request(outcome, time.monotonic() - began)
+        return results
+
+    @contextlib.asynccontextmanager
+    async def moment(self) -> AsyncIterator[UUID]:
+        """What is read as of it is what was there at its beginning, whatever others write meanwhile."""
+        answer = await self._call("begin")
+        if not isinstance(found := answer.get("result"), UUID):
+            raise self._refusal("does not keep a moment to read", answer)
+        try:
+            yield found
+        finally:
+            with CancelScope(shield=True), contextlib.suppress(StoreUnavailable):
+                await self._call("cancel", found)
+
+    async def _call(
+        self,
+        method: str,
+        *params: object,
+        deadline_s: float | None = None,
+        **more: object,
+    ) -> dict[str, Any]:
+        """Its answer. Raises StoreUnavailable, OutcomeUnknown."""
         socket = self._require_ready()
         self._last_id = number = self._last_id + 1
-        request = encode({"id": number, "method": "query", "params": [text, params or {}]})
+        request = encode({"id": number, "method": method, "params": params, **more})
         waiter: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._pending[number] = waiter
         try:
@@ -219,7 +285,7 @@ class SurrealConnection:
             self._pending.pop(number, None)
         if answer is None:
             raise OutcomeUnknown(f"the connection to {self.where} ended before an answer came")
-        return self._results(answer)
+        return answer
 
     async def commit(
         self, text: str, params: Params | None = None, *, deadline_s: float | None = None
@@ -251,10 +317,12 @@ class SurrealConnection:
         try:
             self._socket = await self._connect()
         except (StoreUnavailable, StoreRefused) as error:
+            self._refused = error if isinstance(error, StoreRefused) else None
             self._lose(str(error))
         else:
-            self._why = ""
-            log.info("store_connected", extra={"store": self.where})
+            self._why, self._refused = "", None
+            self._log(logging.INFO, "store_connected")
+        self._tell()
 
     async def _connect(self) -> ClientConnection:
         """Signs in. Raises StoreUnavailable, StoreRefused."""
@@ -300,6 +368,20 @@ class SurrealConnection:
             raise self._refusal(f"does not open {place}", answer)
         with contextlib.suppress(TransactionConflict):  # it may write, and so do others
             self._results(await self._ask(socket, "query", _MAY_WRITE))
+        await self._require_same(socket)
+
+    async def _require_same(self, socket: ClientConnection) -> None:
+        """What was promised stands in one database; in another one nothing of it is true."""
+        if self.bound is not None:
+            text, expected = self.bound
+            found: object = None
+            with contextlib.suppress(StatementFailed):  # there are no such tables
+                found = self._results(await self._ask(socket, "query", text))
+            if found != [[expected]]:
+                raise StoreMisconfigured(
+                    f"{self.where} has lost database {self._database!r} or has another one in its place: "
+                    "restore it, or restart the gateway to go on with what is there"
+                )
 
     async def _find_level(self, socket: ClientConnection) -> None:
         """Signs in as a user of the database, of the namespace, or as root."""
@@ -324,15 +406,17 @@ class SurrealConnection:
         error = _fields(answer["error"])
         sentence = f"{self.where} {what} ({self._reason(error)})"
         needs_operator = _kind(error) in {"NotAllowed", "NotFound", "Validation"}
-        return StoreRefused(sentence) if needs_operator else StoreUnavailable(sentence)
+        return StoreMisconfigured(sentence) if needs_operator else StoreUnavailable(sentence)
 
     def _require_version(self, told: object) -> None:
         found = re.fullmatch(r"surrealdb-(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\W.*)?", str(told))
         if found is None:
-            raise StoreRefused(f"{self.where} does not say that it is SurrealDB: check [store] url")
+            raise StoreMisconfigured(
+                f"{self.where} does not say that it is SurrealDB: check [store] url"
+            )
         if tuple(map(int, found.groups())) < LEAST_VERSION:
             least = ".".join(map(str, LEAST_VERSION))
-            raise StoreRefused(
+            raise StoreMisconfigured(
                 f"{self.where} runs SurrealDB {'.'.join(found.groups())}, and {least} is the oldest "
                 "that works: upgrade the server"
             )
@@ -358,7 +442,7 @@ class SurrealConnection:
     async def _read(self, socket: ClientConnection) -> str:
         try:
             while self._deliver(decode(await socket.recv(decode=False))):
-                pass
+                self._heard += 1
         except ConnectionClosed as error:
             return f"the connection to {self.where} ended: {self._clean(str(error))}"
         return f"{self.where} answered with what is no answer"
@@ -399,16 +483,29 @@ class SurrealConnection:
             pong = await socket.ping()
             await asyncio.shield(pong)
         if late.cancelled_caught:
+            heard = self._heard
+            await anyio.sleep(_GRACE_S)  # a busy loop may have what came in time still before it
+            if self._heard > heard or (pong is not None and pong.done()):
+                return
             self._is_silent = True
-            log.warning("store_silent", extra={"store": self.where})
+            self._log(logging.WARNING, "store_silent")
             await asyncio.shield(pong if pong is not None else await socket.ping())
-            log.info("store_answers_again", extra={"store": self.where})
-        self._is_silent = False
+            self._log(logging.INFO, "store_answers_again")
+            self._is_silent = False
+            self._tell()
+
+    def _log(self, level: int, event: str, **facts: str) -> None:
+        if self._settings.is_told:
+            log.log(level, event, extra={"store": self.where, **facts})
+
+    def _tell(self) -> None:
+        self._tried.set()
+        self._tried = anyio.Event()
 
     def _lose(self, why: str) -> None:
         """There is no connection: said once, until there is one again."""
         if not self._why:
-            log.warning("store_disconnected", extra={"store": self.where, "why": why})
+            self._log(logging.WARNING, "store_disconnected", why=why)
         self._socket, self._is_silent, self._why = None, False, why
         self._forget_pending()
 
@@ -450,7 +547,7 @@ class SurrealConnection:
 
     def _not_allowed(self, error: dict[str, Any]) -> GatewayError:
         if _kind(_fields(error.get("details")).get("details")) != "SessionExpired":
-            return StoreRefused(
+            return StoreMisconfigured(
                 f"{self.where} does not let user {self._credentials.username!r} do what the gateway "
                 f"does: give it the role EDITOR ({self._reason(error)})"
             )
@@ -483,11 +580,13 @@ def _address(url: str) -> tuple[str, str]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise StoreRefused("[store] url is no address: write ws://HOST:PORT") from error
+        raise StoreMisconfigured("[store] url is no address: write ws://HOST:PORT") from error
     if parts.scheme not in {"ws", "wss"} or not host:
-        raise StoreRefused("[store] url is no address of a server: write ws://HOST:PORT")
+        raise StoreMisconfigured("[store] url is no address of a server: write ws://HOST:PORT")
     if parts.username is not None or parts.password is not None:
-        raise StoreRefused("[store] url holds a password: write username and password beside it")
+        raise StoreMisconfigured(
+            "[store] url holds a password: write username and password beside it"
+        )
     name = f"[{host}]" if ":" in host else host
     place = name if port is None else f"{name}:{port}"
     return f"SurrealDB at {place}", f"{parts.scheme}://{place}"

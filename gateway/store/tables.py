@@ -13,7 +13,7 @@ from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.upgrades import BEFORE_ROOMS, move_rooms, set_aside, take_over
 
-VERSION = 9
+VERSION = 10
 
 # A column's type -> SQLite's. A time is in microseconds since 1970, UTC; a `key` is a session's.
 _TYPES = {"text": "TEXT", "int": "INTEGER", "time": "INTEGER", "bool": "INTEGER"}
@@ -137,6 +137,12 @@ class Table:
         decoded = [(one, _DECODED.get(self.types[one])) for one in names]
         return [(one, decode) for one, decode in decoded if decode is not None]
 
+    def decoded(self, row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        """The row, with the values of those columns as they are in a row."""
+        for name, decode in self.decoders(names):
+            row[name] = None if row[name] is None else decode(row[name])
+        return row
+
     def row_of(self, value: object) -> dict[str, Any]:
         """The columns of a value that has an attribute of each name."""
         return {name: getattr(value, name) for name in self.types}
@@ -197,6 +203,8 @@ _DECLARED = (
     cost_usd real?  # missing: no call had a known price
     last_seq int =:0
     head int?       # place of the node that the next message grows from
+    epoch int =:0   # of the node that works on it, among several: an earlier owner commits nothing
+    choice int?     # the change by which something was chosen for it last, among several nodes
     INDEX by_time (updated_at)
     INDEX by_agent (agent, updated_at)
     INDEX by_account (channel, account, updated_at)
@@ -220,9 +228,12 @@ _DECLARED = (
     content text
     summary text =:
     log,tape blob? # of a run that version 8 ended, until it is swept
+    partition int =:0
+    stop text?     # another node was asked to stop it: how
+    begun_by text? # the node of the last attempt, among several
     UNIQUE INDEX once (platform_id, channel, account) WHERE platform_id IS NOT NULL
     UNIQUE INDEX in_session (session, seq)
-    INDEX unfinished (id) WHERE finished_at IS NULL
+    INDEX unfinished (partition, id) WHERE finished_at IS NULL
     INDEX with_journal (finished_at) WHERE has_journal
     """,
     # One in parts: packed lines, of entries, and of chunks as they were sent.
@@ -305,12 +316,13 @@ _DECLARED = (
     # The ledger. `spend` holds counters, so that nobody has to add up; the series of records are
     # few, so that a page of any of them is one look-up each.
     """spend
-    kind text in:session|agent|day|month|model
+    kind text in:session|agent|day|month|model|token_day|token_month
     name text
     calls,priced int =:0  # priced: calls of which it is known what they cost
     input_tokens,output_tokens,nano_usd int =:0
     since time
     warned text =:
+    held_tokens,held_nano_usd int =:0  # by calls of all nodes, of a store that several share
     PRIMARY KEY (kind, name)
     """,
     """reservation
@@ -320,6 +332,8 @@ _DECLARED = (
     at time
     day text
     input_tokens,held_tokens,held_nano_usd int
+    person text?  # who speaks, where that is known
+    node text =:  # whose call it is, of several
     PRIMARY KEY (id)
     """,
     "series\nid int key\nagent,provider,model text\nUNIQUE (agent, provider, model)",
@@ -336,9 +350,36 @@ _DECLARED = (
     pricing text in:provider|config|table|unpriced
     estimated bool
     overran bool =:0
+    person text?  # as in the reservation
     INDEX by_series (series, at)
     INDEX by_session (session, series, at)
     INDEX by_time (at)
+    """,
+    # By how much a limit in tokens is raised on one day.
+    "budget_raise\nday,scope text\ntokens int\nPRIMARY KEY (day, scope)",
+    # Tokens that were created while the gateway ran. The row of a revoked one stays: its name owns
+    # sessions and facts.
+    """token
+    digest text          # SHA-256 of the token
+    name,hint text
+    scopes json
+    budget json?
+    created_at time
+    created_by text
+    expires_at,revoked_at,last_used_at time?
+    PRIMARY KEY (digest)
+    INDEX by_name (name)
+    UNIQUE INDEX in_force (name) WHERE revoked_at IS NULL
+    """,
+    # What other gateways over the same store look at: the version grows with every change.
+    "live\nname text in:keys\nversion int\nPRIMARY KEY (name)",
+    # What was chosen in the chat for a session, of several gateways: `change` grows with each.
+    """choice
+    session text
+    model,mode text?
+    change int
+    PRIMARY KEY (session)
+    INDEX by_change (change)
     """,
     # `seq` is 1, 2, 3, …: a gap is a loss. `hash` is over the entry and the hash of the one before.
     """audit

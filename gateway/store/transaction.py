@@ -1,5 +1,6 @@
 """What operations read and write with, whatever the database: rows found, added, changed and deleted
-by names of tables and columns. Here also: the sessions that a writer knows, and SQLite's own part."""
+by names of tables and columns. Here also: the sessions that a writer knows, how nodes are added to them, and
+SQLite's own part."""
 
 import sqlite3
 from abc import ABC, abstractmethod
@@ -10,7 +11,11 @@ from functools import lru_cache
 from types import NoneType
 from typing import Any, Literal
 
-from gateway.domain.ids import SessionKey
+from pydantic_core import from_json, to_json
+
+from gateway.domain.errors import NotFound
+from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
+from gateway.domain.messages import Excerpt, Extras, Message, Node, ToolCall, ToolResult
 from gateway.store.tables import ENCODED, TABLES
 
 Row = dict[str, Any]
@@ -91,10 +96,18 @@ class Transaction(ABC):
         down. `index`: only the rows that this index holds."""
 
     @abstractmethod
+    def sums(
+        self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
+    ) -> list[Row]:
+        """Of each combination of values of `columns` a row with them, the sums of `amounts`, and how many
+        rows there are as `calls`."""
+
     def tally(
         self, table: str, terms: Terms, columns: str = "", *, index: str = ""
     ) -> dict[tuple[Any, ...], int]:
         """How many rows there are of each combination of values."""
+        rows, names = self.sums(table, terms, columns, index=index), columns.split()
+        return {tuple(row[one] for one in names): row["calls"] for row in rows}
 
     @abstractmethod
     def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
@@ -254,15 +267,19 @@ class SqliteTransaction(Transaction):
     def guard(self, *names: str) -> None:
         """One thread writes, so they do that anyway."""
 
-    def tally(
-        self, table: str, terms: Terms, columns: str = "", *, index: str = ""
-    ) -> dict[tuple[Any, ...], int]:
+    def sums(
+        self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
+    ) -> list[Row]:
         values: list[object] = []
-        where = _condition(table, terms, values, index)
-        names = columns.split()
-        select = f"SELECT {', '.join([*names, 'count(*)'])} FROM {_source(table, index)} {where}"
+        where, names = _condition(table, terms, values, index), columns.split()
+        counted = amounts.split()
+        told = [*names, "count(*)", *(f"sum({one})" for one in counted)]
+        select = f"SELECT {', '.join(told)} FROM {_source(table, index)} {where}"
         group = f"GROUP BY {', '.join(names)}" if names else ""
-        return {tuple(row): count for *row, count in self.db.execute(f"{select} {group}", values)}
+        found = self.db.execute(f"{select} {group}", values)
+        keys = [*names, "calls", *counted]
+        rows = [dict(zip(keys, row, strict=True)) for row in found]
+        return [TABLES[table].decoded(row, names) for row in rows]
 
     def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
         added = self.db.execute(_insertion(table, tuple(row), taken), [*row.values()])
@@ -289,7 +306,7 @@ class SqliteTransaction(Transaction):
 def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> str:
     """The condition of a statement. Adds the values that its marks stand for."""
     table = TABLES[of]
-    parts = [f"({table.where[index]})"] if index else []
+    parts = [f"({table.where[index]})"] if index in table.where else []
     for name, value in terms.items():
         if value.__class__ in _CONSTANTS:
             parts.append(_CONSTANT[value].format(name))
@@ -376,3 +393,115 @@ def _update(table: str, names: Sequence[str], index: str) -> str:
         f"{one[:-2]} = {one[:-2]} + ?" if one.endswith(" +") else f"{one} = ?" for one in names
     )
     return f"UPDATE {_source(table, index)} SET {changes}"
+
+
+# --- nodes are added -----------------------------------------------------------------------------
+def require_session(key: SessionKey, tx: Transaction) -> SessionRow:
+    session = tx.session(key)
+    if session is None:
+        raise NotFound(f"session {key}")
+    return session
+
+
+def add_nodes(
+    nodes: Sequence[Node], parent: int | None, session: SessionRow, tx: Transaction
+) -> int:
+    """Adds nodes, each under the one before it. Returns how many count as messages of the
+    conversation: those of a person or the agent."""
+    place, count = place_of(session.id, session.last_seq), 0
+    if not nodes:
+        return 0
+    if session.last_seq and parent != place:
+        session.is_forked, session.is_pruned = True, False
+    summary = session.summary if parent == session.head else summary_at(parent, tx)
+    for node in nodes:
+        place += 1
+        message, role = node.message, node.message.role
+        if role == "summary":
+            role, summary = "tool", place
+        elif role in {"user", "assistant"}:
+            count += 1
+        parts = (message.tool_calls, message.result, message.thinking, message.extras)
+        packed = pack_message(message) if any(parts) or message.notices else None
+        row = {
+            "place": place,
+            "id": node.id,
+            "parent": parent,
+            "run_id": node.run_id,
+            "role": role,
+            "text": message.text,
+            "packed": packed,
+            "status": node.status,
+            "tokens": node.token_count,
+            "model": node.model,
+            "created_at": (node.created_at - EPOCH) // MICROSECOND,
+            "label": node.label,
+            "summary": summary,
+        }
+        tx.insert("node", row)
+        parent = place
+    session.last_seq += len(nodes)
+    session.last_summary = summary
+    return count
+
+
+def summary_at(place: int | None, tx: Transaction) -> int | None:
+    row = None if place is None else tx.first("node", {"place": place}, "summary")
+    return None if row is None else row["summary"]
+
+
+def pack_message(message: Message) -> bytes:
+    """The parts of a message besides role and text, as JSON."""
+    return to_json(
+        [
+            [[call.id, call.name, call.arguments] for call in message.tool_calls],
+            _pack_result(message.result),
+            message.thinking,
+            [message.extras.provider, message.extras.json] if message.extras else None,
+            *([message.notices] if message.notices else []),
+        ]
+    )
+
+
+def _pack_result(result: ToolResult | None) -> list[object] | None:
+    if result is None:
+        return None
+    told = [result.call_id, result.name, result.content, result.is_error, result.duration_ms]
+    if not (result.boundary or result.excerpt):
+        return told
+    cut = result.excerpt
+    shown = [cut.head, cut.tail, cut.size, cut.reference] if cut else None
+    return [*told, result.boundary, shown]
+
+
+def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
+    if packed is None:
+        return Message(role, text)
+    calls, result, thinking, extras, *notices = from_json(packed)
+    return Message(
+        role,
+        text,
+        tuple(ToolCall(*call) for call in calls),
+        _unpack_result(*result) if result else None,
+        thinking,
+        Extras(*extras) if extras else None,
+        tuple((kind, told) for kind, told in notices[0]) if notices else (),
+    )
+
+
+def _unpack_result(*values: Any) -> ToolResult:
+    call_id, name, content, is_error, duration_ms, *more = values
+    boundary, cut = more or ("", None)
+    told, excerpt = (call_id, name, content, is_error, duration_ms), Excerpt(*cut) if cut else None
+    return ToolResult(*told, boundary=boundary, excerpt=excerpt)
+
+
+def count_nodes(session: SessionRow, count: int, at: int, tx: Transaction) -> None:
+    """After nodes were added: writes the counters of their session, and its HEAD."""
+    changed = {
+        "updated_at": tx.stamp(at),
+        "message_count +": count,
+        "last_seq": session.last_seq,
+        "head": session.head,
+    }
+    tx.change("session", {"id": session.id}, changed)

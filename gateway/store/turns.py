@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from itertools import chain, combinations, filterfalse, islice, repeat
+from itertools import chain, combinations, filterfalse, repeat
 from sqlite3 import Connection
 from typing import TypeVar
 
@@ -47,6 +47,8 @@ _MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
 _FEW, _SHARE = 8, 0.25  # turns, and a share of them: a word in more of them tells nothing apart
 _MOST_COMMON = 3  # frequent words that are looked for beside each other
 _STAYS_COMMON, _MOST_COMMON_KEPT = 1.2, 1_000  # times the length, sessions
+_EXCHANGE = 2  # messages
+_SESSIONS = 1_000  # a page
 _MERGED_PAGES = 2_000  # a commit: half a megabyte
 # Bytes of a page of the index. Within a page all is read from one end to the other: the smaller it
 # is, the less of what others said is passed on the way to a session.
@@ -148,7 +150,8 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
     if not forks:
         return Trail()
     if len(forks) == 1:  # as in nearly every session
-        return Trail.of([(forks[0][0], last if head is None else head)])
+        first, last = forks[0][0], last if head is None else head
+        return Trail(((first, last, 0),), last - first + 1)
     starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
@@ -217,18 +220,20 @@ class _Index:
     def hits_of(self, found: dict[str, set[int]]) -> tuple[Mapping[str, Hits], frozenset[str]]:
         """The hits of each word, and the words that are too common to tell turns apart."""
         length, totals, common = self.trail.length, dict[str, int](), set[str]()
+        frequent: list[str] = []
         most = max(_FEW, _SHARE * length)
         for word, depths in found.items():
             total = len(depths)
             if total >= self.limit:  # beyond the newest, as if it was always said as often
                 looked_at = self.trail.count_to(self.indexed) - min(depths)
                 total = max(total, total * length // max(1, looked_at))
+                frequent.append(word)
             if total > most:
                 common.add(word)
             totals[word] = total
         for word in common:
             del found[word]
-        if frequent := [word for word, depths in found.items() if len(depths) >= self.limit]:
+        if frequent := [*filter(found.__contains__, frequent)]:
             frequent.sort(key=lambda word: (totals[word], word))
             self._add_meetings(found, frequent[:_MOST_COMMON], found.keys() - set(frequent))
         hits: dict[str, Hits] = {}
@@ -291,24 +296,35 @@ class LocalTurns(TurnIndex):
     def __init__(self, writer: Writing, readers: Reading, pen: Remembered, db: Connection) -> None:
         super().__init__(writer, readers, pen)
         self._db = db
-        self._indexed: dict[SessionKey, int] = {}  # seq of the last message
+        self._indexed: dict[SessionKey, tuple[int, int]] = {}  # session and seq of the last message
+        self._looked = 0  # at sessions up to this one
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
-        rows = await self._readers.read(lambda tx: tx.find("session", {}, "key last_seq"))
-        behind = (one["key"] for one in rows if one["last_seq"] > self._indexed.get(one["key"], 0))
-        return [*islice(behind, limit)]
+        """A page at a time: there may be very many."""
+        behind, is_more = list[SessionKey](), True
+        while is_more:
+            rows = await self._readers.read(partial(_sessions_after, after=self._looked))
+            for one in rows:
+                self._looked = one["id"]
+                if one["last_seq"] > self._indexed.get(one["key"], (0, 0))[1]:
+                    behind.append(one["key"])
+                if len(behind) == limit:
+                    return behind
+            is_more = len(rows) == _SESSIONS
+        self._looked = 0
+        return behind
 
     async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
-        behind, left = list[SessionKey](), limit
-        for key in dict.fromkeys(keys):
-            after = self._indexed.get(key, 0)
-            read = partial(_texts_after, key=key, after=after, limit=left)
-            session, last, rows = await self._readers.read(read)
+        """One request for all of them, and another one for those that are new."""
+        asked = {key: self._indexed.get(key, (0, 0)) for key in keys}
+        found = await self._readers.read(partial(_texts_after, asked=asked, limit=limit))
+        behind = list[SessionKey]()
+        for key, (session, last, rows) in found.items():
             said = [(row["place"], row["text"]) for row in rows if row["role"] in SAID_BY]
-            self._add(session, said, seq_of(rows[-1]["place"]) if rows else after)
-            self._indexed[key] = max(after, seq_of(rows[-1]["place"]) if rows else 0)
-            left -= len(rows)
-            if self._indexed[key] < last:
+            upto = seq_of(rows[-1]["place"]) if rows else asked[key][1]
+            self._add(session, said, upto)
+            self._indexed[key] = (session, max(upto, asked[key][1]))
+            if upto < last:
                 behind.append(key)
         return behind
 
@@ -318,16 +334,26 @@ class LocalTurns(TurnIndex):
         self._db.execute("DELETE FROM changed")  # it is nobody else's
 
 
+def _sessions_after(tx: Transaction, after: int) -> Sequence[Row]:
+    return tx.find("session", {"id >": after}, "id key last_seq", order="id", limit=_SESSIONS)
+
+
 def _texts_after(
-    tx: Transaction, key: SessionKey, after: int, limit: int
-) -> tuple[int, int, Sequence[Row]]:
-    session = tx.first("session", {"key": key}, "id last_seq") or {"id": 0, "last_seq": 0}
-    places = {
-        "place >": place_of(session["id"], after),
-        "place <=": place_of(session["id"], after + limit),
-    }
-    rows = tx.find("node", places, "place role text", order="place")
-    return session["id"], session["last_seq"], rows
+    tx: Transaction, asked: Mapping[SessionKey, tuple[int, int]], limit: int
+) -> Mapping[SessionKey, tuple[int, int, Sequence[Row]]]:
+    """Of each session its number, how far it goes, and what comes next in it. The number never changes, so
+    where it is known all is read in one request, as if it had grown by a question and an answer."""
+    found = dict[SessionKey, tuple[int, int, Sequence[Row]]]()
+    for key, (known, after) in asked.items():
+        row = tx.first("session", {"key": key}, "id last_seq") or {}
+        id_, last = row.get("id", known), row.get("last_seq", after + _EXCHANGE)
+        count = min(max(0, last - after), limit)
+        limit -= count
+        upto = place_of(id_, after + max(count, _EXCHANGE))
+        places = {"place >": place_of(id_, after), "place <=": upto}
+        rows = tx.find("node", places, "place role text", order="place") if id_ and count else []
+        found[key] = (id_, last, rows[:count])
+    return {key: one for key, one in found.items() if one[0]}
 
 
 def _advance(pen: Pen, *, keys: Sequence[SessionKey], left: int) -> Sequence[SessionKey]:

@@ -15,8 +15,8 @@ from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import SessionKey, decode_part, encode_part
 from gateway.domain.journal import pack_text
 
-# Tables that were made anew, each with a column that shows the newer one.
-_REPLACED = {"journal": "part", "delivery": "arrived"}
+# Tables that were made anew, each with a word that only the statement of the newer one has.
+_REPLACED = {"journal": "part INTEGER", "delivery": "arrived", "spend": "token_day"}
 
 
 def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Sequence[str]:
@@ -24,8 +24,8 @@ def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Seq
     if ("run", "token_limit") in there:  # more than one number now, as JSON
         db.execute("ALTER TABLE run RENAME COLUMN token_limit TO limits")
         db.execute(_LIMITS)
-    names = {table for table, _ in there}
-    old = [one for one, new in _REPLACED.items() if one in names and (one, new) not in there]
+    made = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+    old = [one for one, new in _REPLACED.items() if new not in made.get(one, new)]
     for table in old:
         db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
     return old
@@ -33,18 +33,18 @@ def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Seq
 
 def take_over(db: sqlite3.Connection, replaced: Sequence[str]) -> None:
     """Fills the newest tables from those that were set aside."""
-    if "delivery" in replaced:
-        columns = ", ".join(
-            name for (name,) in db.execute("SELECT name FROM pragma_table_info('old_delivery')")
-        )
-        db.execute(f"INSERT INTO delivery ({columns}) SELECT {columns} FROM old_delivery")
+    for table in {"delivery", "spend"} & {*replaced}:
+        told = db.execute("SELECT name FROM pragma_table_info(?)", (f"old_{table}",))
+        columns = ", ".join(name for (name,) in told)
+        db.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM old_{table}")
     if "journal" in replaced:
         _move_journals(db)
     for table in replaced:
         db.execute(f"DROP TABLE old_{table}")
     # What earlier versions wrote of runs that have ended stays in their rows until it is swept.
     db.execute("UPDATE run SET has_journal = 1 WHERE log IS NOT NULL")
-    db.execute("DROP INDEX IF EXISTS run_with_log")
+    for index in ("run_with_log", "run_unfinished"):  # the latter has more columns now
+        db.execute(f"DROP INDEX IF EXISTS {index}")
 
 
 _LIMITS = """

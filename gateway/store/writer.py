@@ -7,6 +7,7 @@ import os
 import sqlite3
 import struct
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,6 +138,9 @@ class OperationFailed(GatewayError):
     code = "internal_error"
 
 
+OnCommit = Callable[[float, int], None]  # seconds, and operations of a commit
+
+
 class Commits:
     """Commits operations, in one thread. An operation raises GatewayError only before it writes."""
 
@@ -151,10 +155,11 @@ class Commits:
         self.done = 0  # transactions so far
         self.synced = 0  # of these, with an fsync
         self.given_up: str | None = None
+        self.on_commit: OnCommit = lambda seconds, operations: None
 
     def commit(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
         """Runs all operations in one transaction. Returns an outcome for each."""
-        pen, outcomes = self._pen, list[Outcome]()
+        pen, outcomes, began = self._pen, list[Outcome](), time.monotonic()
         try:
             if self._synchronous != self._modes[durable]:
                 self._prepare(self._modes[durable])
@@ -172,6 +177,7 @@ class Commits:
         except sqlite3.Error as error:
             return self._failed(error, len(operations))
         self.done += 1
+        self.on_commit(time.monotonic() - began, len(operations))
         self._io_errors = 0
         if durable:
             self.synced += 1
@@ -180,7 +186,7 @@ class Commits:
                 self._mark.write(pen.accepted, self._commits)
             except StoreUnavailable as error:
                 # The commit is safe. An older mark only detects less.
-                log.warning("store mark not written", extra={"why": str(error)})
+                log.warning("store_mark_not_written", extra={"why": str(error)})
         if pen.has_erased:
             self._forget()
         return outcomes
@@ -198,7 +204,7 @@ class Commits:
             self._pen.has_erased = bool(busy)  # a reader is open: try again after the next commit
         except sqlite3.Error as error:
             self._pen.has_erased = False
-            log.warning("store may still hold erased words", extra={"why": str(error)})
+            log.warning("store_erasure_incomplete", extra={"why": str(error)})
 
     def _apart(
         self, error: Exception, operations: Sequence[Operation[Any]], *, durable: bool
@@ -210,7 +216,7 @@ class Commits:
             return [outcome for outcomes in singly for outcome in outcomes]
         if has_no_utf8(error):
             return [(None, TextRefused())]
-        log.error("store operation failed", exc_info=error)
+        log.error("store_operation_failed", exc_info=error)
         return [(None, OperationFailed(f"{self._where}: {error}"))]
 
     def _failed(self, error: sqlite3.Error, count: int) -> list[Outcome]:
@@ -218,7 +224,7 @@ class Commits:
         no_room = lack_of_room(error, self._where)
         why = no_room or sentence(error, self._where)
         self._undo()
-        log.error("store cannot commit", extra={"why": why})
+        log.error("store_cannot_commit", extra={"why": why})
         if no_room is None and is_io_error(error):
             self._io_errors, self._synchronous = self._io_errors + 1, ""
             if self._io_errors >= GIVE_UP_AFTER and self.given_up is None:
@@ -249,7 +255,7 @@ class Commits:
             self._pen.refresh()
         except sqlite3.Error as error:
             self.given_up = f"{sentence(error, self._where)}; restart when it is mended"
-            log.exception("store cannot undo a transaction")
+            log.exception("store_rollback_failed")
 
 
 # --- the thread that writes ----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gateway.codec import decode_strictly
 from gateway.domain.agents import RESULT, AgentDef, Original
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import SessionKey
-from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
+from gateway.domain.mcp import Foreign, Lacking, NoServers
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Excerpt,
@@ -114,12 +114,11 @@ class ToolGate:
         except ToolFailed as error:
             content, is_error = str(error), True
         except TimeoutError:
-            is_foreign = known and known.spec.family.startswith(FAMILY)
-            hint = MAY_BE_DONE if is_foreign else ASK_LESS
+            hint = ASK_LESS if known is None or known.spec.may_repeat else MAY_BE_DONE
             content, is_error = f"{call.name} did not answer within {limit:g} s. {hint}", True
         took_ms = (self._clock.monotonic() - began) * 1000
         if is_error:
-            log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
+            log.info("tool_failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
         outcome = (content, is_error, round(took_ms, 3), tuple(spent))
         return ToolResult(call.id, call.name, *outcome, boundary=self.boundary())
 
@@ -147,7 +146,7 @@ class ToolGate:
         try:
             await self._originals.keep_original(one)
         except StoreUnavailable as error:
-            log.warning("a result is not kept", extra={"tool": result.name, "why": str(error)})
+            log.warning("tool_result_not_saved", extra={"tool": result.name, "why": str(error)})
             return ""
         if not scope.is_kept:
             self._to_forget.add(key)
@@ -184,7 +183,7 @@ class ToolGate:
             self._tools[spec.name] = _Checked(tool, spec, self._compiled(spec))
         except ValueError as error:
             self.refused = [*self.refused, RefusedTool(spec.name, spec.family, str(error))]
-            log.warning("tool refused", extra={"tool": spec.name[:64], "why": str(error)})
+            log.warning("tool_refused", extra={"tool": spec.name[:64], "why": str(error)})
             return
         for family in _families(spec.family):
             self._families.setdefault(family, []).append(spec.name)

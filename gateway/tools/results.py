@@ -49,6 +49,7 @@ SPEC = ToolSpec(
     "of grep (as they stand, in any case), of which each has its position.",
     json.dumps(_PARAMETERS, separators=(",", ":")),
     category="meta",
+    may_repeat=True,
 )
 
 

@@ -1,7 +1,8 @@
 """The web application: guards and identity in front of the routes, sockets beside them."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.declarations import Method, Params
 from gateway.api.errors import (
@@ -26,8 +27,8 @@ from gateway.api.errors import (
     failure_of,
 )
 from gateway.api.http import Alive, Operation, twin
-from gateway.domain.channels import Webhooks
-from gateway.domain.errors import BadSessionKey, GatewayError, NotFound
+from gateway.domain.channels import WebhookAnswer, WebhookCall, Webhooks
+from gateway.domain.errors import BadSessionKey, GatewayError, NotFound, StoreUnavailable
 from gateway.domain.ports import Clock
 from gateway.web import rpc
 from gateway.web.health import Readiness, Ready
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 OPENAI = "/v1/"
 T = TypeVar("T", bound=Params)
 Raised = Callable[[Request, Exception], Awaitable[Response]]
+Routes = Sequence[BaseRoute]
 
 
 class WebApp:
@@ -59,19 +61,32 @@ class WebApp:
         sockets: Sockets,
         identities: Identities,
         *,
-        routes: Sequence[BaseRoute],
+        routes: Routes,
         ready: Ready,
     ) -> None:
         self.sockets = sockets
-        self._identities, self._ready = identities, ready
+        self.identities, self._ready = identities, ready
+        self.degraded: Callable[[], Sequence[str]] = tuple
+        self._webhooks: WebhookRoutes | None = None
+        self._guarded = SecurityHeaders(self._answer)
+        self._take(settings, routes)
+
+    def renew(self, settings: WebSettings, registry: Registry, routes: Routes) -> None:
+        """From now on requests are let in and answered so; those at work are answered as they began. No
+        connection is closed but those of tokens that are gone."""
+        self._take(settings, routes)
+        self.sockets.renew(settings, registry, self._doorway)
+        self.identities.replace(settings)
+
+    def _take(self, settings: WebSettings, routes: Routes) -> None:
         self._doorway = Doorway(settings)
         self._reception = Reception(settings.trusted_proxies)
         starlette = Starlette(routes=list(routes), exception_handlers=_HANDLERS)
         starlette.router.redirect_slashes = False
         self._routes = BodyLimit(starlette, settings.max_body_bytes)
         self._largest_body = settings.max_body_bytes
-        self._webhooks: WebhookRoutes | None = None
-        self._guarded = SecurityHeaders(self._answer)
+        if self._webhooks is not None:
+            self._webhooks.max_body_bytes = settings.max_body_bytes
 
     def open_webhooks(self, webhooks: Webhooks) -> None:
         self._webhooks = WebhookRoutes(webhooks, self._largest_body)
@@ -87,11 +102,31 @@ class WebApp:
         try:
             response = self._enter(scope)
             if response is None:
-                await self._routes(scope, receive, send)
-                return
+                response = await self._while_let_in(scope, receive, send)
         except GatewayError as error:
             response = await _refusal_at_the_door(scope["path"], error)
-        await response(scope, receive, send)
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def _while_let_in(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """Answers until the token is no longer in force: an answer that has begun ends there, and what has
+        not begun is refused."""
+        has_begun = has_ended = False
+
+        async def begun(message: Message) -> None:
+            nonlocal has_begun, has_ended
+            has_begun = True
+            await send(message)
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body")
+
+        with self.identities.lasting(scope["state"]["identity"]) as lasting:
+            await self._routes(scope, receive, begun)
+        if not lasting.cancelled_caught or has_ended:
+            return None
+        if not has_begun:
+            return _told(scope["path"], Unauthorized())
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return None
 
     def _enter(self, scope: Scope) -> ASGIApp | None:
         """What is answered without any route; None once the visitor may go on to them."""
@@ -101,14 +136,15 @@ class WebApp:
         if path == "/healthz":
             _require_read(method)
             return json_response(Alive(status="ok"))
-        identity = self._identities.of_visitor(visitor, sends_any=path.startswith(OPENAI))
+        identity = self.identities.of_visitor(visitor, sends_any=path.startswith(OPENAI))
         if path == "/readyz":
             _require_read(method)
             may_know = identity is not None and may(identity.principal, "read")
-            return Readiness(self._ready, tells_why=may_know)
+            return Readiness(self._ready, may_know, self.degraded)
         if identity is None:
             raise Unauthorized
         scope["state"]["principal"] = identity.principal
+        scope["state"]["identity"] = identity
         return None
 
 
@@ -191,7 +227,7 @@ async def _do(registry: Registry, method: Method, request: Request) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     if failure_of(error) is INTERNAL:
-        log.error("a route failed", extra={"path": request.url.path}, exc_info=error)
+        log.error("route_failed", extra={"path": request.url.path}, exc_info=error)
     return _told(request.url.path, error)
 
 
@@ -234,10 +270,48 @@ def build(
     *,
     ready: Ready,
     clock: Clock,
-    routes: Sequence[BaseRoute] = (),
+    routes: Routes = (),
     identities: Identities | None = None,
 ) -> WebApp:
     """The whole front door. `identities` is given by whoever wants to replace tokens later."""
     known = identities or Identities(settings, clock)
     sockets = Sockets(settings, registry, Doorway(settings), known)
     return WebApp(settings, sockets, known, routes=routes, ready=ready)
+
+
+# --- a door without rooms behind it ---------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Refuses whatever is asked, because of what `why` says now; implements the port Webhooks."""
+
+    why: Callable[[], str]
+
+    def largest_body(self, channel: str) -> int | None:
+        raise StoreUnavailable(self.why())
+
+    async def receive(self, call: WebhookCall) -> WebhookAnswer:
+        raise StoreUnavailable(self.why())
+
+    async def route(self, _request: Request) -> Response:
+        raise StoreUnavailable(self.why())
+
+    async def method(self, _call: Call, _params: Params) -> object:
+        raise StoreUnavailable(self.why())
+
+    async def reasons(self) -> Sequence[str]:
+        return [self.why()]
+
+
+def build_closed(
+    settings: WebSettings, methods: Iterable[Method], clock: Clock, why: Callable[[], str]
+) -> WebApp:
+    """Alive, not ready, and shut: for a gateway whose store does not answer yet."""
+    closed, known = Shut(why), tuple(methods)
+    registry = Registry(known, {one.name: closed.method for one in known})
+    routes = [Route("/{path:path}", closed.route, methods=_ALL_VERBS)]
+    app = build(settings, registry, ready=closed.reasons, clock=clock, routes=routes)
+    app.open_webhooks(closed)
+    return app
+
+
+_ALL_VERBS = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]

@@ -21,7 +21,7 @@ from gateway.domain.agents import Address, address_in
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbox import Accepted, Inbound, RunRecord
-from gateway.domain.mcp import CLIENT, Client, Door
+from gateway.domain.mcp import CLIENT, Door, McpClient
 from gateway.domain.messages import Node
 from gateway.domain.ports import Ids
 from gateway.domain.sessions import Path, SessionQuery
@@ -66,6 +66,7 @@ class ChatMethods:
         if params.idempotency_key is not None:
             same = differing(params)
             del same["idempotency_key"]
+            same.pop("traceparent", None)
             fingerprint = encode({**same, "account": account}).decode()
         address = address_in(params.channel, account, params.peer, is_raw=False)
         inbound = Inbound(
@@ -75,12 +76,13 @@ class ChatMethods:
             fingerprint=fingerprint,
             requested_agent=params.agent,
             limits=differing(params.limits) if params.limits else {},
+            traceparent=params.traceparent or call.peer.traceparent,
         )
         route = reachable_route(self.front, principal, inbound)
         if params.context_id is not None:
             node = await self.front.node(route.session_key, NodeId(params.context_id))
             inbound = replace(inbound, context_id=node.id)
-        accepted = await self.front.intake.accept(inbound)
+        accepted = await self.front.intake.accept(inbound, route)
         if not accepted.duplicate:
             run = self.front.live.get(accepted.run_id)
             if run is not None:
@@ -98,7 +100,7 @@ class ChatMethods:
         run = await find_run(self.front, call.principal, params.run_id)
         require_own(call.principal, key_of(run))
         if isinstance(run, LiveRun):
-            self.front.abort(run, at_once=params.mode == "immediate")
+            await self.front.abort(run, at_once=params.mode == "immediate")
         return api.Aborted(run_id=params.run_id, aborted=isinstance(run, LiveRun))
 
     async def chat_history(self, call: Call, params: api.ChatHistory) -> api.HistoryPage:
@@ -276,27 +278,30 @@ class ChatApi:
         if not body.message.strip():
             raise InvalidRequest("message: is empty")
         principal = require_scope(request, "chatting", "chat")
-        accepted = await self._accept(body, principal, key_of_header(request))
+        accepted = await self._accept(body, principal, request)
         run = await run_with_log(self.front, accepted.run_id)
         headers = {"x-exogate-run": accepted.run_id}
         if body.stream or "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
         return self._answer(accepted, await whole(run), headers)
 
-    async def _accept(self, body: http.ChatBody, principal: Principal, key: str | None) -> Accepted:
+    async def _accept(
+        self, body: http.ChatBody, principal: Principal, request: Request
+    ) -> Accepted:
         conversation = body.conversation_id or self.ids.new()
         same = asdict(body)
         del same["stream"]
         inbound = Inbound(
             address=Address(CHANNEL, principal.name, conversation),
             content=body.message,
-            key=key,
+            key=key_of_header(request),
             fingerprint=encode(same).decode(),
             requested_agent=body.agent,
             limits=differing(body.limits) if body.limits else {},
+            traceparent=request.headers.get("traceparent"),
         )
-        reachable_route(self.front, principal, inbound)
-        return await self.front.intake.accept(inbound)
+        route = reachable_route(self.front, principal, inbound)
+        return await self.front.intake.accept(inbound, route)
 
     def _answer(
         self, accepted: Accepted, events: Sequence[Mapping[str, Any]], headers: Mapping[str, str]
@@ -431,7 +436,7 @@ class McpDoor:
         principal = require_scope(request, "MCP", "chat")
         body = await request.body()
         parse_json(body, JSON_DEPTH)
-        scope["state"][CLIENT] = Client(principal.name, principal.agents)
+        scope["state"][CLIENT] = McpClient(principal.name, principal.agents)
         read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def once_more() -> Message:

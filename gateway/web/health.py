@@ -16,8 +16,9 @@ RETRY_AFTER_S = "2"
 PROBE_EVERY_S = 5.0  # if nobody asks
 KNOWN_S = 0.25  # so long a probe counts that found nothing
 AGAIN_S = 1.0  # so long one that failed
+STALE_S = 30.0  # a store that was silent for so long may be silent for ever
 SLOW_S = 0.5  # a store that takes longer cannot commit now
-SILENT = "the store does not answer: look for a program that locks it, or at the disk"
+SILENT = "the store does not answer: look at its server or its disk, or for a program that locks it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Readiness:
 
     ready: Ready
     tells_why: bool
+    degraded: Callable[[], Sequence[str]] = tuple
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reasons = await self.ready()
@@ -34,7 +36,8 @@ class Readiness:
             why = NotReady(status="not_ready", reasons=told)
             response = json_response(why, 503, {"retry-after": RETRY_AFTER_S})
         else:
-            response = json_response(ReadyForWork(status="ready"))
+            degraded = list(self.degraded()) or None
+            response = json_response(ReadyForWork(status="ready", degraded=degraded))
         await response(scope, receive, send)
 
 
@@ -45,6 +48,7 @@ class Health:
     starting: bool = True
     draining: bool = False
     store: str | None = None
+    degraded: Callable[[], Sequence[str]] = tuple  # what does not work, and keeps no work away
 
     def reasons(self) -> Sequence[str]:
         said = (
@@ -83,6 +87,10 @@ class StoreWatch:
             self._probed_at = self.clock.monotonic()
             self._probed.set()
             self._probed = anyio.Event()
+
+    def is_alive(self) -> bool:
+        """Whether the store, however it is, answered not long ago."""
+        return self.clock.monotonic() - self._probed_at < STALE_S
 
     async def reasons(self) -> Sequence[str]:
         """Those of `Health`, with what the store can do now."""

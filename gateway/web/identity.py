@@ -1,11 +1,14 @@
 """Who is asking, and what may they: bearer tokens, the local operator, scopes, failed attempts."""
 
-import hmac
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
+from datetime import datetime
 from typing import TypeVar
+
+from anyio import CancelScope, Event
 
 from gateway.api.errors import Forbidden, TooManyFailures, Unauthorized
 from gateway.domain.agents import OWN_CHANNELS
@@ -13,11 +16,15 @@ from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Audit, Clock
-from gateway.web.settings import WebSettings
+from gateway.domain.tokens import PREFIX, CreatedToken, digest_of, is_created, is_intact
+from gateway.web.settings import TokenDef, WebSettings
 from gateway.web.wire.visitors import IpAddress, Visitor, place_of
 
+log = logging.getLogger(__name__)
+
 SCOPES = frozenset({"chat", "read", "admin", "impersonate", "metrics"})
-_AGENT = "agent:"
+AGENT = "agent:"
+LOOK_S = 0.5  # between two looks at the clock, while some token expires
 T = TypeVar("T")
 
 
@@ -32,8 +39,8 @@ class Principal:
 
 def principal(name: str, scopes: frozenset[str]) -> Principal:
     """Sorts `agent:<id>` out of the scopes of a token."""
-    agents = frozenset(s.removeprefix(_AGENT) for s in scopes if s.startswith(_AGENT))
-    return Principal(name, frozenset(s for s in scopes if not s.startswith(_AGENT)), agents or None)
+    agents = frozenset(s.removeprefix(AGENT) for s in scopes if s.startswith(AGENT))
+    return Principal(name, frozenset(s for s in scopes if not s.startswith(AGENT)), agents or None)
 
 
 LOCAL = Principal("local", SCOPES)
@@ -142,6 +149,8 @@ class FailedAttempts:
     def _note(self, peer: str) -> None:
         at = self._clock.now()
         times = self._recurrences.worth(peer, at)
+        if times:
+            log.warning("login_refused", extra={"peer": peer, "times": times})
         if times and self._audit is not None:
             self._audit.append_soon(Deed(at, "login.refused", peer, {"times": times}))
 
@@ -153,34 +162,115 @@ def _keep(kept: dict[str, T], peer: str, value: T, limit: int) -> None:
         del kept[next(iter(kept))]  # the oldest: memory is bounded whatever comes
 
 
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a token of somebody gives."""
+
+    principal: Principal
+    expires_at: datetime | None = None
+
+
 class Identities:
-    """Tokens in force. `replace` puts others in force at once and tells whoever asked to know."""
+    """Tokens in force, by digest: those of the settings, and those that were created since. Whoever asked to
+    know is told when one is in force no more."""
 
-    def __init__(self, settings: WebSettings, clock: Clock, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        settings: WebSettings,
+        clock: Clock,
+        audit: Audit | None = None,
+        used: Callable[[bytes], None] = lambda digest: None,
+    ) -> None:
         self._attempts = FailedAttempts(settings, clock, audit=audit)
+        self._clock, self._used = clock, used
         self._changed: list[Callable[[], None]] = []
-        self._known: tuple[tuple[bytes, Principal], ...] = ()
-        self._near_is_local = False
-        self._take(settings)
+        self._open: dict[CancelScope, Identity] = {}
+        self._known: dict[bytes, Credential] = {}
+        self._created: Sequence[CreatedToken] = ()
+        self._settings, self._renewed = settings, Event()
+        self._take()
 
-    def _take(self, settings: WebSettings) -> None:
-        known = [
-            (_proof(token.secret), principal(token.name, token.scopes)) for token in settings.tokens
-        ]
+    def _take(self) -> None:
+        settings = self._settings
+        known = {
+            one.digest: Credential(
+                principal(one.name, settings.reach(one.name, one.scopes)), one.expires_at
+            )
+            for one in self._created
+            if one.revoked_at is None
+        }
+        known |= {
+            digest_of(one.secret): Credential(principal(one.name, one.scopes), one.expires_at)
+            for one in settings.tokens
+        }
         if settings.operator_secret is not None:
-            known.append((_proof(settings.operator_secret), OPERATOR))
+            known[digest_of(settings.operator_secret)] = Credential(OPERATOR)
         if settings.cli_secret is not None:
-            known.append((_proof(settings.cli_secret), LOCAL))
-        self._known = tuple(known)
+            known[digest_of(settings.cli_secret)] = Credential(LOCAL)
+        self._known = known
         self._near_is_local = not settings.has_tokens
+        # A token of the file may look like a created one, and have no checksum.
+        looks = [one.secret for one in settings.tokens if is_created(one.secret)]
+        self._are_checked = all(map(is_intact, looks))
 
     def replace(self, settings: WebSettings) -> None:
-        self._take(settings)
+        """Puts others in the place of those of the settings."""
+        self._settings = settings
+        self._renew()
+
+    def replace_created(self, tokens: Sequence[CreatedToken]) -> None:
+        self._created = tokens
+        self._renew()
+
+    def _renew(self) -> None:
+        self._take()
+        self._close_lost()
+        self._renewed.set()
+        self._renewed = Event()
+
+    async def watch(self) -> None:
+        """Ends what goes on by a token that expires, until it is cancelled. Looks often, for a clock may be
+        set; without such a token it waits."""
+        while True:
+            if (end := self._next_expiry()) is None:
+                await self._renewed.wait()
+                continue
+            while (now := self._clock.now()) < end:
+                await self._clock.sleep(min(LOOK_S, (end - now).total_seconds()))
+                end = self._next_expiry() or now
+            self._close_lost()
+
+    def _next_expiry(self) -> datetime | None:
+        """The first of those to come."""
+        now = self._clock.now()
+        ends = (one.expires_at for one in self._known.values())
+        return min((end for end in ends if end is not None and end > now), default=None)
+
+    def _close_lost(self) -> None:
+        """Ends what goes on by a token that is no longer in force."""
         for changed in self._changed:
             changed()
+        for scope, identity in tuple(self._open.items()):
+            if not self.holds(identity):
+                scope.cancel()
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._changed.append(changed)
+
+    @contextmanager
+    def lasting(self, identity: Identity) -> Iterator[CancelScope]:
+        """What is done inside is cancelled when the identity is lost."""
+        with CancelScope() as scope:
+            self._open[scope] = identity
+            try:
+                yield scope
+            finally:
+                del self._open[scope]
+
+    @property
+    def of_file(self) -> Sequence[TokenDef]:
+        """The tokens of the settings."""
+        return self._settings.tokens
 
     def of_visitor(self, visitor: Visitor, *, sends_any: bool = False) -> Identity | None:
         """By its header, or as the local operator; None if it brought nothing. `sends_any`: its kind
@@ -194,20 +284,26 @@ class Identities:
         scheme, _, token = visitor.authorization.partition(" ")
         is_bearer = scheme.lower() == "bearer" and "authorization" not in visitor.repeated
         token = token.strip() if is_bearer else ""
-        if sends_any and is_local and token and self._principal(_proof(token)) is None:
+        may_be_any = sends_any and is_local
+        if may_be_any and self._says_nothing(token):
             return Identity(LOCAL)
         return self.of_token(token, visitor)
+
+    def _says_nothing(self, token: str) -> bool:
+        """Whether a key is none of ours, nor was ever one, nor is one that is mistyped."""
+        return bool(token) and not token.startswith(PREFIX) and self._found(token) is None
 
     def of_token(self, token: str, visitor: Visitor) -> Identity:
         """A valid token is let in, also from an address where somebody guesses.
 
         Raises Unauthorized, TooManyFailures.
         """
-        proof = _proof(token)
-        found = self._principal(proof)
+        found = self._found(token)
         if found is None:
             raise self._attempts.refusal(visitor.client)
-        return Identity(found, proof)
+        digest, owner = found
+        self._used(digest)
+        return Identity(owner, digest)
 
     def holds(self, identity: Identity) -> bool:
         """Whether it would be given again now."""
@@ -215,13 +311,17 @@ class Identities:
             return self._near_is_local
         return self._principal(identity.proof) == identity.principal
 
-    def _principal(self, proof: bytes) -> Principal | None:
-        found = None
-        for known, owner in self._known:  # all of them, so that time tells nothing
-            if hmac.compare_digest(known, proof):
-                found = owner
-        return found
+    def _found(self, token: str) -> tuple[bytes, Principal] | None:
+        """Time tells nothing of a token that is looked up by its digest."""
+        if self._are_checked and is_created(token) and not is_intact(token):
+            return None  # mistyped
+        digest = digest_of(token)
+        owner = self._principal(digest)
+        return None if owner is None else (digest, owner)
 
-
-def _proof(secret: str) -> bytes:
-    return sha256(secret.encode("utf-8", "surrogatepass")).digest()
+    def _principal(self, digest: bytes) -> Principal | None:
+        known = self._known.get(digest)
+        if known is None:
+            return None
+        is_over = known.expires_at is not None and known.expires_at <= self._clock.now()
+        return None if is_over else known.principal

@@ -1,6 +1,7 @@
 """/v1: agents for clients that speak as to OpenAI; what an agent does with its tools stays inside."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -222,11 +223,11 @@ class OpenAiApi:
         asked = read_body(api.Completion, await request.body(), "a model and messages")
         refuse_what_would_be_ignored(asked)
         agent, key = self._agent(principal, asked.model), key_of_header(request)
-        session = request.headers.get("x-exogate-session")
+        session, trace = map(request.headers.get, ("x-exogate-session", "traceparent"))
         if session is None:
-            run: Run = self._begun(asked, agent, principal, key)
+            run: Run = self._begun(asked, agent, principal, key, trace=trace)
         else:
-            run = await self._said(asked, principal, session, key)
+            run = await self._said(asked, principal, session, key, trace=trace)
         is_nobodys = session is None and key is None
         nobodys = run if is_nobodys and isinstance(run, LiveRun) else None
         return await _Answering(self, run, asked, nobodys).answer(request)
@@ -249,7 +250,13 @@ class OpenAiApi:
         return api.Model(id=agent.id, created=self.started)
 
     def _begun(
-        self, asked: api.Completion, agent: AgentDef, principal: Principal, key: str | None
+        self,
+        asked: api.Completion,
+        agent: AgentDef,
+        principal: Principal,
+        key: str | None,
+        *,
+        trace: str | None,
     ) -> LiveRun:
         text, digest = question_of(asked), ""
         if key is not None:
@@ -266,11 +273,18 @@ class OpenAiApi:
             max_tokens=asked.most_tokens,
             key=key,
             fingerprint=digest,
+            traceparent=trace,
         )
         return self.stateless.begin(question)
 
     async def _said(
-        self, asked: api.Completion, principal: Principal, session: str, key: str | None
+        self,
+        asked: api.Completion,
+        principal: Principal,
+        session: str,
+        key: str | None,
+        *,
+        trace: str | None,
     ) -> Run:
         """In a conversation of ours, where what was said before is known."""
         if not 0 < len(session) <= 256:
@@ -285,6 +299,7 @@ class OpenAiApi:
             key=key,
             fingerprint=encode([asked.model, session, text]).decode(),
             requested_agent=asked.model,
+            traceparent=trace,
         )
         accepted = await self.front.intake.accept(inbound)
         return await run_with_log(self.front, accepted.run_id)
@@ -318,11 +333,10 @@ class _Answering:
 
     async def answer(self, request: Request) -> Response:
         events = self.door.events(self.run)
-        try:
+        with ExitStack() as left:
+            left.callback(self._let_go)
             await _unless_left(request, lambda: self._begin(events))
-        except BaseException:
-            self._let_go()
-            raise
+            left.pop_all()
         headers = {"x-exogate-run": self._run_id}
         if not self.is_begun and (failed := self._failure()):
             if not self.telling.is_too_late:

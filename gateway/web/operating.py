@@ -1,178 +1,35 @@
-"""budget.*, audit.*, channel.*, pair.*: what was spent, what changed authority, how channels fare, who may talk."""
+"""audit.*, channel.*, cluster.*, pair.*: what changed authority, how channels fare, who may talk."""
 
-import csv
-import io
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic_core import from_json, to_jsonable_python
-from starlette.requests import Request
-from starlette.responses import Response
+from anyio import to_thread
+from pydantic_core import from_json
 
 from gateway.api import operating as api
-from gateway.api.declarations import Params, build, plain
+from gateway.api.declarations import Params, build
 from gateway.api.errors import InvalidParams
-from gateway.api.http import RECORDS, RecordsQuery
-from gateway.domain.budgets import (
-    Budgets,
-    Limit,
-    RecordQuery,
-    Resync,
-    Scope,
-    Tally,
-    TokenRecord,
-    Unit,
-    day_of,
-    shown,
-)
+from gateway.codec import decode
+from gateway.domain.backups import Backup
 from gateway.domain.channels import Approvals, ChannelStatus, Pairing
+from gateway.domain.cluster import Standing
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEntry
+from gateway.domain.ids import RunId
 from gateway.domain.inbox import HeardMessage
+from gateway.domain.logs import Line, LogFilter, merged, told
 from gateway.domain.outbox import Delivery
-from gateway.domain.ports import Audit, ChannelStore, Clock, Ledger, Outbox
-from gateway.sessions.intake import Front
-from gateway.web.asgi import Described, query_of, require_scope
-from gateway.web.identity import Principal, may_use, visible_key
-from gateway.web.responses import json_response
+from gateway.domain.ports import Audit, ChannelStore, Clock, Inbox, Outbox
+from gateway.domain.text import moment_ago
 from gateway.web.rpc import Call
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 LONGEST_TEXT = 4_000  # characters of a letter that are shown
 WAITING = frozenset({"pending", "sending"})
 DEAD = frozenset({"unknown", "failed"})
-
-
-class Metering(Protocol):
-    budgets: Budgets
-    clock: Clock
-
-    async def resync(self, actor: str) -> Resync: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetMethods:
-    front: Front
-    spending: Ledger
-    meter: Metering
-
-    async def periods(self) -> list[api.BudgetRow]:
-        """The rows of the day and the month."""
-        return await self._rows(self._scopes())
-
-    async def everything(self) -> list[api.BudgetRow]:
-        """With those of each agent."""
-        return await self._rows(self._scopes(self.front.agents))
-
-    def _scopes(self, agents: Iterable[str] = ()) -> list[Scope]:
-        day = day_of(self.meter.clock.now())
-        own = [Scope("agent", name) for name in sorted(agents)]
-        return [Scope("day", day), Scope("month", day[:7]), *own]
-
-    async def _rows(self, scopes: Sequence[Scope]) -> list[api.BudgetRow]:
-        """A row for each scope and unit that has a limit; without one, its tokens."""
-        tallies = await self.spending.tallies(scopes)
-        rows: list[api.BudgetRow] = []
-        for scope, tally in zip(scopes, tallies, strict=True):
-            rows += budget_rows(scope, tally, self.meter.budgets.limit(tally.scope))
-        return rows
-
-    async def budget_status(self, call: Call, params: api.BudgetOf) -> api.BudgetStatus:
-        scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
-        if params.session_key is not None:
-            key = visible_key(call.principal, params.session_key)
-            scopes.insert(0, Scope("session", str(key)))
-        return api.BudgetStatus(budgets=await self._rows(scopes))
-
-    async def budget_resync(self, call: Call, _: Params) -> api.BudgetResync:
-        done = await self.meter.resync(call.principal.name)
-        return build(api.BudgetResync, done, changed=done.is_changed, was=done.was or None)
-
-    def routes(self) -> Sequence[Described]:
-        return (Described(RECORDS, self.table),)
-
-    async def table(self, request: Request) -> Response:
-        principal = require_scope(request, "looking at records", "read")
-        params = query_of(request, RecordsQuery)
-        accepted = "csv" if "text/csv" in request.headers.get("accept", "") else "json"
-        page = await self._page(principal, params)
-        if (params.format or accepted) == "json":
-            return json_response(page)
-        headers = {"x-exogate-more": str(page.more).lower()}
-        return Response(as_csv(page.records), headers=headers, media_type="text/csv")
-
-    async def budget_records(self, call: Call, params: api.BudgetRecords) -> api.SpendingPage:
-        return await self._page(call.principal, params)
-
-    async def _page(self, principal: Principal, params: api.BudgetRecords) -> api.SpendingPage:
-        page = await self.spending.records(_query(principal, params))
-        return api.SpendingPage(
-            records=[spending_record(one) for one in page.records], more=page.more
-        )
-
-
-def budget_rows(wanted: Scope, tally: Tally, limit: Limit) -> Sequence[api.BudgetRow]:
-    """A row for each unit that is bounded; without any, one for tokens."""
-    scope, why = tally.scope, _why_ahead(wanted, tally.scope)
-    bounds: Sequence[tuple[Unit, int | None]] = limit.bounds() or [("tokens", None)]
-    return [
-        api.BudgetRow(
-            scope=str(scope),
-            limit=None if bound is None else shown(unit, bound),
-            used=shown(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd),
-            reserved=shown(unit, tally.held.tokens if unit == "tokens" else tally.held.nano_usd),
-            period_start=scope.period_start or tally.since,
-            resets_at=scope.resets_at,
-            unit=unit,
-            why=why,
-        )
-        for unit, bound in bounds
-    ]
-
-
-def _why_ahead(wanted: Scope, counted: Scope) -> str | None:
-    """Why another day or month counts than that of the clock."""
-    if counted == wanted:
-        return None
-    return (
-        f"the clock was at {counted.name} before, and says {wanted.name} now: spending goes on to "
-        f"count in {counted.name}, so that nothing that was spent is free again. If {wanted.name} is "
-        "right, run `exogate budget resync`"
-    )
-
-
-def _query(principal: Principal, params: api.BudgetRecords) -> RecordQuery:
-    """Who may reach some agents only asks for one of them."""
-    key = None if params.session_key is None else visible_key(principal, params.session_key)
-    agent = params.agent
-    if principal.agents is not None and key is None:
-        if agent is None:
-            raise InvalidParams("agent: your token reaches some agents only; say which")
-        if agent not in principal.agents:
-            raise NotFound(f"agent {agent[:64]!r}")
-    return build(RecordQuery, params, session_key=key, since=params.from_, until=params.to)
-
-
-def spending_record(one: TokenRecord) -> api.SpendingRecord:
-    agent, cost = one.session_key.agent, shown("usd", one.nano_usd)
-    return build(api.SpendingRecord, one, timestamp=one.at, agent_id=agent, cost_estimate_usd=cost)
-
-
-def as_csv(rows: Sequence[api.SpendingRecord]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [name for name, _ in api.SpendingRecord.defaults])
-    writer.writeheader()
-    for row in rows:
-        shown = to_jsonable_python(plain(row))
-        writer.writerow({name: _no_formula(value) for name, value in shown.items()})
-    return text.getvalue()
-
-
-def _no_formula(value: object) -> object:
-    """Names that users choose must not be run by the spreadsheet that opens them."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +60,68 @@ class AuditMethods:
 def _verdict(last: AuditEntry | None, why: str | None) -> api.AuditVerdict:
     entries, head = (last.seq, last.hash) if last else (0, None)
     return api.AuditVerdict(ok=why is None, entries=entries, head=head, why=why)
+
+
+@dataclass(frozen=True, slots=True)
+class LogMethods:
+    read: Callable[[LogFilter], Iterable[Line]]  # what the files hold
+    inbox: Inbox
+    clock: Clock
+
+    async def logs_tail(self, call: Call, params: api.TailLogs) -> api.LogPage:
+        try:
+            since = moment_ago(params.since, self.clock.now()) if params.since else None
+        except ValueError as error:
+            raise InvalidParams(str(error)) from None
+        about = (params.run, params.session, params.channel, params.event)
+        wanted, most = LogFilter(since, params.level, *about), params.limit
+
+        def newest() -> deque[Line]:
+            return deque(self.read(wanted), most + 1)
+
+        lines = await to_thread.run_sync(newest)
+        if params.run is not None:
+            with suppress(NotFound):
+                story = told(await self.inbox.story(RunId(params.run)), decode)
+                lines = deque(merged(lines, filter(wanted.fits, story)), most + 1)
+        shown: list[object] = [*lines]
+        return api.LogPage(lines=shown[-most:], more=len(shown) > most)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMethods:
+    standing: Callable[[], Awaitable[Standing]] | None  # None: nobody shares the store
+    clock: Clock
+
+    async def cluster_status(self, call: Call, params: Params) -> api.ClusterStatus:
+        if self.standing is None:
+            return api.ClusterStatus(nodes=[], partitions=[], lag_s=0.0, degraded=[])
+        now, found = self.clock.now(), await self.standing()
+        owned = Counter(one.node for one in found.state.leases)
+        return api.ClusterStatus(
+            nodes=[
+                api.ClusterNodeState(
+                    node=one.presence.node,
+                    seen_at=one.seen_at,
+                    partitions=owned[one.presence.node],
+                    ready=one.presence.is_ready,
+                    config=one.presence.config,
+                )
+                for one in found.state.members
+            ],
+            partitions=[
+                api.PartitionState(
+                    partition=one.lease.partition,
+                    node=one.node,
+                    epoch=one.lease.epoch,
+                    expires_at=one.expires_at,
+                    pending=found.pending.get(one.lease.partition, 0),
+                )
+                for one in found.state.leases
+            ],
+            lag_s=round(found.lag_s(now), 3),
+            degraded=list(found.degraded),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,3 +249,18 @@ class PairMethods:
 def _paired(one: Pairing) -> api.Paired:
     expires_at = one.expires_at if one.state == "asked" else None
     return build(api.Paired, one, owner=one.is_owner, expires_at=expires_at)
+
+
+class BackupsMade(Protocol):
+    async def __call__(self, path: Path | None, *, with_secrets: bool, by: str) -> Backup: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackupMethods:
+    create: BackupsMade
+
+    async def backup_create(self, call: Call, params: api.CreateBackup) -> api.BackupCreated:
+        path = Path(params.file) if params.file else None
+        by = call.principal.name
+        made = await self.create(path, with_secrets=params.with_secrets, by=by)
+        return build(api.BackupCreated, made, made.manifest, made.manifest.store)

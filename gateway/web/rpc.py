@@ -26,6 +26,7 @@ from gateway.api.errors import (
     failure_of,
 )
 from gateway.api.methods import METHODS
+from gateway.codec import has_more_values
 from gateway.domain.errors import GatewayError
 from gateway.domain.inbox import RunRecord
 from gateway.domain.supervision import survives
@@ -77,6 +78,10 @@ class Peer(Protocol):
     @property
     def is_open(self) -> bool: ...
 
+    @property
+    def traceparent(self) -> str | None:
+        """Of the handshake."""
+
     def notify(self, method: str, params_json: bytes) -> None: ...
 
     def follow(self, run: LiveRun, find: FindRun) -> None:
@@ -113,7 +118,7 @@ def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
         try:
             callback()
         except Exception:  # the JSON-RPC edge: one bad callback ends nothing else
-            log.exception("a callback of a connection failed")
+            log.exception("connection_callback_failed")
 
 
 # A handler that is a plain function is run without any task: it must be quick.
@@ -174,8 +179,10 @@ def parse_json(data: bytes | str, max_depth: int = 64) -> object:
 
     Raises InvalidJson, also for NaN, numbers beyond a double, lone surrogates and too many values.
     """
-    if len(data) > MOST_VALUES and _is_crowded(data):
-        raise InvalidJson(f"not valid JSON: more than {MOST_VALUES} values")
+    if len(data) > MOST_VALUES:
+        text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+        if has_more_values(text, MOST_VALUES):
+            raise InvalidJson(f"not valid JSON: more than {MOST_VALUES} values")
     try:
         value: object = from_json(data, allow_inf_nan=False)
     except (ValueError, TypeError) as error:  # TypeError: a str that cannot be UTF-8
@@ -200,23 +207,6 @@ def _check_inside(value: object, max_depth: int) -> None:
             return
         level = below
     raise InvalidJson(f"not valid JSON: nested deeper than {max_depth} levels")
-
-
-def _is_crowded(data: bytes | str) -> bool:
-    """Counts before anything is parsed: the parser cannot be interrupted, and blocks every other
-    thread."""
-    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    if _values(text) <= MOST_VALUES:
-        return False
-    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') > 4 * MOST_VALUES:  # two for a string, which is a value or its key
-        return True
-    return _values(b"".join(bare.split(b'"')[::2])) > MOST_VALUES
-
-
-def _values(text: bytes) -> int:
-    """All of them are members, items or nested, if no string is among them."""
-    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
@@ -310,8 +300,20 @@ def invalid_params(error: ValidationError, kind: type[Params]) -> InvalidParams:
         if problem["type"] == "unexpected_keyword_argument":
             known = [name.rstrip("_") for name, _ in kind.defaults] if len(place) == 1 else ()
             what = "unknown parameter" + did_you_mean(str(place[-1]), known)
+            place = (*without_branches(place[:-1]), place[-1])
+        else:
+            place = without_branches(place)
         problems.append((".".join(str(part)[:100] for part in place), what))
     return InvalidParams("; ".join(f"{where}: {what}" for where, what in problems), problems)
+
+
+def without_branches(place: Sequence[int | str]) -> tuple[int | str, ...]:
+    """Where several kinds of values may stand, pydantic puts its name of the kind into the path."""
+    return tuple(
+        part
+        for at, part in enumerate(place)
+        if at == 0 or isinstance(part, int) or not ("[" in part or part[:1].isupper())
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -358,5 +360,5 @@ async def answer(prepared: Prepared, call: Call) -> bytes:
 
 def _failed(request: Request, error: BaseException) -> bytes:
     if failure_of(error) is INTERNAL:
-        log.error("rpc method failed", extra={"method": request.method}, exc_info=error)
+        log.error("rpc_method_failed", extra={"method": request.method}, exc_info=error)
     return encode_error(request.id, error)

@@ -23,8 +23,16 @@ from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.sessions import IMPORTED, ImportRefused, SessionQuery, SessionRecord, Summary
-from gateway.memory.compaction import CLOSING, OPENING, summary_message, summary_text
-from gateway.memory.window import Exchange, exchanges_of, message_tokens, summary_of
+from gateway.memory.compaction import summary_message
+from gateway.memory.context import (
+    SUMMARY_CLOSING,
+    SUMMARY_OPENING,
+    Exchange,
+    exchanges_of,
+    message_tokens,
+    summary_of,
+    summary_text,
+)
 from gateway.memory.wording import files_and_symbols
 from gateway.sessions.intake import Front
 from gateway.web.identity import Principal, may, own_key, require_own, visible_key
@@ -302,7 +310,7 @@ def _recent(exchanges: Sequence[Exchange], named: Summary, room: int) -> Sequenc
 
 def _without_decisions(summary: Summary | None) -> str:
     told = summary_text(replace(summary, decisions=()), _ALL) if summary else ""
-    return told.removeprefix(f"{OPENING}\n").removesuffix(f"\n{CLOSING}")
+    return told.removeprefix(f"{SUMMARY_OPENING}\n").removesuffix(f"\n{SUMMARY_CLOSING}")
 
 
 def _folded(exchange: Exchange) -> list[OracleExchange]:

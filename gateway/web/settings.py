@@ -1,8 +1,13 @@
 """What the front door is told by its owner: addresses, credentials and limits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 RESERVED_NAMES = frozenset({"local", "operator"})
+
+
+Reach = Callable[[str, frozenset[str]], frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +17,7 @@ class TokenDef:
     name: str
     secret: str = field(repr=False)
     scopes: frozenset[str] = frozenset({"chat"})
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class WebSettings:
     tokens: tuple[TokenDef, ...] = ()
     operator_secret: str | None = field(default=None, repr=False)  # `[gateway] token`
     cli_secret: str | None = field(default=None, repr=False)  # what our own command line presents
+    # Scopes of a token that was created, narrowed to agents that it may reach by its name.
+    reach: Reach = field(default=lambda name, scopes: scopes, compare=False, repr=False)
     allowed_origins: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks
 

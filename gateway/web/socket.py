@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVarTuple
 
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import checkpoint
 
 from gateway.api.errors import (
@@ -18,13 +21,13 @@ from gateway.api.errors import (
 from gateway.api.operating import Auth, Introduced
 from gateway.domain.errors import Busy, GatewayError
 from gateway.domain.inbox import RunRecord
+from gateway.domain.supervision import contained, survives
 from gateway.sessions.runs import LiveRun
 from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.wire.http import Handshake
-from gateway.web.wire.server import Workers
 from gateway.web.wire.visitors import Doorway, Reception, Visitor
 
 log = logging.getLogger(__name__)
@@ -32,13 +35,84 @@ log = logging.getLogger(__name__)
 PATH = "/ws"
 UNAUTHORIZED = 4401
 NOT_UTF8 = 1007
+KEPT_IDLE = 256  # workers
 BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 CHAT_EVENT = rpc.NOTIFICATION.replace(b"%b", b"chat.event", 1)
+Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
+Args = TypeVarTuple("Args")
 _BUSY = Busy("too many running calls; this one was not started")
 _TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
 _BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")
+
+
+class Workers:
+    """Tasks that are kept and used again: a call that waits costs a wake-up, not a new task. Jobs start in
+    the order in which they are given; their tasks live in the group of `run`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._group: TaskGroup | None = None
+        self._idle: list[asyncio.Future[Job]] = []
+        self._busy = 0
+        self._rested: anyio.Event | None = None  # of whoever waits until no job is at work
+
+    @property
+    def busy(self) -> int:
+        return self._busy
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Works until it is cancelled."""
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._group = None
+            self._idle.clear()
+
+    def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
+        """False if too many jobs are at work: the job is not taken."""
+        if self._group is None or self._busy >= self._limit:
+            return False
+        self._busy += 1
+        while self._idle:
+            waiting = self._idle.pop()
+            if not waiting.done():
+                waiting.set_result((work, args))
+                return True
+        self._group.start_soon(self._work, (work, args), name="rpc worker")
+        return True
+
+    async def rest(self) -> None:
+        """Returns once no job is at work."""
+        while self._busy:
+            self._rested = anyio.Event()
+            await self._rested.wait()
+
+    async def _work(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await contained("rpc_call", partial(job[0], *job[1]))
+            finally:
+                self._busy -= 1
+                if not self._busy and self._rested is not None:
+                    self._rested.set()
+            if len(self._idle) >= KEPT_IDLE:
+                return
+            waiting: asyncio.Future[Job] = loop.create_future()
+            self._idle.append(waiting)
+            try:
+                job = await waiting
+            except asyncio.CancelledError as error:
+                if not survives(error):
+                    raise
+                if waiting.cancelled():
+                    return  # another begins when it is needed
+                job = waiting.result()
 
 
 class Sockets:
@@ -51,12 +125,17 @@ class Sockets:
         doorway: Doorway,
         identities: Identities,
     ) -> None:
-        self.settings, self.registry, self.identities = settings, registry, identities
+        self.identities = identities
         self.workers = Workers(settings.max_calls_total)
         self.connections: set[Connection] = set()
-        self._doorway = doorway
-        self._reception = Reception(settings.trusted_proxies)
+        self.renew(settings, registry, doorway)
         identities.on_change(self.close_revoked)
+
+    def renew(self, settings: WebSettings, registry: rpc.Registry, doorway: Doorway) -> None:
+        """From now on visitors are let in so, and calls answered by these methods: also those of sockets
+        that are open."""
+        self.settings, self.registry, self._doorway = settings, registry, doorway
+        self._reception = Reception(settings.trusted_proxies)
 
     def admit(self, handshake: Handshake) -> "Entering":
         """Raises HostRefused, OriginRefused, NotHere, Unauthorized, TooManyFailures."""
@@ -109,7 +188,7 @@ class Connection:
         self.sockets.connections.add(self)
         if self.identity is not None:
             self.wire.trust()
-            self.seat = Seat(self.wire, self.identity.principal, self.sockets.workers)
+            self.seat = self._seat_of(self.identity.principal)
         else:
             self._deadline = asyncio.get_running_loop().call_later(
                 self.sockets.settings.pre_auth_timeout_s,
@@ -117,6 +196,9 @@ class Connection:
                 LAGGING,
                 "authenticate first",
             )
+
+    def _seat_of(self, principal: Principal) -> "Seat":
+        return Seat(self.wire, principal, self.sockets.workers, self.visitor.traceparent)
 
     def leave_if_revoked(self) -> None:
         if self.identity is not None and not self.sockets.identities.holds(self.identity):
@@ -137,20 +219,17 @@ class Connection:
         if seat is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
             return
-        work = frame if isinstance(frame, tuple) else self._prepare(frame, seat)
-        if work is not None:
-            self._hand_over(work, seat)
-
-    def _hand_over(self, work: rpc.Prepared | tuple[rpc.Item, ...], seat: "Seat") -> None:
-        """Gives it to a worker. With too many calls at work the socket is not read."""
+        work = self._prepare(frame, seat)
+        if work is None:
+            return
         if not self.sockets.workers.take(self._work, work, seat):
             id_ = None if isinstance(work, tuple) else work.request.id
             self.wire.out.send(rpc.encode_error(id_, _BUSY))
             return
         self._in_flight += 1
         self._unstarted += 1
-        if self._in_flight >= self.sockets.settings.max_calls:
-            self.wire.hold(CALLS)
+        if self._in_flight >= settings.max_calls:
+            self.wire.hold(CALLS)  # with too many calls at work the socket is not read
 
     def roomy(self) -> None:
         if self.seat is not None:
@@ -185,7 +264,7 @@ class Connection:
         if self.seat is None or self.seat.principal != principal:
             if self.seat is not None:
                 self.seat.leave()
-            self.seat = Seat(self.wire, principal, self.sockets.workers)
+            self.seat = self._seat_of(principal)
         if not frame.is_notification:
             self.wire.out.send(rpc.encode_result(id_, introduce(principal)))
 
@@ -205,8 +284,10 @@ class Connection:
 
     # what it asks for
 
-    def _prepare(self, item: rpc.Item, seat: "Seat") -> rpc.Prepared | None:
-        """A call that a worker runs; None if it is answered already."""
+    def _prepare(self, item: rpc.Frame, seat: "Seat") -> rpc.Prepared | tuple[rpc.Item, ...] | None:
+        """A call or a batch that a worker runs; None if it is answered already."""
+        if isinstance(item, tuple):
+            return item
         if isinstance(item, rpc.Malformed):
             self.wire.out.send(rpc.encode_error(item.id, item.error))
             return None
@@ -295,7 +376,9 @@ class Seat:
     wire: Wire
     principal: Principal
     workers: Workers
+    traceparent: str | None = None
     is_open: bool = True
+    followers: set["Follower"] = field(default_factory=set)
     _callbacks: dict[int, Callable[[], None]] = field(default_factory=dict)
     _behind: dict[str, tuple[rpc.FindRun, int]] = field(default_factory=dict)  # after which event
     _is_catching_up: bool = False
@@ -312,10 +395,11 @@ class Seat:
                 self.catch_up(run.run_id, find, seq)
                 return
             seq += 1
-        if not run.ended:
+        if self.is_open and not run.ended:
             follower = Follower(self, run, find)
-            stop = run.listen(follower, after_seq=seq, owner=self, replaced=follower.leave)
-            follower.stop, follower.forget = stop, self.on_close(stop)
+            forget = partial(self.followers.discard, follower)
+            self.followers.add(follower)
+            follower.stop = run.listen(follower, after_seq=seq, owner=self, replaced=forget)
 
     async def replay(self, run: rpc.Run, find: rpc.FindRun, after_seq: int) -> bool:
         if isinstance(run, RunRecord):
@@ -360,7 +444,7 @@ class Seat:
                 find, after_seq = self._behind.pop(run_id)
                 await self.replay(await find(run_id), find, after_seq)
         except GatewayError as error:
-            log.warning("a reader that lagged cannot be caught up", extra={"why": str(error)})
+            log.warning("reader_not_caught_up", extra={"why": str(error)})
             self.wire.close(LAGGING, "you read too slowly; resume from the last seq")
         finally:
             self._is_catching_up = False
@@ -379,6 +463,9 @@ class Seat:
         self._behind.clear()
         callbacks = tuple(self._callbacks.values())
         self._callbacks.clear()
+        for follower in self.followers:
+            follower.stop()
+        self.followers.clear()
         rpc.run_all(callbacks)
 
 
@@ -390,23 +477,18 @@ class Follower:
     seat: Seat
     run: LiveRun
     find: rpc.FindRun
-    stop: Callable[[], None] | None = None
-    forget: Callable[[], object] | None = None  # by the seat
+    stop: Callable[[], None] = lambda: None
 
     def __call__(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
         seat = self.seat
         if event and seat.is_open and not seat.wire.out.send(CHAT_EVENT % event, if_room=True):
-            if self.stop is not None:
-                self.stop()
-            self.leave()
+            self.stop()
             run = self.run
             seat.catch_up(run.run_id, self.find, run.first_seq + len(run.events) - 2)
-        elif last:
-            self.leave()
-
-    def leave(self) -> None:
-        if self.forget is not None:
-            self.forget()
+        elif not last:
+            return
+        seat.followers.discard(self)
+        self.stop = _nothing  # the other one refers to this follower
 
 
 def _nothing() -> None:

@@ -2,28 +2,32 @@
 tells of itself and of what happens."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import anyio
 
 from gateway.api import operating as api
 from gateway.api.declarations import Params, build
 from gateway.api.errors import InvalidParams
+from gateway.api.spending import BudgetRow
 from gateway.codec import decode
 from gateway.control.notices import Bus
-from gateway.control.rules import CurrentRules, RuleSet
+from gateway.control.rules import RuleSet
 from gateway.domain.agents import OWN_CHANNELS, AgentDef, SubagentDef, address_in
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.channels import ChannelStatus
-from gateway.domain.errors import GatewayError, ModelFailed, NotFound
+from gateway.domain.errors import GatewayError, ModelFailed, NotFound, StoreUnavailable
 from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import Message
+from gateway.domain.mcp import McpStatus
+from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
-from gateway.domain.ports import Ids, Model
+from gateway.domain.ports import Ids, Model, ToolScope
+from gateway.sessions.far_events import FarEvents
 from gateway.sessions.intake import Front
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal, may, may_use, sees_session, visible_key
@@ -33,6 +37,8 @@ from gateway.web.rpc import Call, Peer, did_you_mean
 QUESTION = "Answer with the single word: ready"
 MOST_TOKENS = 32
 WITHIN_S = 60.0
+COUNT_WITHIN_S = 3.0  # of a store that may be silent
+NOT_IN_USE = "; the version before stays in use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +49,36 @@ class About:
     started: float  # by the clock that never jumps
     store_url: str
     pid: int
-    origin: str
+    generation: int
+    config: Callable[[], api.ConfigState]
+
+
+class Reload(Protocol):
+    """Raises InvalidParams."""
+
+    async def __call__(self, *, dry_run: bool, path: str | None) -> api.Reloaded: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadMethods:
+    reload: Reload
+
+    async def config_reload(self, call: Call, params: api.ReloadConfig) -> api.Reloaded:
+        return await self.reload(dry_run=params.dry_run, path=params.path)
 
 
 @dataclass(frozen=True, slots=True)
 class StatusMethods:
     front: Front
     about: About
-    reasons: Callable[[], Sequence[str]]
+    reasons: Callable[[], Awaitable[Sequence[str]]]
     gate: ToolGate
     plugins: Callable[[], Sequence[PluginInfo]]
     account: Callable[[str], PluginAccount | None]
-    budget: Callable[[], Awaitable[list[api.BudgetRow]]]
+    budget: Callable[[], Awaitable[list[BudgetRow]]]
     backlog: Callable[[], Mapping[str, int]]
     channels: Callable[[], Sequence[ChannelStatus]]
-    rules: CurrentRules
+    rules: RuleSet
     trial: "ProviderTrial"
     subagents: Sequence[SubagentDef] = ()
 
@@ -67,7 +88,8 @@ class StatusMethods:
     async def status(self, call: Call, params: Params) -> api.Status:
         """What others do is shown to those who may read everything."""
         front, about = self.front, self.about
-        reasons = list(self.reasons())
+        budget, sessions = await self._counted(call.principal)
+        reasons = list(await self.reasons())
         shown = api.Status(
             version=about.version,
             uptime_s=round(front.clock.monotonic() - about.started, 3),
@@ -80,19 +102,32 @@ class StatusMethods:
         )
         if not may(call.principal, "read"):
             return shown
+        config, mcp, problems = about.config(), list(self.gate.foreign.statuses()), self._problems()
+        told = [f"{one.message}{NOT_IN_USE}" for one in config.errors]
         return build(
             api.Status,
             shown,
-            budget=await self.budget(),
-            sessions=await front.sessions.count_sessions(),
+            healthy=not (reasons or told or problems or config.restart_needed or _failing(mcp)),
+            budget=budget,
+            sessions=sessions,
             pending=front.intake.pending,
             running=front.intake.lanes.working,
             memory=build(api.MemoryBacklog, self.backlog()),
-            mcp=list(self.gate.foreign.statuses()),
+            mcp=mcp,
             pid=about.pid,
-            config=about.origin,
-            problems=[*front.souls.problems, *front.plans.problems, *self._problems()],
+            generation=about.generation,
+            config=config,
+            problems=[*told, *problems],
         )
+
+    async def _counted(self, who: Principal) -> tuple[list[BudgetRow] | None, int | None]:
+        """Nothing while the store does not answer; the reasons why it is not ready say so."""
+        if not may(who, "read"):
+            return None, None
+        with suppress(StoreUnavailable, TimeoutError):
+            with anyio.fail_after(COUNT_WITHIN_S):
+                return await self.budget(), await self.front.sessions.count_sessions()
+        return None, None
 
     def _problems(self) -> list[str]:
         """What was asked for and is not there."""
@@ -117,7 +152,7 @@ class StatusMethods:
         return {(one.family, one.name): one.why for one in self.gate.refused}
 
     def rule_list(self, call: Call, params: Params) -> api.RuleList:
-        return rules(self.rules.now)
+        return rules(self.rules)
 
     def agent_list(self, call: Call, params: Params) -> api.AgentList:
         agents = self.front.agents
@@ -160,6 +195,10 @@ class StatusMethods:
 
     async def provider_test(self, call: Call, params: api.ProviderTest) -> api.ProviderTested:
         return await self.trial.test(params.provider, params.model)
+
+
+def _failing(servers: Sequence[McpStatus]) -> bool:
+    return any(one.state == "failing" for one in servers)
 
 
 def plugin(info: PluginInfo, refused: Mapping[tuple[str, str], str]) -> api.Plugin:
@@ -264,7 +303,7 @@ class ProviderTrial:
 
 @dataclass(frozen=True, slots=True)
 class EventMethods:
-    bus: Bus
+    bus: Bus | FarEvents
     _stops: dict[int, Callable[[], None]] = field(default_factory=dict)  # by connection
 
     def events_subscribe(self, call: Call, params: api.EventsSubscribe) -> api.Subscribed:
@@ -308,3 +347,49 @@ def _sees(principal: Principal, key: SessionKey | None) -> bool:
     if key is None:
         return may(principal, "read") and principal.agents is None
     return sees_session(principal, key)
+
+
+class ProposedChanges(Protocol):
+    """Raises InvalidParams, Conflict."""
+
+    async def propose(
+        self, patch: Mapping[str, object], secrets: Mapping[str, str]
+    ) -> api.Proposed: ...
+
+    async def apply(self, hash_: str) -> api.Applied: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMethods:
+    changes: ProposedChanges
+    examine: Callable[..., Awaitable[api.DoctorReport]]
+
+    async def config_propose(self, call: Call, params: api.ProposeConfig) -> api.Proposed:
+        return await self.changes.propose(params.patch, params.secrets or {})
+
+    async def config_apply(self, call: Call, params: api.ApplyConfig) -> api.Applied:
+        return await self.changes.apply(params.hash)
+
+    async def doctor_run(self, call: Call, params: api.RunDoctor) -> api.DoctorReport:
+        return await self.examine(is_live=params.live)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginCallMethods:
+    """A tool is called as for an agent that has this plugin alone."""
+
+    gate: ToolGate
+    plugins: Callable[[], Sequence[PluginInfo]]
+    ids: Ids
+
+    async def plugin_call(self, call: Call, params: api.CallPlugin) -> api.PluginCalled:
+        if params.name not in {one.name for one in self.plugins()}:
+            raise NotFound(f"plugin {params.name[:64]!r}")
+        agent = AgentDef(AgentId("operator"), "", "", tools=(params.name,))
+        offered = {spec.name for spec in self.gate.offered(agent)}
+        tool = params.tool if params.tool in offered else f"{params.name}__{params.tool}"
+        run_id, principal = RunId(f"r_{self.ids.new()}"), call.principal.name
+        key = SessionKey(agent.id, "cli", "plugin-call", principal)
+        asked = ToolCall(run_id, tool, encode(params.arguments or {}).decode())
+        result = await self.gate.whole(agent, asked, ToolScope(key, run_id, principal, run_id))
+        return api.PluginCalled(ok=not result.is_error, output=result.content)

@@ -25,9 +25,9 @@ from gateway.agent.effects import (
 from gateway.agent.leaves import REGISTRY
 from gateway.agent.turn import Turn
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
-from gateway.control.rules import RunRules, load_rules
+from gateway.control.rules import load_rules
+from gateway.control.trees.engine import TreePlan
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.events import Event, Notice
@@ -120,7 +120,7 @@ class Paper:
             context=context(*self.history),
             tools=TOOLS,
             scope=SCOPE,
-            rules=RunRules(load_rules(own)),
+            rules=load_rules(own),
             publish=self._hear,
             decision=self.decision,
             context_id=self.context_id,

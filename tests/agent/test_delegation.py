@@ -14,9 +14,9 @@ from gateway.agent.effects import Finish, RunResult
 from gateway.agent.subagents import SummarizingGate
 from gateway.domain.agents import Delegation, Limits
 from gateway.domain.errors import ModelFailed, ToolFailed
-from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage
+from gateway.domain.messages import Message, Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest
-from gateway.memory.window import cut
+from gateway.memory.context import cut
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import ResultTool
 from tests.agent.test_subagents import PARENT, SCOPE, World
@@ -53,8 +53,8 @@ class Study(World):
     async def run(self) -> RunResult:
         gate = await self.gate()
         self.runner = replace(self.runner, gate=gate)
-        assignment = Assignment(self.parent, "what is there?", SCOPE)
-        with anyio.fail_after(5):
+        assignment = Assignment(self.parent, Message("user", "what is there?"), SCOPE)
+        with anyio.fail_after(60):
             return await self.runner.answer(assignment, self.journal, self.heard.append)
 
 
@@ -312,7 +312,7 @@ async def test_after_a_crash_in_the_middle_the_tool_is_not_called_again() -> Non
     gate = await stage.gate()
     scope = replace(SCOPE, agent=LISTS, part="@0-x:")
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         first = await gate.call(LISTS, FIND, scope)
         gate = await stage.gate()  # as after a new start
         second = await gate.call(LISTS, FIND, scope)

@@ -3,8 +3,8 @@
 import anyio
 import pytest
 
+from gateway.agent.driver import EventQueue, RunJournal, part_of
 from gateway.agent.effects import Steered, TimePassed
-from gateway.agent.journal import EventQueue, RunJournal, part_of
 from gateway.domain.ids import RunId
 from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Excerpt, Extras, Spent, ToolCall, ToolResult, Usage
@@ -135,7 +135,7 @@ async def test_a_run_that_nobody_records_keeps_nothing_and_knows_its_own() -> No
 async def test_it_waits_for_an_event_and_says_whether_one_came() -> None:
     alone, queue = RunJournal(FakeClock()), EventQueue()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         came = [await alone.wait(queue, 0.0)]
         async with anyio.create_task_group() as group:
             group.start_soon(_put, queue)

@@ -131,7 +131,7 @@ def test_a_rule_writes_into_the_log(level: str, caplog: pytest.LogCaptureFixture
 
     Paper(rules=rule("query.start", f'log = "it is {{user.id}}", level = "{level}"')).begin()
 
-    [record] = [one for one in caplog.records if one.getMessage() == "a rule says"]
+    [record] = [one for one in caplog.records if one.getMessage() == "rule_logged"]
     assert vars(record)["said"] == "it is somebody"
     assert record.levelname == level.upper()
 

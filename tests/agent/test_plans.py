@@ -1,9 +1,5 @@
-"""Trees are read at start, and exchanged between runs: one that cannot be used changes nothing."""
+"""The trees of one generation are read; one that cannot be used is an error with its place."""
 
-import logging
-from collections.abc import Awaitable, Callable, Mapping
-
-import anyio
 import pytest
 
 from gateway.agent.leaves import SHIPPED, Plans
@@ -27,90 +23,14 @@ BAD = {
 }
 
 
-async def loaded(texts: FakeTexts, told: list[str] | None = None) -> Plans:
-    def tell(type_: str, payload: Mapping[str, object]) -> None:
-        if told is not None:
-            told.append(f"{type_} {payload['path']} {payload.get('tree', '')}".strip())
-
-    plans = Plans(texts, {ME: "mine.bt", YOU: "yours.bt"}, tell)
+async def loaded(texts: FakeTexts) -> Plans:
+    plans = Plans(texts, {ME: "mine.bt", YOU: "yours.bt"})
     await plans.load()
     return plans
 
 
 def two(mine: str = ONCE) -> FakeTexts:
     return FakeTexts(**{"mine.bt": mine, "yours.bt": ONCE})
-
-
-@pytest.mark.requirement("S-002-BT-11")
-async def test_a_run_that_is_at_work_ends_under_the_tree_that_it_began_with() -> None:
-    texts = two(TWICE)
-    plans = await loaded(texts)
-    running = Paper(plans.of(ME)[0]).begin()
-
-    texts.texts["mine.bt"] = ONCE
-    await plans.refresh("mine.bt")
-    running.reply("first")
-
-    assert running.turn.end is None
-    assert running.reply("second").turn.job.plan.name == "twice"
-    assert Paper(plans.of(ME)[0]).begin().reply("done").reason == "answered"
-    assert plans.of(ME)[0].name == "once"
-
-
-@pytest.mark.requirement("S-002-BT-11")
-@pytest.mark.parametrize("text", [*BAD.values(), None], ids=[*BAD, "no file"])
-async def test_a_version_that_cannot_be_used_changes_nothing_and_is_told(
-    text: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    texts = two()
-    plans = await loaded(texts)
-    before = plans.of(ME)
-    if text is None:
-        del texts.texts["mine.bt"]
-    else:
-        texts.texts["mine.bt"] = text
-
-    await plans.refresh("mine.bt")
-
-    assert plans.of(ME) is before
-    [problem] = plans.problems
-    assert "mine.bt" in problem
-    assert problem.endswith("the version before stays in use")
-    assert "tree not reloaded" in caplog.messages
-
-
-@pytest.mark.requirement("S-002-BT-11")
-async def test_a_version_that_is_mended_is_used_again() -> None:
-    texts, told = two(), list[str]()
-    plans = await loaded(texts, told)
-    texts.texts["mine.bt"] = "("
-    await plans.refresh("mine.bt")
-    texts.texts["mine.bt"] = TWICE
-
-    await plans.refresh("mine.bt")
-
-    assert plans.problems == ()
-    assert told == ["tree.refused mine.bt", "tree.reloaded mine.bt twice"]
-    assert plans.of(ME)[0].name == "twice"
-    assert plans.of(YOU)[0].name == "once"
-
-
-async def test_the_files_are_followed_as_long_as_the_gateway_runs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    texts = two()
-    plans = await loaded(texts)
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as group:
-            group.start_soon(plans.keep_fresh)
-            await texts.watching.wait()
-            await texts.write("mine.bt", TWICE)
-            group.cancel_scope.cancel()
-
-    assert plans.of(ME)[0].name == "twice"
-    assert "tree reloaded" in caplog.messages
 
 
 @pytest.mark.requirement("S-002-BT-12")
@@ -140,9 +60,6 @@ async def test_agents_with_one_file_share_one_tree() -> None:
             reads.append(path)
             return ONCE
 
-        async def watch(self, paths: object, changed: Callable[[str], Awaitable[None]]) -> None:
-            await anyio.sleep_forever()
-
     plans = Plans(Counting(), {ME: "one.bt", YOU: "one.bt"})
     await plans.load()
 
@@ -167,7 +84,7 @@ async def test_another_text_has_another_digest() -> None:
     plans = await loaded(texts)
     before = plans.of(ME)[1]
     texts.texts["mine.bt"] = ONCE + "; a remark\n"
-    await plans.refresh("mine.bt")
+    await plans.read("mine.bt")
 
     assert before == plans.of(YOU)[1]
     assert before != plans.of(ME)[1]

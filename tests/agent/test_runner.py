@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from gateway.agent.driver import Assignment, RunControl, Runner
+from gateway.agent.driver import Assignment, RunControl, RunJournal, Runner, part_of
 from gateway.agent.effects import Finish, Gate
-from gateway.agent.journal import RunJournal, part_of
 from gateway.control.policy import OURS
-from gateway.control.rules import CurrentRules, load_rules
+from gateway.control.rules import load_rules
 from gateway.domain.agents import AgentDef, compile_prompt
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.mcp import Lacking
@@ -38,11 +37,11 @@ async def runner(model: Model, *tools: FakeTool, gate: Gate | None = None) -> Ru
     gate = gate or ToolGate(tools, schemas=NoSchemas(), clock=CLOCK)
     plans = await shipped_plans([HELPER])
     rules = load_rules(())
-    return Runner(model, gate, plans, OURS, CurrentRules(rules))
+    return Runner(model, gate, plans, OURS, rules)
 
 
 def assignment(*earlier: Node) -> Assignment:
-    return Assignment(HELPER, "sum it up", SCOPE, earlier=earlier)
+    return Assignment(HELPER, Message("user", "sum it up"), SCOPE, earlier=earlier)
 
 
 def said(role: str, text: str, place: int) -> Node:
@@ -55,7 +54,7 @@ async def test_it_answers_with_its_own_model_what_follows_upon_what_was_said() -
     model, heard = ScriptedModel(says("short")), list[Chunk]()
     beside = await runner(model)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         answer = await beside.answer(
             assignment(said("user", "hi", 1), said("assistant", "hello", 2)),
             RunJournal(CLOCK),
@@ -73,12 +72,12 @@ async def test_what_it_has_done_is_not_done_again_and_is_none_of_what_its_run_ha
     whole, tool = KeptJournal(CLOCK), FakeTool()
     part = part_of("", CALL, 0)
     model = ScriptedModel(says("look", ToolCall("1", "echo")), says("short"))
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         first = await runner(model, tool)
         await first.answer(assignment(), whole.inner(part), lambda chunk: None)
 
     again, then = ScriptedModel(says("short")), KeptJournal(CLOCK, whole.kept)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         second = await runner(again, tool)
         answer = await second.answer(assignment(), then.inner(part), lambda chunk: None)
 
@@ -94,7 +93,7 @@ async def test_a_template_frames_what_it_is_told() -> None:
     framed = replace(assignment(), extras=ContextExtras(template=template))
     framed = replace(framed, agent=replace(HELPER, system_prompt="inside"))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await (await runner(model)).answer(framed, RunJournal(CLOCK), lambda chunk: None)
 
     assert model.asked[0].system == "Frame: inside."
@@ -128,7 +127,7 @@ async def test_an_agent_without_tools_of_servers_waits_for_none() -> None:
     gate = SlowGate()
     beside = await runner(ScriptedModel(says("never")), gate=gate)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         lacking = await beside.lacking(HELPER, RunControl())
 
     assert (list(lacking), gate.asked.is_set()) == ([], False)
@@ -143,7 +142,7 @@ async def test_a_stop_ends_the_waiting_for_servers_and_stays_for_the_turn(is_ear
             await gate.asked.wait()
         control.stop("cancelled", at_once=True)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             if is_early:
                 await stop()

@@ -14,7 +14,7 @@ from gateway.domain.ids import AgentId
 from gateway.domain.plugins import FunctionGrant, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.host.folder import Folder
-from gateway.sandbox.plugins import Plugins, follow, host_functions
+from gateway.sandbox.plugins import PATIENCE_S, Plugins, follow, host_functions
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 from tests.fakes.client import connected
@@ -74,8 +74,9 @@ async def test_a_plugin_that_takes_long_to_compile_keeps_nobody_waiting(
     call = Reply(calls=[("c1", "calc", '{"expression":"6*7"}')])
     async with scripted_server([call, Reply("It is 42.")]) as model:
         setup = Setup(model.url, tools=("calc",), rest=ROOM.format(path=path))
-        with anyio.fail_after(30):
-            async with running(setup, tmp_path) as site, connected(site.url) as client:
+        with anyio.fail_after(60):
+            opened = running(setup, tmp_path, patience_s=PATIENCE_S)
+            async with opened as site, connected(site.url) as client:
                 listed = {one["name"]: one["state"] for one in await client.call("plugin.list")}
                 run = await client.send("What is 6*7?")
                 events = await client.ended(run["run_id"])
@@ -102,7 +103,7 @@ async def test_the_tools_of_a_plugin_that_comes_late_are_offered_and_a_turn_wait
         await beside(stage.sandbox, configured, group)
         states = [one.state for one in plugins.infos]
         await follow(plugins, gate, stores.audit, SystemClock())
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await gate.prepare(agent)
             await plugins.ready(["bad"])
             await anyio.wait_all_tasks_blocked()

@@ -3,16 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.running import EndedByItself, Running, run
+from gateway.app.running import EndedByItself, Outside, Running, run
 from gateway.cli.configuration import known
 from gateway.config.load import load
 from gateway.domain.version import VERSION
+from gateway.host.logs import Log
 from tests.fakes.client import connected, post_chat
 from tests.fakes.gateway import Setup, running
 from tests.fakes.mcp_server import FakeMcp, serving
@@ -30,8 +32,8 @@ capabilities = ["http:http://127.0.0.1:9"]
 """
 # What the gateway does beside serving, by a part of the name of its task.
 BESIDE = (
-    "mcp:books", "Pool._keep", "souls", "trees", "rules", "sweep", "index", "idle workers",
-    "contained", "lines", "channel:hook", "deliveries",
+    "mcp:books", "Pool._keep", "kept part", "files", "sweep", "index", "idle workers",
+    "contained", "connections", "channel:hook", "deliveries",
 )  # fmt: skip
 
 
@@ -40,7 +42,7 @@ def tasks() -> Iterator[asyncio.Task[object]]:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> set[object]:
-    words = "a background task was cancelled from within"
+    words = "task_cancelled"
     return {getattr(one, "task", None) for one in caplog.records if one.message == words}
 
 
@@ -61,17 +63,17 @@ async def test_a_task_that_is_cancelled_from_within_is_told_and_the_gateway_goes
         scripted_server([Reply("One."), Reply("Two."), call, Reply("Three.")]) as model,
         serving(FakeMcp()) as books,
     ):
-        rest = f'[mcp.servers.books]\nurl = "{books.url}"\ntimeout_s = 5\n{CHANNEL}'
+        rest = f'[mcp.servers.books]\nurl = "{books.url}"\ntimeout_s = 60\n{CHANNEL}'
         setup = Setup(model.url, tools=("calc", "mcp:books"), rest=rest)
         async with running(setup, tmp_path) as site:
             for text in ("Hello.", "Hello?", "Say hello."):
-                said.append((await post_chat(site.url, text, wait_s=20)).json["response"])
+                said.append((await post_chat(site.url, text)).json["response"])
                 cancel_beside()
             said.append(site.rooms.channels.statuses()[0].state != "refused")
 
     assert said == ["One.", "Two.", "Three.", True]
     assert [call.arguments for call in books.calls] == [{"text": "hello"}]
-    assert told(caplog) >= {"mcp:books", "souls", "trees", "sweep", "index", "idle workers"}
+    assert told(caplog) >= {"mcp:books", "part", "files", "sweep", "index", "idle workers"}
 
 
 async def test_calls_are_answered_whichever_of_their_tasks_is_cancelled(tmp_path: Path) -> None:
@@ -118,5 +120,5 @@ async def test_a_gateway_that_ends_by_itself_says_so_and_fails(tmp_path: Path) -
         (serving_task,) = [one for one in tasks() if "WebServer.serve" in one.get_name()]
         serving_task.cancel()
 
-    with anyio.fail_after(20), pytest.raises(EndedByItself, match="ended without a stop signal"):
-        await run(config, version=VERSION, ready=ready)
+    with anyio.fail_after(60), pytest.raises(EndedByItself, match="ended without a stop signal"):
+        await run(config, version=VERSION, outside=Outside(Log(StringIO())), ready=ready)

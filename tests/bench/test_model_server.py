@@ -24,7 +24,7 @@ async def serving(plan: Plan) -> AsyncIterator[tuple[str, Http]]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ModelProtocol(plan, answers, counts), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with server, open_outbound() as http:
             yield f"http://127.0.0.1:{port}/v1", http
 

@@ -14,7 +14,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What the smallest run there is says in JSON, by the names of its figures."""
     file = tmp_path_factory.mktemp("bench") / "figures.json"
     command = [sys.executable, "-m", "bench.sandbox", "--micro", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert all(f"{scenario.__name__}: other load" in done.stderr for scenario in SCENARIOS)
     return {figure["name"]: figure for figure in json.loads(file.read_text())}

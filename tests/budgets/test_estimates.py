@@ -56,6 +56,15 @@ def test_a_new_session_begins_with_what_its_model_has_taught() -> None:
     assert estimates.of(100, session_key("another"), "other") == 100 * FIRST
 
 
+def test_a_short_prompt_says_little_of_the_long_ones_of_others() -> None:
+    estimates = Estimates()
+
+    estimates.learn(8, HERE, "m", 2_000)
+
+    assert estimates.of(8, HERE, "m") >= 400
+    assert estimates.of(400, session_key("other"), "m") < 10_000
+
+
 def test_what_is_cheap_to_read_does_not_make_a_dense_prompt_cheap() -> None:
     estimates = Estimates()
 

@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gateway.budgets import Meter, prompt_tokens
+from gateway.budgets import LiveBudgets, Meter, prompt_tokens
 from gateway.domain.budgets import (
     Amount,
     BudgetExceeded,
@@ -99,7 +99,7 @@ class World:
         self.stores = stores
         self.ledger = AwayLedger(self.stores.ledger)
         prices, audit = FixedPrices(PRICE), self.stores.audit
-        self.meter = Meter(self.ledger, LIMITS, prices, self.clock, self.ids, audit)
+        self.meter = Meter(self.ledger, LiveBudgets(LIMITS), prices, self.clock, self.ids, audit)
         await self.meter.settle_lost()
 
     async def crash(self) -> None:

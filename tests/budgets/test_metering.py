@@ -9,7 +9,7 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from gateway.budgets import Meter
+from gateway.budgets import LiveBudgets, Meter
 from gateway.domain.budgets import (
     NANO,
     SCOPE_KINDS,
@@ -79,11 +79,16 @@ class Bench:
 async def bench(
     budgets: Budgets | None = None, *, price: int | None = None
 ) -> AsyncIterator[Bench]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_memory() as stores:
             clock, prices = FakeClock(), FixedPrices(price)
             meter = Meter(
-                stores.ledger, budgets or Budgets(), prices, clock, CountingIds(), stores.audit
+                stores.ledger,
+                LiveBudgets(budgets or Budgets()),
+                prices,
+                clock,
+                CountingIds(),
+                stores.audit,
             )
             yield Bench(stores, clock, meter)
 

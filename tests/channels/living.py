@@ -7,10 +7,10 @@ from pathlib import Path
 
 import anyio
 
-from gateway.channels.access import Turn, Verdict
+from gateway.channels.access import TurnForAgent, Verdict
 from gateway.channels.adapters import Description, Incoming
 from gateway.channels.connections import ConnectedChannel
-from gateway.channels.health import Health
+from gateway.channels.health import ChannelHealth
 from gateway.channels.intake import Intake, OpenChannel
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
@@ -124,7 +124,7 @@ class FakeShelf(PartOfChannelStore):
 
 class Everybody:
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
-        return Turn()
+        return TurnForAgent()
 
     def requested(self, asked: Pairing) -> None:
         raise AssertionError("everybody may talk")
@@ -148,7 +148,7 @@ class World:
         transport = self.description.transports[0]
         secrets = tuple(a_secret("hush", *PLACES, name=name) for name in SECRETS)
         channel = ChannelDef("chat", "chat", config=self.config, secrets=secrets)
-        self.health = Health(channel, transport.type, self.clock, self._tell)
+        self.health = ChannelHealth(channel, transport.type, self.clock, self._tell)
         shelf = self.shelf
         commands = FakeCommands().run
         intake = Intake(shelf.accept, shelf, self.clock, lambda: None, Everybody(), commands)

@@ -14,7 +14,7 @@ from gateway.channels.access import (
     Answered,
     Command,
     Ignored,
-    Turn,
+    TurnForAgent,
     Verdict,
     command_in,
 )
@@ -40,7 +40,7 @@ def a_door(stores: Stores, clock: FakeClock | None = None) -> AccessControl:
 
 
 def may(verdict: Verdict) -> bool:
-    return isinstance(verdict, Turn | Command)
+    return isinstance(verdict, TurnForAgent | Command)
 
 
 # --- direct chats ------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ async def test_a_direct_chat_is_judged_by_its_policy(
 
         verdict = await door.judge(channel, said())
 
-    assert isinstance(verdict, Turn) is expected
+    assert isinstance(verdict, TurnForAgent) is expected
     assert isinstance(verdict, Answered) is (policy == "pairing" and not expected)
 
 
@@ -113,7 +113,7 @@ async def test_pairing_holds_for_one_account_of_one_channel() -> None:
         door = a_door(stores)
         await paired(stores, door, "ann")
 
-        assert isinstance(await door.judge(CHANNEL, said()), Turn)
+        assert isinstance(await door.judge(CHANNEL, said()), TurnForAgent)
         assert isinstance(await door.judge(replace(CHANNEL, account="b"), said()), Answered)
         assert isinstance(await door.judge(replace(CHANNEL, name="b"), said()), Answered)
 
@@ -168,8 +168,8 @@ async def test_a_room_wants_a_mention_as_it_says_and_else_as_the_channel_says(
         unasked = await door.judge(channel, in_room(mentions_me=False))
         asked = await door.judge(channel, in_room())
 
-    assert unasked == (Ignored("not_mentioned") if is_wanted else Turn())
-    assert asked == Turn()
+    assert unasked == (Ignored("not_mentioned") if is_wanted else TurnForAgent())
+    assert asked == TurnForAgent()
 
 
 @given(
@@ -250,7 +250,7 @@ async def test_in_a_direct_chat_commands_are_for_those_who_are_known(
 
         verdict = await door.judge(channel, said("/usage", person))
 
-    assert verdict == (Command("usage", "") if expected else Turn())
+    assert verdict == (Command("usage", "") if expected else TurnForAgent())
 
 
 async def test_who_may_talk_is_for_owners_to_decide_and_in_direct_chats_alone() -> None:
@@ -261,8 +261,8 @@ async def test_who_may_talk_is_for_owners_to_decide_and_in_direct_chats_alone() 
         await paired(stores, door, "ann", "ben")
 
         assert await door.judge(channel, said("/pair list")) == Command("pair", "list")
-        assert await door.judge(channel, said("/pair list", "ben")) == Turn()
-        assert await door.judge(channel, in_room("/pair list")) == Turn()
+        assert await door.judge(channel, said("/pair list", "ben")) == TurnForAgent()
+        assert await door.judge(channel, in_room("/pair list")) == TurnForAgent()
 
 
 @pytest.mark.parametrize(
@@ -278,4 +278,4 @@ async def test_in_a_room_commands_are_for_those_who_are_listed(
     async with open_memory() as stores:
         verdict = await a_door(stores).judge(channel, in_room("/stop"))
 
-    assert verdict == (Command("stop", "") if expected else Turn())
+    assert verdict == (Command("stop", "") if expected else TurnForAgent())

@@ -61,7 +61,7 @@ def answer(status: int, body: str, *headers: tuple[str, str]) -> Fetched:
         (
             SLACK,
             answer(400, '{"error":"\\u001b[2J\\u202egone"}'),
-            Declined("the platform answered 400:  [2J gone"),
+            Declined("the platform answered 400: ?[2J?gone"),
         ),
         (SLACK, answer(200, f'{{"ts":"1","more":[{"[]," * 350_000}1]}}'), Arrived(None)),
         (

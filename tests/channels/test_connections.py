@@ -21,7 +21,7 @@ from tests.fakes.sockets import FakeSockets
 
 @asynccontextmanager
 async def supervised(world: World, transport: Transport | None = None) -> AsyncIterator[None]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             live = world.live
             if transport is not None:

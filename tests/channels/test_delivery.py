@@ -9,7 +9,7 @@ import pytest
 from gateway.channels.adapter_json import write_context
 from gateway.channels.adapters import Outbound, Rate, ReplyContext, TextLimits
 from gateway.channels.delivery import NOTHING_TO_SAY, ChannelSender, Draft, PlatformClient, key_of
-from gateway.channels.health import Health
+from gateway.channels.health import ChannelHealth
 from gateway.channels.splitting import Piece
 from gateway.domain.channels import ChannelDef, OnUnknown
 from gateway.domain.errors import AdapterFailed, Denied
@@ -51,7 +51,7 @@ class Stage:
         self.adapter = adapter or WritingAdapter()
         self.clock = FakeClock()
         post = PlatformClient(channel, self.adapter, self.fetch, self.clock)
-        self.health = Health(channel, "poll", self.clock, lambda type_, payload: None)
+        self.health = ChannelHealth(channel, "poll", self.clock, lambda type_, payload: None)
         self.courier = ChannelSender(post, self.health, draft_of)
         self.marks: list[tuple[int, int]] = []  # what had arrived, and the requests before
         self.kept: list[tuple[bool, str | None]] = []
@@ -71,7 +71,7 @@ class Stage:
             self.marks.append((arrived, len(self.fetch.asked)))
             self.kept.append((is_safe, receipt))
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             return await self.courier.deliver(delivery, sending)
 
     @property
@@ -401,7 +401,7 @@ async def test_a_draft_that_is_gone_keeps_no_answer_from_arriving() -> None:
 async def test_a_part_waits_for_its_rate_before_it_is_marked_as_being_sent() -> None:
     limits = TextLimits(text=10, rates=(Rate("peer", 1, 5.0),))
     stage = Stage(adapter=WritingAdapter(more={"limits": limits}))
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(stage.deliver, a_delivery("one two three four"))
             await anyio.wait_all_tasks_blocked()
@@ -417,7 +417,7 @@ async def test_a_part_waits_for_its_rate_before_it_is_marked_as_being_sent() -> 
 async def test_after_a_429_nothing_goes_to_that_peer_until_its_time() -> None:
     stage = Stage(Fetched(429, (("retry-after", "30"),), b""), OK)
     await stage.deliver(a_delivery())
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(stage.deliver, a_delivery())
             await anyio.wait_all_tasks_blocked()

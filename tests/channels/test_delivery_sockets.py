@@ -7,7 +7,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.channels.delivery import ChannelSender, PlatformClient
-from gateway.channels.health import Health
+from gateway.channels.health import ChannelHealth
 from gateway.domain.channels import ChannelDef, OnUnknown
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt
@@ -20,7 +20,7 @@ from tests.fakes.store import NOON
 async def delivered(base: str, on_unknown: OnUnknown) -> Receipt:
     channel = ChannelDef("chat", "fake", account="bot", on_unknown_send=on_unknown)
     clock = FakeClock()
-    health = Health(channel, "poll", clock, lambda type_, payload: None)
+    health = ChannelHealth(channel, "poll", clock, lambda type_, payload: None)
     new = NewDelivery("d1", "chat", "bot", "p", None, "hello")
 
     async def sending(
@@ -40,7 +40,7 @@ async def test_what_found_no_connection_is_sent_again_and_cannot_be_there_twice(
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         receipt = await delivered(f"http://127.0.0.1:{port}", "hold")
 
     assert receipt.state == "pending"
@@ -58,7 +58,7 @@ async def test_what_broke_off_after_it_was_sent_may_have_arrived(
         async with stream:
             await stream.receive()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
             anyio.create_task_group() as group,

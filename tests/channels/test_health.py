@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.channels.health import LONGEST_WHY, Health
+from gateway.channels.health import LONGEST_WHY, ChannelHealth
 from gateway.domain.channels import ChannelDef, TransportKind
 from tests.fakes.clock import FakeClock
 
@@ -13,7 +13,7 @@ class Watched:
     def __init__(self, transport: TransportKind = "socket") -> None:
         self.clock = FakeClock()
         self.told: list[tuple[str, object]] = []
-        self.health = Health(
+        self.health = ChannelHealth(
             ChannelDef("chat", "plugin", "acc"),
             transport,
             self.clock,
@@ -85,7 +85,7 @@ def test_no_word_of_a_platform_steers_a_terminal() -> None:
 
     watched.health.failed("in", "no\x1b[2J\n\u202eway")
 
-    assert watched.health.status.why == "no [2J  way"
+    assert watched.health.status.why == "no?[2J ?way"
 
 
 def test_what_was_count_refusal_is_counted_by_its_reason() -> None:

@@ -48,7 +48,7 @@ def message(name: str) -> dict[str, object]:
 
 async def test_discord_a_session_survives_a_connection_and_nothing_comes_twice() -> None:
     platform = FakeDiscord()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with platform.running() as url:
             world = World(discord(f"{url}/?v=10&encoding=json"))
             async with supervised(world, url):
@@ -72,7 +72,7 @@ async def test_discord_a_session_survives_a_connection_and_nothing_comes_twice()
 
 async def test_discord_what_was_said_while_nobody_listened_comes_with_the_resume() -> None:
     platform = FakeDiscord()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with platform.running() as url:
             description = discord(f"{url}/?v=10&encoding=json")
             first = World(description)
@@ -93,7 +93,7 @@ async def test_discord_what_was_said_while_nobody_listened_comes_with_the_resume
 
 async def test_discord_a_session_that_is_gone_is_begun_anew() -> None:
     platform = FakeDiscord()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with platform.running() as url:
             world = World(discord(f"{url}/?v=10&encoding=json"))
             async with supervised(world, url):
@@ -109,7 +109,7 @@ async def test_discord_a_session_that_is_gone_is_begun_anew() -> None:
 
 async def test_discord_a_connection_that_answers_is_kept() -> None:
     platform = FakeDiscord(interval_ms=10_000)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with discord_session(platform) as world:
             for beats in range(3):
                 await until_heard(world, 1 + beats)
@@ -121,7 +121,7 @@ async def test_discord_a_connection_that_answers_is_kept() -> None:
 
 async def test_discord_a_silent_connection_is_left_so_that_it_can_be_resumed() -> None:
     platform = FakeDiscord(answers_beats=False, interval_ms=10_000)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with discord_session(platform) as world:
             await until_heard(world, 1)
             await world.pass_(10)
@@ -132,7 +132,7 @@ async def test_discord_a_silent_connection_is_left_so_that_it_can_be_resumed() -
 
 async def test_slack_what_was_not_acknowledged_comes_again_by_the_new_connection() -> None:
     platform = FakeSlack()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with platform.running() as url:
             world = slack_world(url)
             gate = world.shelf.gate = anyio.Event()

@@ -42,7 +42,7 @@ def asking(offset: str) -> str:
 
 @asynccontextmanager
 async def polling(world: World) -> AsyncIterator[None]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(keep_connected, world.live)
             await anyio.wait_all_tasks_blocked()

@@ -40,7 +40,7 @@ async def test_a_channel_that_polls_takes_in_what_its_platform_has_until_it_disc
         headers = {"content-type": "application/json"}
         return Reply(headers=headers, body=json.dumps({"ok": True, **news}).encode())
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             open_memory() as stores,
             scripted_server(updates) as server,

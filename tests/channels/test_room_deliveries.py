@@ -6,6 +6,7 @@ import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.app.shared import scrubbing
+from gateway.budgets import LiveBudgets
 from gateway.channels.adapter_json import write_context
 from gateway.channels.adapters import Outbound, ReplyContext
 from gateway.channels.commands import ChatCommands
@@ -38,7 +39,7 @@ def a_room(stage: Stage) -> ChannelRoom:
     commands = ChatCommands(
         front=stage.front,
         spending=stores.ledger,
-        budgets=Budgets(),
+        budgets=LiveBudgets(Budgets()),
         facts=stores.facts,
         recall=Recall(stores.facts),
         settled=at_once,
@@ -65,7 +66,7 @@ async def test_an_answer_goes_to_the_platform_that_asked() -> None:
             if "/send/" in seen[-1]:
                 answered.set()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             open_memory() as stores,
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,

@@ -52,7 +52,7 @@ async def talking(world: World, kept: str = "") -> AsyncIterator[list[Exception]
         except (ConnectionEnded, HttpFailed, StoreUnavailable, Denied) as error:
             ended.append(error)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
             await anyio.wait_all_tasks_blocked()
@@ -365,7 +365,7 @@ async def test_a_session_is_kept_unless_the_platform_calls_it_invalid(
 ) -> None:
     world = World(discord())
     session = SocketSession(world.live, way(world.description, Socket))
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
 
             async def run() -> None:
@@ -444,7 +444,7 @@ async def test_what_a_session_cannot_begin_without_is_named() -> None:
     world = World(described({**about, "identify": identify}))
     session = SocketSession(world.live, way(world.description, Socket))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
 
             async def run() -> None:

@@ -89,7 +89,7 @@ async def staged(
     run.state = state
     adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})
     post = PlatformClient(ChannelDef("chat", "fake"), adapter, fetch, clock)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             streaming = Drafts(post, {RUN: run}.get, group)
             streaming.follow(RUN, write_context(ReplyContext("p", is_group=is_group)))

@@ -25,7 +25,7 @@ def test_a_plugin_that_a_start_would_refuse_is_an_error_with_its_reason(alone: S
 
     ran = alone("--json", "doctor")
 
-    found = {one["id"]: one for one in ran.json}["plugin.refused"]
+    found = {one["id"]: one for one in ran.json["findings"]}["plugin.refused"]
     assert (ran.code, found["path"], found["severity"]) == (1, "plugins.echo", "error")
     assert "has changed" in found["message"]
 
@@ -41,7 +41,7 @@ def test_what_is_wrong_in_the_configuration_is_found(alone: Shell, more: str, fi
     text = alone.config.read_text(encoding="utf-8")
     alone.config.write_text(text + more, encoding="utf-8")
 
-    found = {one["id"]: one for one in alone("--json", "doctor").json}
+    found = {one["id"]: one for one in alone("--json", "doctor").json["findings"]}
 
     assert finding in found
     assert found[finding]["fix"]

@@ -191,6 +191,7 @@ def test_get_prints_one_value_plainly(shell: Shell) -> None:
     assert shell.run("get", "gateway.port").stdout == "7200\n"
     assert shell.run("get", "agent.tools").stdout == '["echo", "calc", "time", "notes", "memory"]\n'
     assert shell.run("get", "gateway.token").stdout == "\n"
+    assert shell.run("get", "budgets.daily").stdout == "20000\n"
     assert json.loads(shell.run("get", "gateway.port", as_json=True).stdout) == {
         "key": "gateway.port",
         "value": 7200,
@@ -201,8 +202,13 @@ def test_get_prints_one_value_plainly(shell: Shell) -> None:
 def test_get_prints_all_below_a_key(shell: Shell) -> None:
     done = shell.run("get", "store")
 
-    assert done.stdout == 'store.url = "embedded"  # default\nstore.journal_days = 30  # default\n'
-    assert len(json.loads(shell.run("get", "store", as_json=True).stdout)) == 2
+    lines = done.stdout.splitlines()
+    assert lines[0] == 'store.url = "embedded"  # default'
+    assert lines[-1] == "store.journal_days = 30  # default"
+    named = [
+        row for row in json.loads(shell.run("get", "store", as_json=True).stdout) if row["value"]
+    ]
+    assert len(named) == len(lines)
 
 
 def test_get_of_an_unknown_key_suggests_one(shell: Shell) -> None:
@@ -352,3 +358,88 @@ def test_without_a_budget_in_usd_no_price_is_needed(shell: Shell, budgets: str) 
     shell.file.write_text(UNPRICED.format(prices="", budgets=budgets))
 
     assert shell.run("validate").exit_code == 0
+
+
+def test_set_shows_the_change_and_writes_it(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\nport = 7300  # ours\n")
+
+    done = shell.run("set", "gateway.port", "7400", "--yes")
+
+    assert done.exit_code == 0
+    assert "-port = 7300  # ours\n+port = 7400  # ours" in done.stdout
+    assert shell.file.read_text() == "[gateway]\nport = 7400  # ours\n"
+    assert shell.run("get", "gateway.port").stdout == "7400\n"
+
+
+def test_set_without_a_file_makes_the_usual_one(shell: Shell) -> None:
+    assert shell.run("set", "gateway.port", "7400", "--yes").exit_code == 0
+
+    assert shell.file.read_text() == "[gateway]\nport = 7400\n"
+    assert shell.file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("verb", [["set", "gateway.port", "7400"], ["unset", "gateway.port"]])
+def test_nothing_is_written_without_a_terminal_and_without_yes(
+    shell: Shell, verb: list[str]
+) -> None:
+    shell.file.write_text("[gateway]\nport = 7300\n")
+
+    done = shell.run(*verb)
+
+    assert done.exit_code == 1
+    assert "rerun with --yes" in done.stderr
+    assert shell.file.read_text() == "[gateway]\nport = 7300\n"
+
+
+def test_what_would_not_be_valid_is_refused_with_78(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\nport = 7300\n")
+
+    done = shell.run("set", "gateway.port", "99999", "--yes")
+
+    assert done.exit_code == 78
+    assert "error[CFG007] gateway.port: 99999 is out of range" in done.stderr
+    assert shell.file.read_text() == "[gateway]\nport = 7300\n"
+
+
+def test_a_link_stays_one_when_a_value_is_set(shell: Shell) -> None:
+    kept = shell.home / "dotfiles.toml"
+    kept.write_text("[gateway]\nport = 7300\n")
+    shell.file.symlink_to(kept)
+
+    assert shell.run("set", "gateway.port", "7400", "--yes").exit_code == 0
+
+    assert shell.file.is_symlink()
+    assert kept.read_text() == "[gateway]\nport = 7400\n"
+
+
+def test_unset_mends_a_file_with_an_unknown_key(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\nprot = 7300\ndrain_s = 5\n")
+
+    done = shell.run("unset", "gateway.prot", "--yes", as_json=True)
+
+    assert json.loads(done.stdout) == {
+        "key": "gateway.prot",
+        "config": str(shell.file),
+        "changed": True,
+    }
+    assert shell.file.read_text() == "[gateway]\ndrain_s = 5\n"
+
+
+def test_items_are_named_by_their_id(shell: Shell) -> None:
+    agent = 'provider = "demo"\nmodel = "demo"\n'
+    shell.file.write_text(f'[agent]\n{agent}\n[[agents]]\nid = "second"\n{agent}')
+
+    assert shell.run("set", "agents.second.max_tokens", "500", "--yes").exit_code == 0
+
+    assert shell.run("get", "agents.second.max_tokens").stdout == "500\n"
+    assert shell.run("get", "agents.0.max_tokens").stdout == "500\n"
+    assert 'agents.0.id = "second"' in shell.run("get", "agents.second").stdout
+
+
+def test_a_secret_that_is_set_is_not_shown_but_that_it_changed_is(shell: Shell) -> None:
+    done = shell.run("set", "gateway.token", "f00ba4-f00ba4-f00ba4", "--yes")
+    again = shell.run("set", "gateway.token", "f00ba5-f00ba5-f00ba5", "--yes")
+
+    assert (done.exit_code, again.exit_code) == (0, 0)
+    assert "f00ba" not in done.stdout + done.stderr + again.stdout + again.stderr
+    assert "+token = ***   (changed, not shown)" in again.stdout

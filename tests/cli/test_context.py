@@ -8,7 +8,7 @@ from tests.cli.conftest import Shell
 def test_a_bad_configuration_is_json_where_json_is_asked_for(alone: Shell) -> None:
     alone.config.write_text("[gateway]\nprot = 1\n", encoding="utf-8")
 
-    ran = alone("--json", "doctor")
+    ran = alone("--json", "provider", "list")
     said = json.loads(ran.out)
 
     assert (ran.code, said["ok"], said["error"]["type"]) == (78, False, "config_error")

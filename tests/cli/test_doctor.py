@@ -11,4 +11,4 @@ def test_findings_are_shown_with_what_to_do(alone: Shell) -> None:
     ran = alone("doctor")
 
     assert "⚠ bindings.1" in ran.out
-    assert "→ remove it" in ran.out
+    assert "config unset bindings.1 --yes" in ran.out

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.channel_testing import Call, contains, decoded, fits, read_script
-from gateway.cli.plugin_files import BadPlugin
+from gateway.app.trial import BadPlugin
+from gateway.cli.channel_testing import HttpAsked, contains, decoded, fits, read_script
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,10 @@ def test_only_objects_and_lists_are_read_as_json() -> None:
 
 
 def test_a_body_is_sent_as_it_stands_if_it_is_a_text() -> None:
-    assert (Call(body="x").content, Call(body={"a": "ü"}).content) == (b"x", '{"a": "ü"}'.encode())
+    assert (HttpAsked(body="x").content, HttpAsked(body={"a": "ü"}).content) == (
+        b"x",
+        '{"a": "ü"}'.encode(),
+    )
 
 
 @pytest.mark.parametrize(

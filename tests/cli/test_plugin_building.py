@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from wasmtime import wat2wasm
 
+from gateway.app.trial import BadPlugin
 from gateway.cli.plugin import built, keep
-from gateway.cli.plugin_files import BadPlugin
 from gateway.sandbox.componentize import NotConvertible
 from tests.fakes.wat import ECHO, PIECES
 

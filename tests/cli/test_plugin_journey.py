@@ -16,7 +16,7 @@ import click
 import pytest
 
 from gateway.cli.main import exogate
-from gateway.cli.plugin_files import About
+from gateway.cli.plugin_files import AboutPlugin
 from gateway.cli.plugin_testing import Cases
 from gateway.sandbox.plugins import HOST_FUNCTIONS, PluginDescription
 from tests.cli.conftest import end
@@ -67,7 +67,7 @@ def test_the_examples_of_the_guide_are_read_as_it_says() -> None:
     assert PluginDescription.model_validate(said).tools[0].name == "weather"
     assert given.keys() == {"tool", "arguments", "call_id", "session", "config"}
     assert Cases.model_validate(cases).cases[0].http[0].body == "rain"
-    assert About.model_validate(about).problems == ()
+    assert AboutPlugin.model_validate(about).problems == ()
 
 
 @pytest.fixture

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app.trial import BadPlugin
 from gateway.cli.plugin import make, scaffolds
-from gateway.cli.plugin_files import BadPlugin, read_about
+from gateway.cli.plugin_files import (
+    read_about,
+)
 
 PAIRS = sorted(scaffolds())
 

@@ -8,7 +8,12 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.cli.plugin_files import CASES, BadPlugin, Given, given
+from gateway.app.trial import BadPlugin
+from gateway.cli.plugin_files import (
+    CASES,
+    Given,
+    given,
+)
 from gateway.cli.plugin_testing import Case, read_cases, try_all
 from tests.cli.plugin_bench import CLOCK, STORE, guest
 

@@ -168,3 +168,23 @@ def test_a_provider_that_no_agent_asks_says_how_it_is_used(alone: Shell) -> None
     assert "--use" in ran.out
     assert "only the tools and budgets" in ran.out
     assert (wrong.code, unknown.code) == (2, 78)
+
+
+def test_a_provider_that_is_there_is_used(alone: Shell) -> None:
+    key = "sk-of-the-test-1234"
+    alone("config", "set", "providers.openai.api_key", "--secret", "--yes", typed=f"{key}\n")
+
+    ran = alone("provider", "add", "openai", "--use", "--yes")
+
+    text = alone.config.read_text(encoding="utf-8")
+    assert ran.code == 0, ran.err
+    assert 'provider = "openai"' in text
+    assert 'api_key = "${file:openai_api_key}"' in text
+    assert key not in text + ran.out + ran.err
+
+
+def test_a_preset_without_a_key_is_refused_with_the_command_that_keeps_one(alone: Shell) -> None:
+    ran = alone("provider", "add", "openai", "--use", "--yes")
+
+    assert ran.code == 78
+    assert "exogate config set providers.openai.api_key --secret" in ran.err

@@ -2,12 +2,12 @@
 
 from http.client import HTTPConnection
 
-from gateway.cli.channel_testing import Answer, Heard, platform
+from gateway.cli.channel_testing import Heard, HttpAnswered, platform
 
 ANSWERS = [
-    Answer(method="POST", url="/send/*", status=429, headers={"retry-after": "1"}),
-    Answer(method="POST", url="/send/*", body={"id": 1}),
-    Answer(method="GET", url="/me", body=[]),
+    HttpAnswered(method="POST", url="/send/*", status=429, headers={"retry-after": "1"}),
+    HttpAnswered(method="POST", url="/send/*", body={"id": 1}),
+    HttpAnswered(method="GET", url="/me", body=[]),
 ]
 
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.host.terminal import one_line, visible
+from gateway.domain.text import one_line, visible
 from tests.cli.conftest import Shell
 from tests.cli.test_chat import ROOT, SLOW
 from tests.fakes.commands import Ended
@@ -77,7 +77,10 @@ def test_an_error_that_quotes_what_was_typed_shows_it_escaped(
 
 def test_bytes_that_are_no_text_are_shown_too(alone: Shell) -> None:
     ran, told = alone("session", "\udc9b2J"), alone("--json", "session", "\udc9b2J")
+    run = alone("logs", "--run", "\udcff")
 
+    assert (run.code, ran.code) == (2, 2)
+    assert "is not UTF-8 text" in run.err
     assert r"\udc9b2J" in ran.err
     assert r"\udc9b2J" in told.json["error"]["message"]
 

@@ -26,6 +26,7 @@ from gateway.store.surreal_connection import (
     StatementRefused,
     SurrealConnection,
 )
+from tests.fakes.clock import now_about
 from tests.fakes.cluster import FakeHints
 from tests.fakes.surreal import PASSWORD, USER, SurrealServer
 
@@ -169,7 +170,7 @@ class Cluster:
         )
 
     async def until_shared(self, *shares: int, within_s: float) -> None:
-        with anyio.fail_after(within_s):
+        with anyio.fail_after(now_about(within_s)):
             while self.shares() != sorted(shares):  # noqa: ASYNC110  # the store is waited for
                 await anyio.sleep(0.02)
 

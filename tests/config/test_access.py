@@ -1,10 +1,13 @@
 """Who may reach the gateway."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
+from gateway.config.access import authority, token_budgets
 from gateway.config.sections import origin
+from gateway.domain.budgets import NANO, Limit, TokenBudget
 from tests.config.arena import Arena
 
 TOKEN = "[[tokens]]\nname = 'phone'\ntoken = '${env:PHONE}'\n"
@@ -202,3 +205,60 @@ def test_proxies_are_addresses_or_networks(arena: Arena) -> None:
     assert config.gateway.trusted_proxies == ("10.0.0.5/32", "10.1.0.0/16", "::1/128")
     (problem,) = arena.problems("[gateway]\ntrusted_proxies = ['proxy.example']")
     assert problem.key == "gateway.trusted_proxies.0"
+
+
+GRANT = "[[tokens]]\nname = 'phone'\ntoken = 'a-token-of-the-file'\n"
+FIRST = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("written", "expires"),
+    [
+        ("2027-01-01", FIRST),
+        ("'2027-01-01'", FIRST),
+        ("2027-01-01T00:00:00Z", FIRST),
+        ("'2027-01-01T02:00:00+02:00'", FIRST),
+        ("2027-01-01 00:00:00", FIRST),
+    ],
+)
+def test_a_token_expires_at_a_date_or_a_time(arena: Arena, written: str, expires: datetime) -> None:
+    (grant,) = arena.load(f"{GRANT}expires = {written}").tokens
+
+    assert grant.expires == expires
+
+
+@pytest.mark.parametrize(
+    ("written", "budget"),
+    [
+        ("10_000", TokenBudget(daily=Limit(10_000))),
+        ("{ monthly = 5, session = 0 }", TokenBudget(monthly=Limit(5), session=Limit(0))),
+        ("{ daily = { tokens = 7, usd = 0.5 } }", TokenBudget(daily=Limit(7, NANO // 2))),
+    ],
+)
+def test_a_token_has_a_budget_a_day_or_others(
+    arena: Arena, written: str, budget: TokenBudget
+) -> None:
+    config = arena.load(f"{GRANT}budget = {written}")
+
+    assert token_budgets(config) == {"phone": budget}
+    assert "a-token-of-the-file" not in str(authority(config))
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("expires = 'soon'", "expires"),
+        ("expires = 30", "expires"),
+        ("expires = 10:00:00", "expires"),
+        ("budget = '100k'", "budget"),
+        ("budget = -1", "budget"),
+        ("budget = { weekly = 3 }", "budget.weekly"),
+    ],
+)
+def test_a_limit_of_a_token_that_means_nothing_is_a_problem(
+    arena: Arena, line: str, key: str
+) -> None:
+    (problem,) = arena.problems(GRANT + line)
+
+    assert problem.key == f"tokens.0.{key}"
+    assert problem.fix

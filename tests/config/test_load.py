@@ -38,7 +38,8 @@ def test_without_a_file_the_demo_answers_on_loopback(arena: Arena) -> None:
 def test_an_empty_file_is_as_good_as_none(arena: Arena) -> None:
     without = arena.load()
 
-    assert replace(arena.load(""), origin=None) == without
+    empty = arena.load("")
+    assert replace(empty, origin=None, other_files=without.other_files) == without
 
 
 def test_a_file_that_names_no_agent_keeps_the_usual_one(arena: Arena) -> None:

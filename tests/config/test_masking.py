@@ -1,7 +1,10 @@
 """Secrets are struck out wherever they turn up."""
 
+import tomllib
+
 import pytest
 
+from gateway.config.document import without_secrets
 from gateway.config.problems import KeyPath
 from gateway.config.secrets import fitted, is_sensitive, looks_secret, struck
 from tests.config.arena import Arena
@@ -124,3 +127,51 @@ def test_an_address_is_shown_without_its_user_and_query(line: str, shown: str) -
 
 def test_a_line_of_a_file_with_windows_line_ends_is_shown_without_them() -> None:
     assert fitted("foo", "=1\r") == ("foo=1", 3)
+
+
+WITH_SECRETS = """# api_key = "s3cret-0"
+[gateway]
+token = "s3cret-1"  # was s3cret-9
+port = 7200 # the usual
+
+[providers.x]
+api_key = "${env:X}"
+base_url = "https://s3cret-2@host/v1?key=s3cret-3"
+headers = { Authorization = "Bearer s3cret-4", "X-A" = "Bearer ${env:Y}" }
+
+[[tokens]]
+name = "a"
+token = '''s3cret-5
+#x'''
+
+[[plugins]]
+name = "p"
+secrets = { K = { value = "s3cret-6", hosts = ["h.com"] }, J = "s3cret-7" }
+config = { password = 1234567, list = ["x#y", { api_key = "s3cret-8" }] } # all
+
+[mcp.servers.s]
+args = ["--token", "s3cret-10", "--verbose"]
+env = { A = "s3cret-11" }
+"""
+
+
+def test_a_copy_of_a_file_says_where_its_secrets_were_and_none_of_them() -> None:
+    text = without_secrets(WITH_SECRETS)
+
+    said = tomllib.loads(text)
+    assert "s3cret" not in text
+    assert "1234567" not in text
+    assert said["gateway"] == {"token": "${file:gateway.token}", "port": 7200}
+    assert said["providers"]["x"]["api_key"] == "${env:X}"
+    assert said["providers"]["x"]["headers"]["X-A"] == "Bearer ${env:Y}"
+    assert said["plugins"][0]["secrets"]["K"]["hosts"] == ["h.com"]
+    assert said["mcp"]["servers"]["s"]["args"] == ["--token", "***", "--verbose"]
+    assert "# the usual" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "# only a comment\r\n", "a = 1\r\nb = '''x\r\n#y'''\r\n", "\ufeffport = 1 # one\n"],
+)
+def test_a_file_without_secrets_is_copied_letter_for_letter(text: str) -> None:
+    assert without_secrets(text) == text

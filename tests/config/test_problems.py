@@ -30,6 +30,7 @@ def test_the_end_counts_what_was_left_out() -> None:
     many = ConfigInvalid((problem(),), left_out=4)
     assert many.render().endswith("\n5 errors (4 of them not shown). Nothing was changed.")
     assert str(many) == "5 errors in the configuration"
+    assert str(ConfigInvalid((problem(),))) == "1 error in the configuration"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_missing_key_names_the_variable(arena: Arena) -> None:
 
     assert problem.code == "CFG014"
     assert "ANTHROPIC_API_KEY" in problem.message
-    assert "anthropic_api_key" in problem.fix
+    assert "providers.anthropic.api_key" in problem.fix
 
 
 def test_a_fallback_needs_its_key_too(arena: Arena) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.problems import Code
-from gateway.config.secrets import SecretProblem, resolve
+from gateway.config.secrets import FOLDER, SecretProblem, resolve
 from tests.config.arena import Arena
 
 
@@ -108,3 +108,21 @@ def test_a_secret_that_no_header_can_carry_is_refused(arena: Arena, text: str) -
 def test_a_path_with_a_nul_is_no_traceback(arena: Arena) -> None:
     assert refusal(arena, "${file:/a\x00b}").code == Code.BAD_SECRET_FILE
     assert not Path("/a").exists()
+
+
+def test_a_secret_of_the_service_manager_comes_before_the_folder_at_home(tmp_path: Path) -> None:
+    given = tmp_path / "credentials"
+    given.mkdir()
+    (given / "gateway_token").write_text("of the manager\n", encoding="utf-8")
+    (given / "gateway_token").chmod(0o444)  # as such managers make it
+    home = tmp_path / FOLDER
+    home.mkdir(parents=True)
+    (home / "other").write_text("of home", encoding="utf-8")
+    (home / "other").chmod(0o600)
+    environment = {"CREDENTIALS_DIRECTORY": str(given)}
+
+    found = [
+        resolve(f"${{file:{name}}}", environment, tmp_path) for name in ("gateway_token", "other")
+    ]
+
+    assert found == ["of the manager", "of home"]

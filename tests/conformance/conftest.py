@@ -7,13 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.ids import Secret
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
 from gateway.store.surreal import open_surreal
-from gateway.store.surreal_connection import Credentials, SurrealConnection
 from tests.fakes.clock import FakeClock
-from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
+from tests.fakes.surreal import SurrealDatabase
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 
@@ -28,15 +26,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 @asynccontextmanager
 async def bounded(opening: AbstractAsyncContextManager[Stores]) -> AsyncIterator[Stores]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with opening as stores:
             yield stores
 
 
 @asynccontextmanager
 async def over(database: SurrealDatabase) -> AsyncIterator[Stores]:
-    credentials = Credentials(USER, Secret(PASSWORD))
-    place = (database.url, database.namespace, database.database)
-    connection = await SurrealConnection.open(*place, credentials)
-    async with open_surreal(connection, FakeClock()) as stores:
+    async with open_surreal(await database.connected(), FakeClock()) as stores:
         yield stores

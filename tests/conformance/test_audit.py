@@ -1,5 +1,6 @@
 """What every audit promises, whatever it is made of."""
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -55,9 +56,8 @@ async def test_what_is_appended_without_waiting_is_in_its_place(
     assert [entry.detail[9:10] for entry in entries] == ["1", "2", "3"]
     assert is_whole(entries)
     assert list(newest) == entries[-1:]
-    assert [record.message for record in caplog.records] == [
-        "an entry of the audit could not be written"
-    ]
+    warned = [one.message for one in caplog.records if one.levelno >= logging.WARNING]
+    assert warned == ["audit_entry_not_written"]
 
 
 async def test_entries_are_found_by_kind_and_place(opened: Open) -> None:
@@ -89,7 +89,7 @@ async def test_entries_are_found_by_kind_and_place(opened: Open) -> None:
     ],
 )
 async def test_a_changed_entry_no_longer_follows(tmp_path: Path, change: dict[str, object]) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with opening("memory", tmp_path) as stores:
             for number in range(1, 4):
                 await stores.audit.append(a_deed(number))

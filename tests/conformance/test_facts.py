@@ -713,6 +713,8 @@ async def test_what_was_forgotten_is_not_learned_again_from_what_was_said_before
     assert [len(others)] == ([1] if what.scope else [0])
 
 
+# On a shared store another gateway may have learned something meanwhile.
+@pytest.mark.parametrize("opened", ["embedded"], indirect=True)
 async def test_where_nothing_was_ever_learned_nobody_need_ask(opened: Open) -> None:
     async with opened() as stores:
         await told(stores.facts, a_claim())

@@ -44,7 +44,7 @@ DAY = timedelta(days=1)
 
 @asynccontextmanager
 async def opening(url: str, data_dir: Path) -> AsyncIterator[Stores]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_store(url, data_dir, clock=FakeClock()) as stores:
             yield stores
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace, ToolStore
 from gateway.store.opening import open_store
+from tests.conformance.conftest import over
 from tests.fakes.clock import FakeClock
 from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.store import a_space
+from tests.fakes.surreal import SurrealDatabase
 from tests.forms import examples
 
 Open = Callable[[], AbstractAsyncContextManager[ToolStore]]
@@ -29,7 +31,7 @@ ODD += ["\ud83d\ude00", "\U0001f600", "ａ", "ß", "ss", "x" * 100_000, "None", 
 
 @asynccontextmanager
 async def opening(url: str, data_dir: Path) -> AsyncIterator[ToolStore]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         if url == "fake":
             yield FakePlugins()
             return
@@ -37,8 +39,18 @@ async def opening(url: str, data_dir: Path) -> AsyncIterator[ToolStore]:
             yield stores.tools
 
 
-@pytest.fixture(params=["embedded", "fake"])
+@asynccontextmanager
+async def over_a_server(database: SurrealDatabase) -> AsyncIterator[ToolStore]:
+    with anyio.fail_after(30):
+        async with over(database) as stores:
+            yield stores.tools
+
+
+@pytest.fixture(params=["embedded", "shared", "fake"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "shared":
+        database: SurrealDatabase = request.getfixturevalue("surreal_database")
+        return lambda: over_a_server(database)
     return lambda: opening(request.param, tmp_path / "data")
 
 

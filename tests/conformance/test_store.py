@@ -1,10 +1,11 @@
 """What every store promises, whatever it is made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -715,6 +716,22 @@ async def test_a_journal_gives_its_parts_once_in_order(opened: Open) -> None:
         assert list(await stores.journal.read(RunId("run-z"))) == []
 
 
+async def test_the_story_of_a_run_is_its_record_its_journal_and_its_answer(opened: Open) -> None:
+    name = an_entry("a").message_id
+    async with opened() as stores:
+        await deliver(stores, "a", "p", delivery(f"d_{name}"))
+        await deliver(stores, "b", "q")
+        story = await stores.inbox.story(RunId("run-a"))
+        other = await stores.inbox.story(RunId("run-b"))
+
+        assert story.record == await stores.inbox.find_run(RunId("run-a"))
+        assert list(story.parts) == list(await stores.journal.read(RunId("run-a")))
+        assert story.delivery is not None
+        assert (story.delivery.new.id, other.delivery) == (f"d_{name}", None)
+        with pytest.raises(NotFound):
+            await stores.inbox.story(RunId("run-z"))
+
+
 async def test_the_chunks_of_a_run_stand_in_its_journal(opened: Open) -> None:
     first = pack_text([b'["attempt",1,["run-a"]]', b'{"seq":1}', b'["stop","cancelled",true]'])
     last = pack_text([b'{"seq":2,"content":"\xc3\xa9"}', b'["over"]', b'{"seq":3,"type":"done"}'])
@@ -1049,3 +1066,27 @@ async def test_a_closed_store_refuses_and_closes_twice(opened: Open) -> None:
         ):
             with pytest.raises(StoreUnavailable, match="closed"):
                 await refused()
+
+
+async def test_a_write_is_carried_out_though_nobody_waits_for_it_any_more(opened: Open) -> None:
+    async with opened() as stores:
+        for user in range(4):
+            await stores.sessions.write_settings(f"u{user}", "{}", expected=None)
+
+    async with opened() as stores:
+        for user in range(4):
+            change = partial(stores.sessions.write_settings, f"u{user}", "[]", expected="{}")
+            await cut_off(change, after=user + 1)
+        await stores.sessions.write_settings("last", "{}", expected=None)
+        kept = [await stores.sessions.read_settings(f"u{user}") for user in range(4)]
+
+    assert kept == ["[]"] * 4
+
+
+async def cut_off(change: Callable[[], Coroutine[Any, Any, object]], *, after: int) -> None:
+    """Begins it, and cancels it so many turns of the loop later."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(change)
+        for _ in range(after):
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()

@@ -138,7 +138,7 @@ async def compare(steps: list[Step], data_dir: Path) -> None:
 
 
 async def bounded(steps: list[Step], data_dir: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await compare(steps, data_dir)
 
 

@@ -7,7 +7,7 @@ import anyio
 
 from gateway.channels.adapters import Outbound, TextLimits
 from gateway.channels.delivery import ChannelSender, PlatformClient
-from gateway.channels.health import Health
+from gateway.channels.health import ChannelHealth
 from gateway.config.sections import parse_capability
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
@@ -66,7 +66,7 @@ async def main(*arguments: str) -> None:
     ):
         if not await stores.sessions.count_sessions():
             await fill(stores)
-        health = Health(channel, "poll", clock, lambda type_, payload: None)
+        health = ChannelHealth(channel, "poll", clock, lambda type_, payload: None)
         couriers = {"chat": ChannelSender(PlatformClient(channel, adapter, fetch, clock), health)}
         outbox, known = stores.outbox, frozenset({("chat", "bot")})
         deliveries = Deliveries(outbox, couriers, known, clock, lambda _: None, lambda: 0.01)

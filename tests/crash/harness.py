@@ -24,7 +24,7 @@ from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server
 
 SESSIONS, WORKERS = 8, 3  # conversations, and messages of one that are on their way at once
 TOOL_EVERY = 4
-LONG_S = 30.0  # for what has to come: the machine may be busy
+LONG_S = 60.0  # for what has to come: the machine may be busy
 STARTING_S = 0.7
 LULL_S = 0.2
 

@@ -16,8 +16,9 @@ from anyio.abc import Process, SocketAttribute, SocketStream
 from gateway.store.opening import open_store
 from tests.crash.delivering import ANSWERS, PEERS, text_of
 from tests.fakes.clock import FakeClock
+from tests.forms import is_long
 
-KILLS = 8
+KILLS = 8 if is_long() else 4
 LONG_S = 60.0
 EVERY_PART = {part for number in range(ANSWERS) for part in text_of(number).split()}
 

@@ -21,7 +21,7 @@ async def test_the_program_of_the_page_talks_with_a_gateway(tmp_path: Path) -> N
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     async with scripted_server(echo) as model, running(Setup(model.url), tmp_path) as site:
         code = program.replace("http://127.0.0.1:7200", site.url)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             ran = await anyio.run_process([sys.executable, "-c", code], cwd=ROOT)
 
     first, second, version = ran.stdout.decode().splitlines()

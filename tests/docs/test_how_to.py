@@ -34,7 +34,7 @@ def test_every_command_of_a_page_exists(page: Path) -> None:
 
 def test_the_configuration_of_the_page_about_deploying_loads(tmp_path: Path) -> None:
     page = (DOCS / "how-to" / "deploy.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    example, in_a_container = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     secret = tmp_path / ".config" / "exogate" / "secrets" / "gateway_token"
     secret.parent.mkdir(parents=True)
     secret.write_text("0123456789abcdef\n")
@@ -46,6 +46,9 @@ def test_the_configuration_of_the_page_about_deploying_loads(tmp_path: Path) -> 
 
     assert config.gateway.trusted_proxies == ("127.0.0.1/32",)
     assert config.notices == ()
+    file.write_text(in_a_container, encoding="utf-8")
+    config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    assert config.gateway.bind == "0.0.0.0"
 
 
 def test_the_rule_of_the_page_about_events_loads(tmp_path: Path) -> None:
@@ -68,6 +71,22 @@ def test_the_first_example_of_the_page_about_the_configuration_loads(tmp_path: P
     config = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known())
 
     assert config.budgets.daily.tokens == 200_000
+
+
+def test_the_token_of_the_page_about_tokens_loads(tmp_path: Path) -> None:
+    page = (DOCS / "how-to" / "tokens.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    secret = tmp_path / ".config" / "exogate" / "secrets" / "desk_token"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("0123456789abcdef\n")
+    secret.chmod(0o600)
+    file = tmp_path / "config.toml"
+    file.write_text(example, encoding="utf-8")
+
+    (token,) = load(file, environment={}, home=tmp_path, cwd=tmp_path, known=known()).tokens
+
+    assert token.budget is not None
+    assert token.budget.monthly.tokens == 300_000
 
 
 async def test_the_request_of_the_page_about_the_protocol_is_answered(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from gateway.domain.figures import Figures, Histogram, Series
 from tests.fakes.client import http
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server
@@ -19,5 +20,11 @@ async def test_every_metric_is_on_the_page_and_no_other(tmp_path: Path) -> None:
     ):
         answer = await http(site.url + "/metrics")
 
-    told = {name: (kind, text) for name, text, kind in _FAMILY.findall(answer.body.decode())}
+    shared = Figures().share(cluster=True)
+    told = {
+        f"exogate_{one.name}": (one.kind, one.help)
+        for one in vars(shared).values()
+        if isinstance(one, Series | Histogram)
+    }
+    told |= {name: (kind, text) for name, text, kind in _FAMILY.findall(answer.body.decode())}
     assert {name: (kind, text) for name, kind, text in _ROWS} == told

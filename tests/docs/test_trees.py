@@ -40,11 +40,10 @@ from gateway.control.policy import (
     DefaultDecisionTree,
     MakeDecisionTree,
 )
-from gateway.control.rules import RunRules, load_rules
-from gateway.control.trees.engine import STUCK
+from gateway.control.rules import load_rules
+from gateway.control.trees.engine import MOST_PARTS, MOST_WORK, STUCK, TreePlan
 from gateway.control.trees.kinds import ALIASES, COMMON, HOSTED, KINDS, OPTION_ALIASES, TREE
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import MOST_PARTS, MOST_WORK, TreePlan
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Chunk, Message, ToolCall, ToolResult, Usage
@@ -93,7 +92,7 @@ class Paper:
             context=Packer().pack(agent, None, (), Message("user", "What is it?"), ()),
             tools=(),
             scope=ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c"),
-            rules=RunRules(load_rules(())),
+            rules=load_rules(()),
             publish=lambda event: None,
             decision=decision,
             context_id=NodeId("n"),

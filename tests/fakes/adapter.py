@@ -11,7 +11,7 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 
 from gateway.channels.adapters import Description, Verify, Webhook
-from gateway.channels.health import Health
+from gateway.channels.health import ChannelHealth
 from gateway.channels.intake import Intake, OpenChannel
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import AdapterFailed
@@ -110,7 +110,7 @@ def a_channel(adapter: FakeAdapter, taken: Taken, stores: Stores, **config: obje
     secrets = (PluginSecret("key", Secret(KEY), frozenset()),)
     channel = ChannelDef("family", "fake", secrets=secrets, config=config)
     clock = FakeClock()
-    health = Health(channel, "webhook", clock, lambda _type, _payload: None)
+    health = ChannelHealth(channel, "webhook", clock, lambda _type, _payload: None)
     ways = (FakeDoor(), FakeCommands().run)
     intake = Intake(taken.accept, stores.channels, clock, lambda: None, *ways)
     return OpenChannel(channel, adapter, HOOK, health, intake, Scrubber(secrets).body)

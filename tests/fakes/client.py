@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.fakes import described
 from tests.fakes.promises import require_promised, require_promised_answer
 
-WAIT_S = 5.0
+WAIT_S = 60.0  # nothing is measured by it: what hangs ends
 TERMINAL = frozenset({"done", "error"})
 Event = dict[str, Any]
 
@@ -161,10 +161,10 @@ class Client:
 
 @asynccontextmanager
 async def connected(
-    url: str, token: str | None = None, *, wait_s: float = WAIT_S
+    url: str, token: str | None = None, *, wait_s: float = WAIT_S, **headers: str
 ) -> AsyncIterator[Client]:
     """A client of the gateway at an http address. Raises OSError if nobody listens there."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
     address = url.replace("http", "ws", 1) + "/ws"
     async with connect(
         address,
@@ -185,6 +185,11 @@ async def connected(
 def texts_of(events: Sequence[Event]) -> str:
     """What a user has read."""
     return "".join(event["content"] for event in events if event["type"] == "content")
+
+
+def results_of(events: Sequence[Event]) -> list[str]:
+    """What tools answered."""
+    return [one["tool_call"]["result"] for one in events if one["type"] == "tool_result"]
 
 
 def types_of(events: Sequence[Event]) -> list[str]:

@@ -1,7 +1,7 @@
 """Leases in memory, hints within a process, and work that says what it is told."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -130,11 +130,21 @@ class FakeLeases:
         await self._called()
         self.table.leave(node)
 
+    async def alive(self, late_s: float) -> set[str]:
+        await self._called()
+        return {*self.table.members}
+
+    async def key(self) -> bytes:
+        return b"key"
+
     async def state(self) -> ClusterState:
         await self._called()
-        members = self.table.members.values()
         return ClusterState(
-            [Member(one, EPOCH + timedelta(seconds=seen_at)) for one, seen_at, _ in members],
+            [
+                Member(one, EPOCH + timedelta(seconds=seen_at))
+                for one, seen_at, expires_at in self.table.members.values()
+                if expires_at > self.table.now()
+            ],
             [
                 LeaseState(
                     Lease(number, row.epoch),
@@ -150,6 +160,7 @@ class FakeHints:
     """The port Hints: those of the nodes of a process, which share `listeners`."""
 
     degraded: Sequence[str] = ()
+    counts: Mapping[str, int] = {}
 
     def __init__(self) -> None:
         self.published: list[tuple[str, Hint]] = []

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 
+from gateway.app import shared_store
 from gateway.cli import (
     channel,
     channel_testing,
@@ -25,8 +26,11 @@ from gateway.cli import (
     verbs,
 )
 from gateway.launcher import main
+from gateway.mcp import connections, endpoint
+from gateway.outbound import client
 
 LOADED = (
+    *(client, connections, endpoint, shared_store),  # which a gateway imports when it needs them
     *(channel, channel_testing, chat, config, configuration, conversations, doctor, link, pair),
     *(plugin, plugin_files, plugin_testing, provider, run, verbs),
 )
@@ -65,6 +69,8 @@ def _begin(caller: socket.socket) -> None:
         caller.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
         os._exit(0)
     caller.close()
+    # As for one that a person begins, also where the tests themselves run in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

@@ -62,6 +62,11 @@ class Forked:
             self.wait()
         return self._code
 
+    def __del__(self) -> None:
+        """Nobody need wait for a command."""
+        self._lines.close()
+        self._server.close()
+
     def wait(self, timeout: float | None = None) -> int:
         """Others may wait at the same time."""
         with self._reading:
@@ -100,7 +105,7 @@ class Commands:
     def run(
         self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path = ROOT, typed: str = ""
     ) -> Ended:
-        """The command is killed if it has not ended after 30 seconds."""
+        """The command is killed if it has not ended after a minute."""
         with (
             tempfile.TemporaryFile() as given,
             tempfile.TemporaryFile() as out,
@@ -111,7 +116,7 @@ class Commands:
             files = [given.fileno(), out.fileno(), err.fileno()]
             forked = Forked(self._asked(words, env, cwd, files), out)
             try:
-                code = forked.wait(30)
+                code = forked.wait(60)
             except subprocess.TimeoutExpired:
                 forked.kill()
                 raise

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
-from gateway.channels.access import Command, Turn, Verdict
+from gateway.channels.access import Command, TurnForAgent, Verdict
 from gateway.channels.adapters import Incoming, Sender
 from gateway.domain.channels import ChannelDef, Pairing
 
@@ -25,7 +25,7 @@ class FakeDoor:
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         await checkpoint()
         self.judged.append(message)
-        return self.verdicts.get(message.sender.id, Turn())
+        return self.verdicts.get(message.sender.id, TurnForAgent())
 
     def requested(self, asked: Pairing) -> None:
         self.asked_for.append(asked)

@@ -7,7 +7,17 @@ from typing import Any
 
 LETTERS = "ab Zz09._-:%/\\\"'{}$\n\t\0\x7fäß中🦀\u2028"
 TIMES = ("2026-01-02T03:04:05Z", "1999-12-31T23:59:59.999999+14:00", "9999-12-31T00:00:00Z")
-SAMPLES = ("0" * 64, "x", " y\n", "\0", "\u2028z", "main:websocket:local:%3A")  # for patterns
+SAMPLES = (
+    "chat",
+    "7d",
+    "45s",
+    "0" * 64,
+    "x",
+    " y\n",
+    "\0",
+    "\u2028z",
+    "main:websocket:local:%3A",
+)  # for patterns
 MOST_LETTERS, MOST_ITEMS = 12, 3
 FAR = 2**53
 

@@ -2,30 +2,48 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import anyio
 from anyio import to_thread
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.generation import web_settings
-from gateway.cli.configuration import BUNDLED, known
-from gateway.config.load import load
-from gateway.config.values import GatewayConfig
-from gateway.domain.supervision import supervise
+from gateway.app.proposals import ConfigFile
+from gateway.cli.configuration import known
+from gateway.config.load import LoadedConfig
+from gateway.config.load import read as read_config
+from gateway.config.values import GatewayConfig, Surroundings
 from gateway.domain.version import VERSION
 from gateway.host.files import make_key
-from gateway.sandbox.plugins import PATIENCE_S
+from gateway.sandbox.cache import CompileCache
 from gateway.web.wire.server import ListenAddress, WebServer
 from tests.fakes.commands import Forked, commands
 
-START_S = 20.0
+
+class Engine:
+    """What `[store]` says for every gateway of the test that runs, a database for each folder; empty: the
+    embedded store."""
+
+    section = ""
+
+    def of(self, folder: Path) -> str:
+        return self.section.replace("FOLDER", f"{crc32(bytes(folder)):x}")
+
+
+ENGINE = Engine()
+START_S = 60.0  # nothing is measured by it: what hangs ends
+known()  # reads files, once: no test may do that while others wait
 SOUL = "You answer tests."
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +51,7 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True)
 class Setup:
     """What a configuration file says; each text goes into its section, `rest` to the end. The agent
-    has these bundled plugins as its `tools`; `grants` are what they may do besides the usual."""
+    has these `tools`, of which the bundled ones are configured; `grants` are what they may do besides the usual."""
 
     model_url: str
     wire: str = "openai"
@@ -67,16 +85,45 @@ soul_path = "{folder / "soul.md"}"
 tools = {json.dumps(self.tools)}
 {self.agent}
 
-{"".join(_bundled(name, self.grants.get(name, ())) for name in self.tools if ":" not in name)}
+{"".join(_bundled(name, self.grants.get(name, ())) for name in self.tools if name in known().bundled)}
 {self.rest}
+{"" if "[store]" in self.rest else ENGINE.of(folder)}
 """
 
     async def written(self, folder: Path) -> Path:
         """config.toml, with the soul and the data beside it."""
         await anyio.Path(folder / "soul.md").write_text(SOUL, encoding="utf-8")
         path = folder / "config.toml"
-        await anyio.Path(path).write_text(self.toml(folder), encoding="utf-8")
+        text = await to_thread.run_sync(self.toml, folder)
+        await anyio.Path(path).write_text(text, encoding="utf-8")
+        plugins = [
+            ROOT / "plugins" / name / "tool.wasm" for name in re.findall(r'"bundled:(\w+)"', text)
+        ]
+        plugins += map(Path, re.findall(r'"(/.+/wasm-examples/.+\.wasm)"', text))
+        await compiled_before(plugins, folder / "data")
         return path
+
+
+@cache
+def _shared() -> "tempfile.TemporaryDirectory[str]":
+    """What the plugins of this process's tests were compiled to."""
+    return tempfile.TemporaryDirectory()
+
+
+async def compiled_before(plugins: Sequence[Path], data: Path) -> None:
+    """A gateway on this data need not compile these plugins: no test waits for that twice."""
+    compiling = await to_thread.run_sync(lambda: CompileCache(Path(_shared().name)))
+    for path in plugins:
+        made = await compiling.compiled(path)
+        await to_thread.run_sync(_take_over, made.path, data / "plugins")
+
+
+def _take_over(compiled: Path, folder: Path) -> None:
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for one in (compiled, compiled.with_suffix(".json")):
+        if not (folder / one.name).exists():
+            shutil.copyfile(one, folder / one.name)
 
 
 def _bundled(name: str, more: tuple[str, ...]) -> str:
@@ -84,7 +131,7 @@ def _bundled(name: str, more: tuple[str, ...]) -> str:
 [[plugins]]
 name = "{name}"
 path = "bundled:{name}"
-capabilities = {json.dumps([*BUNDLED[name], *more])}
+capabilities = {json.dumps([*known().bundled[name].needs, *more])}
 '''
 
 
@@ -110,27 +157,31 @@ async def running(
     folder: Path,
     change: Change = unchanged,
     environment: Mapping[str, str] = NO_VARIABLES,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = START_S,
 ) -> AsyncIterator[Site]:
     """Started as `exogate run` does it; at the end it stops at once, whatever is at work. `change`
     is for bounds that no file may set so low."""
     path = await setup.written(folder)
 
-    def read() -> GatewayConfig:
-        return load(path, environment=environment, home=folder, cwd=folder, known=known())
+    around = await to_thread.run_sync(lambda: Surroundings(environment, folder, folder, known()))
 
-    config = change(await to_thread.run_sync(read))
-    async with assembled(config, version=VERSION, patience_s=patience_s) as rooms:
+    def read(other: Path | None = None) -> LoadedConfig:
+        loaded = read_config(other or path, around)
+        return replace(loaded, config=change(loaded.config))
+
+    config = (await to_thread.run_sync(read)).config
+    assembling = assembled(config, version=VERSION, patience_s=patience_s, read=read)
+    async with assembling as rooms:
+        rooms.changes.file = ConfigFile(lambda: path, path, lambda: around)
         key = await to_thread.run_sync(make_key, config.gateway.data_dir)
         settings = web_settings(config, key)
-        server = WebServer(rooms.web(settings), settings)
+        app = rooms.web(settings)
+        server = rooms.server = WebServer(app, settings)
         async with anyio.create_task_group() as group:
+            group.start_soon(app.identities.watch)
             address: ListenAddress = await group.start(server.serve)
-            await rooms.front.intake.resume()
-            lines = partial(
-                supervise, "lines", rooms.keep_connections, rooms.shared.clock, may_end=True
-            )
-            group.start_soon(lines, name="lines")
+            await rooms.intake.resume()
+            rooms.connect()
             rooms.health.starting = False
             yield Site(f"http://{address}", rooms)
             group.cancel_scope.cancel()
@@ -175,20 +226,22 @@ class Command:
         return await anyio.Path(self.output).read_bytes()
 
 
-def spawn(config: Path, port: int = 0) -> Command:
-    """Blocks for a moment: call it in a thread."""
+def spawn(config: Path, port: int = 0, more: Mapping[str, str] = NO_VARIABLES) -> Command:
+    """Blocks for a moment: call it in a thread. `more`: of the environment."""
     output = config.parent / "output.txt"
     with output.open("ab") as log:
         words = ["--config", str(config), "run", "--port", str(port)]
-        variables = {"PATH": os.defpath, "HOME": str(config.parent)}  # nobody's keys
+        variables = {"PATH": os.defpath, "HOME": str(config.parent), **more}  # nobody's keys
         process = commands().start(words, env=variables, err=log)
     return Command(process, output)
 
 
 @asynccontextmanager
-async def spawned(config: Path, port: int = 0) -> AsyncIterator[Command]:
+async def spawned(
+    config: Path, port: int = 0, more: Mapping[str, str] = NO_VARIABLES
+) -> AsyncIterator[Command]:
     """On its way up, perhaps; killed at the end if it still runs."""
-    started = await to_thread.run_sync(spawn, config, port)
+    started = await to_thread.run_sync(spawn, config, port, more)
     try:
         yield started
     finally:
@@ -200,9 +253,11 @@ async def spawned(config: Path, port: int = 0) -> AsyncIterator[Command]:
 
 
 @asynccontextmanager
-async def command(config: Path, port: int = 0) -> AsyncIterator[Command]:
+async def command(
+    config: Path, port: int = 0, more: Mapping[str, str] = NO_VARIABLES
+) -> AsyncIterator[Command]:
     """A gateway that can answer."""
-    async with spawned(config, port) as started:
+    async with spawned(config, port, more) as started:
         with anyio.fail_after(START_S):
             if not await started.ready():
                 told = (await started.said()).decode(errors="replace")

@@ -12,7 +12,7 @@ from typing import Protocol
 from wasmtime import Engine, Module
 from wasmtime.component import Component
 
-from gateway.sandbox.calls import Call
+from gateway.sandbox.calls import GuestCall
 from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS
 from gateway.sandbox.protocol import Bounds, Guest, Program, Status
 
@@ -23,7 +23,7 @@ Answers = Callable[[tuple[str, ...]], tuple[str, ...]]
 
 
 class Runs(Protocol):
-    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]: ...
+    def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]: ...
 
 
 @dataclass
@@ -60,13 +60,13 @@ def call_of(
     *,
     seconds: float = 5.0,
     bounds: Bounds = BOUNDS,
-) -> Call:
+) -> GuestCall:
     def say(_number: int, texts: tuple[str, ...]) -> None:
         said.append(texts)
         if texts[0] != "log":
             call.answers.put(answers(texts))
 
-    call = Call(next(_numbers), bounds, time.monotonic() + seconds, say)
+    call = GuestCall(next(_numbers), bounds, time.monotonic() + seconds, say)
     return call
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic_core import from_json, to_json
 
-from gateway.agent.journal import RunJournal
+from gateway.agent.driver import RunJournal
 from gateway.domain.ids import RunId
 from gateway.domain.journal import JournalEntry
 from gateway.domain.ports import Clock

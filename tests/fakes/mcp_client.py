@@ -31,7 +31,7 @@ async def mcp_client(
     made = partial(httpx2.AsyncClient, headers=sent, trust_env=False)
     async with await to_thread.run_sync(made) as http:  # it reads files
         transport = streamable_http_client(f"{url}/mcp", http_client=http)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with Client(transport, mode=era, read_timeout_seconds=5.0) as client:
                 yield client
 

@@ -133,14 +133,14 @@ async def _life(fake: FakeMcp, port: int, *, task_status: TaskStatus[None]) -> N
         await ended.wait()
 
     fake.stop = stop
-    try:
-        async with manager.run():
+    async with manager.run():
+        try:
             await server.startup([listener])
             task_status.started()
             await over.wait()
             await _killed(server)
-    finally:
-        ended.set()
+        finally:
+            ended.set()  # the port is free; the manager may try for a second yet to tell its calls
 
 
 async def _killed(server: uvicorn.Server) -> None:

@@ -29,6 +29,11 @@ class NatsServer:
         self.url = f"nats://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Returns when it listens."""
         command = (self._binary, "-a", "127.0.0.1", "-p", str(self.port), *self._options)

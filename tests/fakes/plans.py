@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from gateway.agent.leaves import REGISTRY, SHIPPED, Plans
+from gateway.control.trees.engine import TreePlan
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef
 from tests.fakes.texts import FakeTexts
 

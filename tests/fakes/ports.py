@@ -18,6 +18,7 @@ class PartOfInbox(_Part):
     finish: Any
     unfinished: Any
     find_run: Any
+    story: Any
 
 
 class PartOfJournal(_Part):

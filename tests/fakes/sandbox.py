@@ -12,7 +12,7 @@ from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
 from gateway.domain.ports import Clock, Fetch, HostFunction, ToolStore
 from gateway.host.clock import SystemClock
-from gateway.sandbox.host_functions import CapabilityUse, HostDeps
+from gateway.sandbox.host_functions import CapabilityUse, Host, HostDeps
 from gateway.sandbox.plugins import Loaded, Sandbox, open_sandbox
 from gateway.sandbox.pool import Outcome
 from tests.fakes.fetch import FakeFetch
@@ -71,7 +71,8 @@ class Stage:
         return await self.sandbox.load(plugin)
 
     async def run(self, loaded: Loaded, text: str = '"x"', *, person: str = "ann") -> Outcome:
-        return await self.sandbox.run(loaded, "handle-tool-call", text, person=person)
+        host = Host(self.sandbox.deps, loaded.plugin, person)
+        return await self.sandbox.run(loaded, "handle-tool-call", text, host)
 
     @property
     def worker(self) -> int:

@@ -21,6 +21,7 @@ from gateway.domain.journal import pack_text
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.faults import TextRefused
+from gateway.store.snapshot import copier
 from gateway.store.sqlite import Opened, open_file, stores_over
 from gateway.store.transaction import SqliteTransaction
 from gateway.store.writer import Commits, Operation, Pen, Query, Readers, Writer, open_to_read
@@ -98,7 +99,7 @@ class Mortal:
             Commits(pen, self.opened.mark, self.opened.mark.read(), where, durable=False)
         )
         readers = InlineReaders(self.db, self.opened.path)
-        self.stores = stores_over(self.writer, readers, pen, FakeClock())
+        self.stores = stores_over(self.writer, readers, pen, FakeClock(), copier(self.opened.path))
         return self.stores
 
     @property

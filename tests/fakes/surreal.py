@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from gateway.domain.ids import Secret
+from gateway.store.surreal_connection import ConnectionSettings, Credentials, SurrealConnection
+
 USER, PASSWORD = "root", "a password of the tests"
+ROOT = Credentials(USER, Secret(PASSWORD))
+# A server on a busy machine may take its time for an answer.
+PATIENT = ConnectionSettings(connect_s=60, call_s=60, silent_s=60, lost_s=60)
 MISSING = "no SurrealDB server: set EXOGATE_SURREAL_BIN, or put `surreal` on the PATH"
 
 
@@ -38,6 +44,11 @@ class SurrealServer:
         self.port = free_port()
         self.url = f"ws://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Returns when it answers."""
@@ -104,3 +115,8 @@ class SurrealDatabase:
     url: str
     namespace: str
     database: str
+
+    async def connected(self, settings: ConnectionSettings = PATIENT) -> SurrealConnection:
+        """It is to be run."""
+        place = (self.url, self.namespace, self.database)
+        return await SurrealConnection.open(*place, ROOT, settings)

@@ -29,9 +29,11 @@ class FakeTool:
         category: str | None = None,
         timeout_s: float | None = None,
         spends: Spent | None = None,
+        may_repeat: bool = True,
     ) -> None:
         told = f"The tool {name}."
-        self.spec = ToolSpec(name, told, parameters, family, category, agent_scope, timeout_s)
+        told_of = (name, told, parameters, family, category, agent_scope, timeout_s)
+        self.spec = ToolSpec(*told_of, may_repeat=may_repeat)
         self._act, self._spends = act, spends
         self.calls: list[tuple[Mapping[str, object], ToolScope]] = []
 

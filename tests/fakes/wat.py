@@ -80,6 +80,50 @@ def handling(body: str, *, imports: str = "", pieces: str = "{{base}}") -> bytes
     return built(f"(module {imports} {pieces} {function})")
 
 
+# Writes bytes as hexadecimal digits: from, how many, where to.
+HEX = """
+(func $digit (param i32) (result i32)
+  (i32.add (local.get 0)
+    (select (i32.const 48) (i32.const 87) (i32.lt_u (local.get 0) (i32.const 10)))))
+(func $hex (param $from i32) (param $left i32) (param $to i32) (local $byte i32)
+  (block $done (loop $on
+    (br_if $done (i32.eqz (local.get $left)))
+    (local.set $byte (i32.load8_u (local.get $from)))
+    (i32.store8 (local.get $to) (call $digit (i32.shr_u (local.get $byte) (i32.const 4))))
+    (i32.store8 offset=1 (local.get $to) (call $digit (i32.and (local.get $byte) (i32.const 15))))
+    (local.set $from (i32.add (local.get $from) (i32.const 1)))
+    (local.set $to (i32.add (local.get $to) (i32.const 2)))
+    (local.set $left (i32.sub (local.get $left) (i32.const 1)))
+    (br $on))))
+"""
+
+
+def posting(url: str, **annotations: bool) -> bytes:
+    """A plugin `pay` whose one tool posts its input there, as {"input": HEX}, and says what it was answered."""
+    asked = json.dumps({"method": "POST", "url": url, "body": '{"input":"'})[:-2]
+    end = r'\"}"}'
+    tool = {"name": "pay", "description": "Pays.", "annotations": annotations}
+    shown = describing(json.dumps({"name": "pay", "version": "1", "tools": [tool]}))
+    texts = _data(128, asked) + _data(120, end)
+    to = 32768 + len(asked)
+    return handling(
+        f"(local $end i32)"
+        f"(memory.copy (i32.const 32768) (i32.const 128) (i32.const {len(asked)}))"
+        f"(call $hex (local.get 0) (local.get 1) (i32.const {to}))"
+        f"(local.set $end (i32.add (i32.const {to}) (i32.shl (local.get 1) (i32.const 1))))"
+        f"(memory.copy (local.get $end) (i32.const 120) (i32.const {len(end)}))"
+        f"(call $http (i32.const 32768) (i32.add (i32.sub (local.get $end) (i32.const 32768))"
+        f" (i32.const {len(end)})) (i32.const 48))"
+        "(call $say (i32.load8_u (i32.const 48)) (i32.load (i32.const 52)) (i32.load (i32.const 56)))",
+        imports='(import "exogate:plugin/http@1.0.0" "request" (func $http (param i32 i32 i32)))',
+        pieces=f"{MEMORY}{REALLOC}{ANSWER}{HEX}{shown}{texts}",
+    )
+
+
+def _data(at: int, text: str) -> str:
+    return f'(data (i32.const {at}) "{"".join(f"{chr(92)}{byte:02x}" for byte in text.encode())}")'
+
+
 ECHO = handling("(call $ok (local.get 0) (local.get 1))")
 
 

@@ -8,14 +8,14 @@ import pytest
 from gateway.domain.errors import SoulUnreadable
 from gateway.host.files import (
     KEY,
-    LOOK_EVERY_S,
     MOST_BYTES,
     FileTexts,
+    digests_of,
     make_key,
     read_key,
     shipped_folder,
+    stamps_of,
 )
-from tests.fakes.clock import FakeClock
 
 
 @pytest.mark.requirement("S-003-Soul-04")
@@ -38,7 +38,7 @@ async def test_a_text_that_cannot_be_used_is_refused_with_its_name(
         await file.write_bytes(raw)
 
     with pytest.raises(SoulUnreadable, match=says) as caught:
-        await FileTexts(FakeClock()).read(str(file))
+        await FileTexts().read(str(file))
 
     assert str(file) in str(caught.value)
 
@@ -47,37 +47,31 @@ async def test_a_text_is_read_without_its_byte_order_mark(tmp_path: Path) -> Non
     file = anyio.Path(tmp_path / "soul.md")
     await file.write_bytes(b"\xef\xbb\xbfhi")
 
-    assert await FileTexts(FakeClock()).read(str(file)) == "hi"
+    assert await FileTexts().read(str(file)) == "hi"
 
 
-@pytest.mark.requirement("S-003-Soul-03")
-async def test_a_file_that_is_replaced_removed_or_back_is_noticed_once(tmp_path: Path) -> None:
-    file, other = anyio.Path(tmp_path / "soul.md"), anyio.Path(tmp_path / "other.md")
-    await file.write_text("one")
-    clock, noticed = FakeClock(), list[str]()
+def test_a_file_that_is_replaced_removed_or_back_has_another_stamp(tmp_path: Path) -> None:
+    file, other = tmp_path / "soul.md", tmp_path / "other.md"
+    file.write_text("one")
+    seen = [stamps_of([file]), stamps_of([file])]
+    other.write_text("two")
+    other.replace(file)
+    seen.append(stamps_of([file]))
+    file.unlink()
+    seen.append(stamps_of([file]))
 
-    async def changed(path: str) -> None:
-        noticed.append(path)
+    assert seen[0] == seen[1]
+    assert seen[1] != seen[2]
+    assert seen[3] == {file: None}
 
-    async def look() -> int:
-        clock.move(LOOK_EVERY_S)
-        await clock.until_someone_sleeps()
-        return len(noticed)
 
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as group:
-            group.start_soon(FileTexts(clock).watch, [str(file)], changed)
-            await clock.until_someone_sleeps()
-            untouched = await look()
-            await other.write_text("two")
-            await other.replace(str(file))
-            replaced = await look()
-            await file.unlink()
-            removed = await look()
-            group.cancel_scope.cancel()
+def test_a_digest_is_that_of_the_content_and_empty_for_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("same")
+    (tmp_path / "two").write_text("same")
+    found = digests_of([tmp_path / "one", tmp_path / "two", tmp_path / "none", tmp_path])
 
-    assert (untouched, replaced, removed) == (0, 1, 2)
-    assert set(noticed) == {str(file)}
+    assert len({found[tmp_path / "one"], found[tmp_path / "two"]}) == 1
+    assert (found[tmp_path / "none"], found[tmp_path]) == ("", "")
 
 
 def test_a_key_is_read_back_and_only_its_owner_can(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import resource
 import select
 import time
 
-from gateway.host.logs import logging_to
-from gateway.host.process import MOST_WAITING_BYTES, YOUNG, allow_open_files, detached, settle
+from gateway.host.logs import MOST_WAITING_BYTES, detached, logging_to
+from gateway.host.process import YOUNG, allow_open_files, settle
 
 
 def test_a_reader_that_is_stuck_costs_lines_of_the_log_and_no_time() -> None:

@@ -40,7 +40,7 @@ class Stage:
         self.news = anyio.Event()
 
     async def until_told(self, type_: str) -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while type_ not in [name for name, _ in self.told]:
                 await self.news.wait()
 
@@ -50,7 +50,7 @@ class Stage:
         await self.until(lambda: bool(self.changed))
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while not is_so():
                 await anyio.lowlevel.checkpoint()
 
@@ -97,12 +97,12 @@ async def staged(
             clock=clock,
             schemas=SchemaChecks(),
             store=store or stores.tools,
-            renew=gate.renew,
             tell=lambda type_, payload: stages[0].tell(type_, payload),
             told_changed=told_changed,
             random=lambda: 0.1,
         )
         server = Server(definition, means, group)
+        server.offer_to(gate.renew)
         gate.foreign = Servers({definition.name: server})
         stages.append(Stage(server, gate, agent))
         group.start_soon(server.run)

@@ -11,7 +11,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from gateway.domain.ids import AgentId
-from gateway.domain.mcp import Client, Served
+from gateway.domain.mcp import McpClient, Served
 from gateway.domain.model import ToolSpec
 from gateway.mcp.endpoint import serving
 from gateway.schemas import SchemaChecks
@@ -37,22 +37,22 @@ class FakeDesk:
     reached: tuple[str, ...] = ("a", "b")
     tools: tuple[ToolSpec, ...] = (ToolSpec("echo", "Says it again."),)
     broken: bool = False
-    called: list[tuple[Client, object]] = field(default_factory=list)
+    called: list[tuple[McpClient, object]] = field(default_factory=list)
 
-    def offered(self, client: Client) -> Sequence[ToolSpec]:
+    def offered(self, client: McpClient) -> Sequence[ToolSpec]:
         return self.tools
 
-    def agents(self, client: Client) -> Sequence[AgentId]:
+    def agents(self, client: McpClient) -> Sequence[AgentId]:
         return [AgentId(agent) for agent in self.reached]
 
-    async def call(self, client: Client, name: str, arguments: Mapping[str, object]) -> Served:
+    async def call(self, client: McpClient, name: str, arguments: Mapping[str, object]) -> Served:
         self.called.append((client, (name, arguments)))
         if self.broken:
             raise RuntimeError("a secret inside")
         return Served(json.dumps(arguments))
 
     async def ask(
-        self, client: Client, message: str, *, agent: str | None, conversation: str | None
+        self, client: McpClient, message: str, *, agent: str | None, conversation: str | None
     ) -> Served:
         self.called.append((client, (message, agent, conversation)))
         facts = {"response": "yes", "conversation_id": "c", "run_id": "r"}
@@ -76,7 +76,7 @@ async def test_the_desk_is_told_who_calls_and_what_is_wanted(era: str) -> None:
         question = {"message": "well?", "agent": "b", "conversation_id": "c"}
         asked = await client.call_tool("ask_agent", question)
 
-    alice = Client("alice")
+    alice = McpClient("alice")
     assert desk.called == [(alice, ("echo", {"text": "ü"})), (alice, ("well?", "b", "c"))]
     assert json.loads(text_of(said)) == {"text": "ü"}
     assert asked.structured_content == {"response": "yes", "conversation_id": "c", "run_id": "r"}

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mcp.transports import MOST_BYTES, MOST_VALUES, MessageSize, TooLarge
+from gateway.codec import ValueCount
+from gateway.mcp.transports import MOST_BYTES, MOST_VALUES, MessageSize, OverlongAnswer
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(st.sampled_from('ab,[{"\\\né')),
@@ -30,12 +31,12 @@ def test_only_what_is_outside_of_texts_counts_however_it_is_cut(
 ) -> None:
     text = json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
-    weight = MessageSize()
+    count = ValueCount(1_000)
 
     for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        weight.add(text[first:last])
+        count.add(text[first:last])
 
-    assert weight._values == marks(value)
+    assert count.values == marks(value)
 
 
 def test_a_long_text_may_hold_as_many_commas_as_it_likes() -> None:
@@ -52,7 +53,7 @@ def test_a_long_text_may_hold_as_many_commas_as_it_likes() -> None:
     ],
 )
 def test_what_has_too_many_values_is_too_much(data: bytes) -> None:
-    with pytest.raises(TooLarge, match="values"):
+    with pytest.raises(OverlongAnswer, match="values"):
         MessageSize().add(data)
 
 
@@ -60,5 +61,5 @@ def test_what_has_too_many_bytes_is_too_much() -> None:
     weight = MessageSize()
     weight.add(b" " * MOST_BYTES)
 
-    with pytest.raises(TooLarge, match="bytes"):
+    with pytest.raises(OverlongAnswer, match="bytes"):
         weight.add(b" ")

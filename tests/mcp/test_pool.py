@@ -30,7 +30,7 @@ async def test_whoever_comes_when_all_sessions_are_at_work_waits_for_one(tmp_pat
 
     fake.acts["echo"] = wait
     said: dict[str, str] = {}
-    async with serving(fake), staged(at(fake, timeout_s=20.0), tmp_path) as stage:
+    async with serving(fake), staged(at(fake, timeout_s=120.0), tmp_path) as stage:
         await stage.gate.prepare(stage.agent)
 
         async def call(person: str) -> None:

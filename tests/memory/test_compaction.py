@@ -19,10 +19,9 @@ from gateway.memory.compaction import (
     shrinks,
     span_of,
     summary_message,
-    summary_text,
     summed_up,
 )
-from gateway.memory.window import Window, message_tokens, summary_of
+from gateway.memory.context import Window, message_tokens, summary_of, summary_text
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,8 +17,15 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
-from gateway.memory.context import RECALL_TOKENS, RESULTS, Context, ContextExtras, Packer
-from gateway.memory.window import Window, message_tokens
+from gateway.memory.context import (
+    RECALL_TOKENS,
+    RESULTS,
+    Context,
+    ContextExtras,
+    Packer,
+    Window,
+    message_tokens,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m", system_prompt="Be kind.", context_window=100_000)

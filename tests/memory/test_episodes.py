@@ -11,7 +11,7 @@ from gateway.domain.agents import ContextRules
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.sessions import Path
-from gateway.memory.window import PAGE, Episode, Episodes
+from gateway.memory.context import PAGE, Episode, Episodes
 from tests.fakes.ports import PartOfSessionStore
 
 RULES, ONE = ContextRules(1_000, 3), ContextRules(1_000, 1)

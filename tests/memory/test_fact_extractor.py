@@ -96,7 +96,7 @@ async def kept(
     rules = ContextRules(extraction=extraction, fact_scope=fact_scope)
     agent = AgentDef(AgentId("demo"), "fake", "fake-1", context=rules)
     clock, asked = FakeClock(), model or ScriptedModel(NOTHING)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             extractor = FactExtractor(
                 agents={agent.id: agent},
@@ -289,6 +289,7 @@ async def test_a_turn_that_comes_while_it_catches_up_is_looked_at_too() -> None:
         async with kept(stores) as site:
             await site.turn("late", "I live in Oslo")
             await site.extractor.settled(KEY)
+            await all_looked_at(site)
 
             known = await site.known()
         assert len(known) == 121

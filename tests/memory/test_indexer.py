@@ -47,7 +47,7 @@ class FakeIndex(PartOfFactStore):
 @asynccontextmanager
 async def at_work(index: FakeIndex, clock: FakeClock) -> AsyncIterator[Indexer]:
     indexer = Indexer(index, clock)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(indexer.run)
             await anyio.wait_all_tasks_blocked()

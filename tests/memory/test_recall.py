@@ -22,7 +22,7 @@ ANN, BOB = session_key("ann"), session_key("bob")
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[tuple[Stores, Recall]]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_memory() as stores:
             yield stores, Recall(stores.facts)
 

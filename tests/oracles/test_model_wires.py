@@ -20,7 +20,7 @@ FULL = Reply(["Hel", "lo"], thinking=["h", "m"], calls=[CLOCK], usage=(11, 3))
 async def openai_at(
     *script: Reply, retries: int = 0
 ) -> AsyncIterator[tuple[ModelServer, openai.AsyncOpenAI]]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with scripted_server(script) as server:
             client = openai.AsyncOpenAI(api_key="k", base_url=server.url, max_retries=retries)
             yield server, client
@@ -31,7 +31,7 @@ async def openai_at(
 async def anthropic_at(
     *script: Reply, retries: int = 0
 ) -> AsyncIterator[tuple[ModelServer, anthropic.AsyncAnthropic]]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with scripted_server(script) as server:
             url = server.url.removesuffix("/v1")
             client = anthropic.AsyncAnthropic(api_key="k", base_url=url, max_retries=retries)

@@ -98,7 +98,7 @@ async def way(request: pytest.FixtureRequest) -> AsyncIterator[Way]:
     ],
 )
 async def test_a_broken_answer_is_a_failure_of_the_network(way: Way, answer: bytes) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(answer) as server:
             with pytest.raises(HttpFailed) as failed:
                 await way.ask("GET", server.url)
@@ -124,20 +124,20 @@ async def test_a_broken_answer_is_a_failure_of_the_network(way: Way, answer: byt
     ],
 )
 async def test_an_unusual_answer_is_one(way: Way, answer: bytes, status: int, body: bytes) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(answer) as server:
             assert await way.ask("GET", server.url) == (status, body)
 
 
 async def test_an_answer_to_head_has_no_body_whatever_it_says(way: Way) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(Said([OK + b"content-length: 5\r\n\r\n"], stays=True)) as server:
             assert await way.ask("HEAD", server.url) == (200, b"")
 
 
 async def test_an_answer_in_single_bytes_is_read_like_any_other(way: Way) -> None:
     chunked = OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(Said([chunked], most=1)) as server:
             assert await way.ask("GET", server.url) == (200, b"hello")
 
@@ -147,7 +147,7 @@ async def test_an_answer_in_single_bytes_is_read_like_any_other(way: Way) -> Non
     [b"", OK, OK + b"x: ", OK + b"content-length: 5\r\n\r\n", OK + b"content-length: 5\r\n\r\nhel"],
 )
 async def test_a_server_that_stops_in_the_middle_is_given_up(way: Way, begin: bytes) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(Said([begin], stays=True)) as server:
             with pytest.raises(HttpFailed) as failed:
                 await way.ask("GET", server.url)
@@ -164,7 +164,7 @@ async def test_a_server_that_stops_in_the_middle_is_given_up(way: Way, begin: by
     ],
 )
 async def test_what_follows_an_answer_is_nobodys_answer(way: Way, more: bytes) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(Said([WHOLE + more], stays=True), WHOLE) as server:
             assert await way.ask("GET", server.url) == (200, b"hello")
             assert await way.ask("GET", server.url) == (200, b"hello")
@@ -180,7 +180,7 @@ async def test_what_follows_an_answer_is_nobodys_answer(way: Way, more: bytes) -
     ],
 )
 async def test_a_connection_that_the_server_ends_is_not_used_again(way: Way, answer: bytes) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(Said([answer], stays=True), WHOLE) as server:
             for _ in range(2):
                 assert await way.ask("GET", server.url) == (200, b"hello")
@@ -191,7 +191,7 @@ async def test_a_connection_that_the_server_ends_is_not_used_again(way: Way, ans
 async def test_a_proxy_of_the_environment_is_not_asked(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(WHOLE) as server, raw_server(WHOLE) as proxy:
             for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
                 monkeypatch.setenv(name, proxy.url)
@@ -205,7 +205,7 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 @asynccontextmanager
 async def asking(*script: Said | bytes) -> AsyncIterator[tuple[RawServer, Http, HttpCall]]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with raw_server(*script) as server, open_outbound() as http:
             yield server, http, HttpCall("POST", server.url, {}, b"{}", idle_timeout_s=0.3)
 
@@ -304,7 +304,7 @@ async def test_kept_connections_end_with_the_client() -> None:
         async with open_outbound() as http:
             await read_all(http, HttpCall("GET", server.url, {}))
             assert not server.left.is_set()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await server.left.wait()
 
 

@@ -41,7 +41,7 @@ def granted(url: str, *, secret: bool = False) -> FetchGrant:
 
 
 async def refused(sockets: SocketClient, request: SocketRequest, granted: FetchGrant) -> Exception:
-    with anyio.fail_after(5), pytest.raises((Denied, HttpFailed)) as error:
+    with anyio.fail_after(60), pytest.raises((Denied, HttpFailed)) as error:
         async with sockets.connect(request, granted):
             pass
     assert "swordfish" not in "".join(traceback.format_exception(error.value))
@@ -49,7 +49,7 @@ async def refused(sockets: SocketClient, request: SocketRequest, granted: FetchG
 
 
 async def test_a_granted_place_is_talked_with(sockets: SocketClient) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             listening(echo) as url,
             sockets.connect(SocketRequest(url), granted(url)) as line,
@@ -71,7 +71,7 @@ async def test_secrets_go_out_in_frames_headers_and_urls_and_none_comes_back(
             frames.append(str(text))
             await line.send(text)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with listening(talk) as url:
             origin = url.replace("ws", "http", 1)
             other = a_secret("other-swordfish", origin, name="other")
@@ -122,7 +122,7 @@ async def test_a_redirect_is_not_followed(sockets: SocketClient) -> None:
     async def inside(line: ServerConnection) -> None:
         reached.append(line)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with listening(inside) as other:
             at = other.replace("ws", "http", 1)
 
@@ -137,7 +137,7 @@ async def test_a_redirect_is_not_followed(sockets: SocketClient) -> None:
 async def test_a_place_that_opens_no_websocket_says_its_status_and_nothing_else(
     sockets: SocketClient,
 ) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with listening(echo, answering(HTTPStatus.UNAUTHORIZED)) as url:
             request = SocketRequest(f"{url}/?t=${{secret:key}}")
 
@@ -169,7 +169,7 @@ async def test_a_place_that_never_answers_is_given_up(sockets: SocketClient) -> 
 
 
 async def test_a_secret_without_a_right_to_that_place_stays_here(sockets: SocketClient) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with echoing(sockets, a_secret(HUSH, "other.example")) as line:
             with pytest.raises(Denied, match="not for"):
                 await line.send("${secret:key}")
@@ -179,14 +179,14 @@ async def test_a_secret_without_a_right_to_that_place_stays_here(sockets: Socket
 async def test_a_secret_that_would_change_a_frame_is_not_sent(
     sockets: SocketClient, value: str
 ) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with echoing(sockets, value) as line:
             with pytest.raises(Denied, match="cannot stand in a frame"):
                 await line.send('"${secret:key}"')
 
 
 async def test_a_frame_of_more_than_4096_bytes_is_not_sent(sockets: SocketClient) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             listening(echo) as url,
             sockets.connect(SocketRequest(url), granted(url)) as line,
@@ -202,7 +202,7 @@ async def test_a_frame_that_is_too_large_breaks_the_line(sockets: SocketClient) 
         await line.send("x" * 2_000)
         await line.wait_closed()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with listening(flood) as url, small_line(sockets, url) as line:
             with pytest.raises(HttpFailed, match="too large"):
                 await line.receive()
@@ -213,7 +213,7 @@ async def test_a_frame_that_is_no_text_breaks_the_line(sockets: SocketClient) ->
         await line.send(b"\x00")
         await line.wait_closed()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             listening(talk) as url,
             sockets.connect(SocketRequest(url), granted(url)) as line,
@@ -226,7 +226,7 @@ async def test_the_platforms_code_is_told(sockets: SocketClient) -> None:
     async def talk(line: ServerConnection) -> None:
         await line.close(4_014)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             listening(talk) as url,
             sockets.connect(SocketRequest(url), granted(url)) as line,
@@ -239,7 +239,7 @@ async def test_a_line_that_breaks_off_is_no_goodbye(sockets: SocketClient) -> No
     async def talk(line: ServerConnection) -> None:
         line.transport.abort()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with (
             listening(talk) as url,
             sockets.connect(SocketRequest(url), granted(url)) as line,
@@ -260,7 +260,7 @@ async def test_leaving_tells_a_code_that_keeps_the_session(
         codes.append(line.close_code)
         gone.set()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with listening(talk) as url:
             await leave_line(sockets, url, code)
             await gone.wait()

@@ -24,13 +24,13 @@ def packed(encoding: str, body: bytes) -> Reply:
 
 
 async def fetched(reply: Reply, method: str = "GET") -> Fetched:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with scripted_server([reply]) as server, open_guarded() as guard:
             return await guard.fetch(FetchRequest(method, base(server)), leave(base(server)))
 
 
 async def failure(reply: Reply) -> str:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with scripted_server([reply]) as server, open_guarded() as guard:
             with pytest.raises(HttpFailed) as failed:
                 await guard.fetch(FetchRequest("GET", base(server)), leave(base(server)))

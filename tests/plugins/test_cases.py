@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from gateway.channels.adapter_json import read_description, read_formatted, read_parsed
-from gateway.cli.configuration import PROOFS
+from gateway.cli.configuration import known
 from tests.plugins.running import KINDS, PLUGINS, Guest, cases_of, problem
 
 TOOLS = [name for name, kind in KINDS.items() if kind == "tool"]
@@ -112,7 +112,8 @@ def test_what_an_adapter_says_can_be_used_by_the_host(adapter: Path) -> None:
         for one in description.recipes
     }
     is_called = description.transports[0].type == "webhook"
-    assert PROOFS[adapter.name] == (tuple(keys), is_called)
+    bundled = known().bundled[adapter.name]
+    assert (bundled.proofs, bundled.is_called) == (list(keys), is_called)
     for case in cases_of(adapter):
         if "expect_error" not in case:
             export = case["call"]["export"]

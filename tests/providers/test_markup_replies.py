@@ -34,7 +34,7 @@ CUT = ["Let me see.\n<to", 'ol_call>{"na', 'me": "clock", "argu', 'ments": {}}</
 async def asking(
     reply: Reply, wire: Wire, tool_markup: ToolMarkup = "recover"
 ) -> AsyncIterator[ProviderClient]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with scripted_server([reply]) as server, open_outbound() as http:
             yield a_client(http, url=server.url, wire=wire, tool_markup=tool_markup)
 

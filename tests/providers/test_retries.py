@@ -56,7 +56,7 @@ async def run(
             ended.append(error)
         group.cancel_scope.cancel()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(ask)
             while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wasmtime import WasmtimeError
 
-from gateway.sandbox.calls import Call, component_engine
+from gateway.sandbox.calls import GuestCall, component_engine
 from gateway.sandbox.compiler import NotAPlugin, compile_guest
 from gateway.sandbox.components import ComponentGuest
 from gateway.sandbox.protocol import Bounds, Program
@@ -52,7 +52,9 @@ def tried(wasm: bytes, folder: Path, number: int) -> str:
         return "compiled"
     path = folder / f"{number}.cwasm"
     path.write_bytes(compiled)
-    call = Call(number, BOUNDS, time.monotonic() + 5, lambda *_: call.answers.put(("err", "no")))
+    call = GuestCall(
+        number, BOUNDS, time.monotonic() + 5, lambda *_: call.answers.put(("err", "no"))
+    )
     try:
         guest = ComponentGuest(component_engine(), Program(str(path), "exogate", BOUNDS))
     except WasmtimeError:

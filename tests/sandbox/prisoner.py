@@ -45,14 +45,16 @@ def fork() -> None:
         os._exit(0)
 
 
-def tries(readable: str, writable: str, parent: int) -> dict[str, Callable[[], object]]:
+def tries(
+    readable: str, writable: str, parent: int, old: socket.socket
+) -> dict[str, Callable[[], object]]:
     here = Path(readable or "/nowhere")
     there = Path(writable or "/nowhere")
     return {
         "thread": thread,
         "signal to itself": lambda: signal.raise_signal(signal.SIGURG),
         "own limits": lambda: prlimit(0),
-        "the old socket": lambda: OLD[0].send(b"x"),
+        "the old socket": lambda: old.send(b"x"),
         "read what is readable": (here / "file").read_bytes,
         "list what is readable": lambda: list(here.iterdir()),
         "write what is readable": lambda: (here / "new").write_bytes(b"x"),
@@ -89,9 +91,6 @@ def tries(readable: str, writable: str, parent: int) -> dict[str, Callable[[], o
     }
 
 
-OLD = socket.socketpair()
-
-
 def attempt(act: Callable[[], object]) -> str:
     try:
         act()
@@ -102,11 +101,11 @@ def attempt(act: Callable[[], object]) -> str:
 
 def main() -> None:
     readable, writable = sys.argv[1:]
-    parent = os.getppid()
+    parent, (old, _other) = os.getppid(), socket.socketpair()
     kept_in = confine(
         readable=[Path(readable)] if readable else [], writable=[Path(writable)] if writable else []
     )
-    done = {name: attempt(act) for name, act in tries(readable, writable, parent).items()}
+    done = {name: attempt(act) for name, act in tries(readable, writable, parent, old).items()}
     sys.stdout.write(json.dumps({"kept_in": asdict(kept_in), "done": done}))
 
 

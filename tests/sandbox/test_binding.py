@@ -10,7 +10,7 @@ from wasmtime.component import Linker as ComponentLinker
 
 from gateway.sandbox.binding import case_of, guarded, guarded_core, patch_binding, value_of_case
 from gateway.sandbox.calls import (
-    Call,
+    GuestCall,
     component_engine,
     core_engine,
     current,
@@ -47,7 +47,7 @@ def ended() -> int:
     raise current().stop("denied")
 
 
-def run_core(engine: Engine, function: object, call: Call) -> tuple[str, str]:
+def run_core(engine: Engine, function: object, call: GuestCall) -> tuple[str, str]:
     module, linker = Module(engine, _CORE), Linker(engine)
     kind = module.imports[0].type
     assert isinstance(kind, FuncType)

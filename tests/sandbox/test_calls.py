@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.sandbox.calls import Call, Ended
+from gateway.sandbox.calls import GuestCall, GuestEnded
 from gateway.sandbox.protocol import Bounds
 from tests.fakes.guests import call_of
 
@@ -14,14 +14,14 @@ BOUNDS = Bounds(memory_bytes=1, fuel=1, output_bytes=1)
 REQUEST = json.dumps({"url": "https://x/", "body": ""})
 
 
-def silent(*, seconds: float = 5.0, bounds: Bounds = BOUNDS) -> Call:
+def silent(*, seconds: float = 5.0, bounds: Bounds = BOUNDS) -> GuestCall:
     """A gateway that never answers."""
     call = call_of([], seconds=seconds, bounds=bounds)
     call.say = lambda *_: None
     return call
 
 
-def answering(said: list[tuple[str, ...]], **bounds: int) -> Call:
+def answering(said: list[tuple[str, ...]], **bounds: int) -> GuestCall:
     changed = Bounds(memory_bytes=1, fuel=1, output_bytes=1, **bounds)
     return call_of(said, lambda _: ("ok", "yes"), bounds=changed)
 
@@ -38,7 +38,7 @@ def test_too_many_host_calls_end_the_call() -> None:
     for _ in range(3):
         call.ask("clock.now")
 
-    with pytest.raises(Ended):
+    with pytest.raises(GuestEnded):
         call.ask("clock.now")
 
     assert call.why == "host_calls"
@@ -78,7 +78,7 @@ def test_many_large_things_end_the_call() -> None:
     large = "x" * (192 * 1024)
 
     told = [call.ask("host.call", large)[0] for _ in range(85)]
-    with pytest.raises(Ended):
+    with pytest.raises(GuestEnded):
         call.ask("host.call", large)
 
     assert told == ["ok"] * 85
@@ -107,7 +107,7 @@ def test_an_http_answer_is_put_together_here() -> None:
 def test_a_host_call_ends_with_its_call() -> None:
     call = silent(seconds=0.05)
 
-    with pytest.raises(Ended):
+    with pytest.raises(GuestEnded):
         call.ask("store.get", "notes", "k")
 
     assert call.why == "timeout"
@@ -119,12 +119,12 @@ def test_a_cancelled_call_wakes_whoever_waits_in_it() -> None:
     waker = threading.Timer(0, call.cancel)
     waker.start()
 
-    with pytest.raises(Ended):
+    with pytest.raises(GuestEnded):
         call.ask("store.get", "notes", "k")
 
     waker.join(5)
     assert call.why == "cancelled"
-    with pytest.raises(Ended):
+    with pytest.raises(GuestEnded):
         call.ask("clock.now")
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from gateway.channels.adapter_json import read_description
 from gateway.domain.plugins import PluginDef
-from gateway.sandbox.plugins import Described, described
+from gateway.sandbox.plugins import DescribedPlugin, described
 
 PLUGIN = PluginDef("shop", Path("shop.wasm"))
 BUNDLED = PluginDef("shop", Path("shop.wasm"), is_bundled=True)
 
 
-def said(answer: object, plugin: PluginDef = PLUGIN) -> Described:
+def said(answer: object, plugin: PluginDef = PLUGIN) -> DescribedPlugin:
     text = answer if isinstance(answer, str) else json.dumps(answer)
     return described(plugin, "tool", text, read_description)
 

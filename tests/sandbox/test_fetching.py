@@ -3,11 +3,11 @@
 import base64
 import json
 
-from gateway.sandbox.calls import MOST_BODY_BYTES, Reply, core_engine, fetch, opened_store
+from gateway.sandbox.calls import MOST_BODY_BYTES, GuestReply, core_engine, fetch, opened_store
 from tests.fakes.guests import call_of
 
 
-def fetched(body: bytes | None, *answer: str) -> tuple[Reply | str, list[tuple[str, ...]]]:
+def fetched(body: bytes | None, *answer: str) -> tuple[GuestReply | str, list[tuple[str, ...]]]:
     said: list[tuple[str, ...]] = []
     with opened_store(core_engine(), call_of(said, lambda _asked: answer)):
         return fetch({"url": "https://a.example"}, body), said
@@ -18,7 +18,7 @@ def test_bytes_go_out_and_come_back_as_they_are() -> None:
 
     reply, said = fetched(b"\xff", "ok", head, base64.b64encode(b"\xfe\x00").decode())
 
-    assert reply == Reply(404, {"a": "b"}, b"\xfe\x00")
+    assert reply == GuestReply(404, {"a": "b"}, b"\xfe\x00")
     assert json.loads(said[0][1])["body_base64"] == "/w=="
 
 

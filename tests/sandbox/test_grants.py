@@ -112,7 +112,7 @@ async def test_what_a_plugin_can_touch_is_what_it_was_granted(cache: Path, tmp_p
         "host_function:random": "r8",
         "host_function:up": 'xup\n"x"',
     }
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             for grants in ([], *([one] for one in tries), list(tries)):
                 guest = await stage.load(RELAY, *grants, name="relay", deny_unused=True)

@@ -4,6 +4,7 @@ import base64
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ async def test_each_function_answers_with_its_grant() -> None:
         "host_function:random": 1,
         "store:cart": 6,
     }
+
+
+async def test_for_a_run_that_may_be_another_gateways_nothing_is_done_any_more() -> None:
+    store, fetch = FakePlugins(), FakeFetch()
+    given = means(store=store, fetch=fetch)
+    shop = replace(host("store:cart", "http:example.com", given=given), may_act=lambda: False)
+
+    for function, arguments in (
+        ("store.set", ["cart", "k", "v"]),
+        ("http.request", [request(method="POST")]),
+    ):
+        status, why = await shop.answer(function, arguments)
+        assert (status, "another gateway" in why) == ("err", True)
+
+    assert await host("store:cart", given=given).answer("store.get", ["cart", "k"]) == ("none", "")
+    assert fetch.asked == []
 
 
 UNGRANTED: Mapping[str, tuple[str, list[str]]] = {

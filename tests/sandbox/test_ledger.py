@@ -31,7 +31,7 @@ def test_no_control_character_is_kept() -> None:
     ledger = CapabilityUse()
     ledger.denied("a", "store:\x1b[2J\n\u202e")
 
-    assert list(ledger.of("a").denied) == ["store:?[2J??"]
+    assert list(ledger.of("a").denied) == ["store:?[2J ?"]
 
 
 def test_what_was_granted_fills_nothing_either() -> None:

@@ -44,7 +44,7 @@ async def test_a_guest_is_told_the_call_and_nothing_of_the_session(
         given: dict[str, object] = json.loads(await one.call({"a": [1, "é"]}, at))
         return given
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             one, other = await tool(stage, ECHO), await tool(stage, ECHO, name="other")
             first, again = await told(one, scope()), await told(one, scope(person="bob"))
@@ -61,7 +61,7 @@ async def test_a_guest_is_told_the_call_and_nothing_of_the_session(
 async def test_an_err_is_the_guests_word_and_anything_else_ours(
     cache: Path, tmp_path: Path
 ) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             failing, silent = await tool(stage, FAILING), await tool(stage, SILENT, name="silent")
             with pytest.raises(ToolFailed) as failed:
@@ -78,7 +78,7 @@ async def test_an_err_is_the_guests_word_and_anything_else_ours(
 
 @pytest.mark.requirement("S-003-Plugin-14")
 async def test_arguments_that_are_too_large_reach_no_guest(cache: Path, tmp_path: Path) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             one = await tool(stage, ECHO)
             with pytest.raises(ToolFailed, match="its arguments are larger than 1024 KiB"):
@@ -87,7 +87,7 @@ async def test_arguments_that_are_too_large_reach_no_guest(cache: Path, tmp_path
 
 @pytest.mark.requirement("S-003-Plugin-11")
 async def test_a_store_belongs_to_who_speaks(cache: Path, tmp_path: Path) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             guest = await stage.load(RELAY, "store:notes", deny_unused=True)
             await stage.run(guest, 'snotes\nk\n"ann\'s"', person="ann")
@@ -105,7 +105,7 @@ async def test_who_may_write_works_alone_in_its_space(
     """One of ann's calls is under way; another of hers and one of bob's come."""
     fetch = FakeFetch(gate=anyio.Event())
     text = 'h{"url":"https://example.com/"}'
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with (
             a_stage(cache, tmp_path, means(fetch=fetch)) as stage,
             anyio.create_task_group() as group,
@@ -151,7 +151,7 @@ async def test_what_cannot_be_loaded_is_told_and_the_rest_works(
     cache: Path, tmp_path: Path, configured: list[PluginDef]
 ) -> None:
     plugins = Plugins()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             await plugins.load(stage.sandbox, configured)
             tools = {one.spec.name: one for one in plugins.tools}
@@ -188,7 +188,7 @@ async def test_what_cannot_be_loaded_is_told_and_the_rest_works(
 async def test_what_a_guest_says_instead_of_describing_itself_reaches_no_terminal(
     cache: Path, tmp_path: Path
 ) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             with pytest.raises(PluginRefused) as refused:
                 await stage.load(bytes(wat2wasm(_ESCAPES)), name="escapes")
@@ -202,7 +202,7 @@ async def test_a_plugin_cannot_get_before_a_bundled_one_with_its_tools_name(
     good = configured[0]
     pretender = replace(good, name="run")
     plugins = Plugins()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             await plugins.load(stage.sandbox, [pretender, replace(good, is_bundled=True)])
 
@@ -227,7 +227,7 @@ _ESCAPES = """(module
 async def test_an_adapter_is_known_by_its_description_and_translates(
     cache: Path, tmp_path: Path
 ) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             plugins = Plugins()
             await plugins.load(stage.sandbox, [PluginDef("relay", RELAY_ADAPTER)])
@@ -250,7 +250,7 @@ async def test_what_an_adapter_reads_of_the_largest_call_is_not_too_large(
     events = [{**event, "event_id": f"${number}"} for number in range(100)]
     body = json.dumps({"events": events})
     config = {"user_id": "@me:x"}
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             plugins = Plugins()
             await plugins.load(stage.sandbox, [PluginDef("matrix", MATRIX)])

@@ -12,7 +12,7 @@ from tests.fakes.wat import ECHO
 
 async def test_the_cache_is_made_and_closed_to_others(tmp_path: Path) -> None:
     cache = tmp_path / "data" / "plugins"
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             made = await to_thread.run_sync(cache.stat)
             await to_thread.run_sync(cache.chmod, 0o755)
@@ -24,7 +24,7 @@ async def test_the_cache_is_made_and_closed_to_others(tmp_path: Path) -> None:
 
 
 async def test_no_process_is_started_before_it_is_needed(cache: Path, tmp_path: Path) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             assert stage.sandbox.pool._places[0].process is None
 
@@ -40,7 +40,7 @@ async def test_what_another_runtime_or_a_killed_process_left_is_removed(tmp_path
             (cache / name).write_bytes(b"")
 
     await to_thread.run_sync(leave)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             await stage.load(ECHO)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.sandbox.calls import Ended, core_engine, opened_store
+from gateway.sandbox.calls import GuestEnded, core_engine, opened_store
 from gateway.sandbox.wasi import MOST_RANDOM_BYTES, elapsed_ns, random_bytes, sleep, wall_ns
 from tests.fakes.guests import call_of
 
@@ -27,7 +27,7 @@ def test_nobody_sleeps_beyond_the_end_of_the_call() -> None:
     call = call_of([], seconds=0.02)
     with opened_store(core_engine(), call):
         sleep(-1.0)
-        with pytest.raises(Ended):
+        with pytest.raises(GuestEnded):
             sleep(3600.0)
         assert elapsed_ns() < 3_600_000_000_000
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from gateway.sandbox.pool import PendingCall, WorkerSocket
+from gateway.sandbox.pool import WaitingCall, WorkerSocket
 from gateway.sandbox.protocol import Bounds, Frame, Kind, Reader, encode
 
 BOUNDS = Bounds(1 << 20, 10**9, 1 << 20)
@@ -48,11 +48,11 @@ def asked(function: str) -> bytes:
 
 async def test_a_host_call_is_answered_once_its_service_is_done() -> None:
     service, transport = CallHost(), Transport()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             link = WorkerSocket(group)
             link.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is used
-            link.pending[1] = PendingCall(service, lambda: None, BOUNDS)
+            link.pending[1] = WaitingCall(service, lambda: None, BOUNDS)
 
             link.data_received(asked("store.get"))
             service.gate.set()
@@ -62,11 +62,11 @@ async def test_a_host_call_is_answered_once_its_service_is_done() -> None:
 
 async def test_for_a_call_that_nobody_waits_for_nothing_more_is_done() -> None:
     service, transport = CallHost(), Transport()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             link = WorkerSocket(group)
             link.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is used
-            pending = link.pending[1] = PendingCall(service, lambda: None, BOUNDS)
+            pending = link.pending[1] = WaitingCall(service, lambda: None, BOUNDS)
             link.data_received(asked("store.get"))
             await anyio.lowlevel.checkpoint()
 

@@ -1,13 +1,29 @@
-"""The stages on which turns are played: each wire with each tree."""
+"""The stages on which turns are played: each wire with each tree; and for tests that are marked so, both
+engines of the store."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.gateway import ENGINE
+from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
 from tests.scenarios.stage import Stage, pairs
+
+STORE = """
+[store]
+url = "{url}"
+namespace = "tests"
+database = "{database}-FOLDER"
+username = "{user}"
+password = "{password}"
+"""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marked = metafunc.definition.get_closest_marker
+    if marked("shared_store") and not marked("embedded_store"):
+        metafunc.parametrize("engine", ["embedded", "shared"], indirect=True)
     if "stage" in metafunc.fixturenames:
         ids = [f"{wire}-{tree}" for wire, tree in pairs()]
         metafunc.parametrize("stage", pairs(), ids=ids, indirect=True)
@@ -17,3 +33,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
     wire, tree = request.param
     return Stage(wire, tree, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that is marked `shared_store` is played over a SurrealDB server too."""
+    if getattr(request, "param", "embedded") == "shared":
+        found: SurrealDatabase = request.getfixturevalue("surreal_database")
+        credentials = {"user": USER, "password": PASSWORD}
+        ENGINE.section = STORE.format(url=found.url, database=found.database, **credentials)
+    yield
+    ENGINE.section = ""

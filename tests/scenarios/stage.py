@@ -11,7 +11,7 @@ import anyio
 
 from tests.fakes.boundaries import inside
 from tests.fakes.client import TERMINAL, Client, Event, connected, seqs_of
-from tests.fakes.gateway import Change, Setup, running, unchanged
+from tests.fakes.gateway import ENGINE, Change, Setup, running, unchanged
 from tests.fakes.model_server import Asked, ModelServer, Reply, Script, Wire, scripted_server
 from tests.forms import is_long
 
@@ -138,12 +138,12 @@ class Stage:
 
 
 Plot = Callable[[Stage], Awaitable[Scene]]
-_played: dict[tuple[Plot, Wire, str], Scene] = {}
+_played: dict[tuple[Plot, Wire, str, bool], Scene] = {}
 
 
 async def play(plot: Plot, stage: Stage) -> Scene:
     """Once for all tests that look at it: a scene that was played is only read."""
-    key = (plot, stage.wire, stage.tree)
+    key = (plot, stage.wire, stage.tree, bool(ENGINE.section))
     if key not in _played:
         _played[key] = await plot(stage)
     return _played[key]

@@ -10,6 +10,8 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import CLOCK, history_of, shown
 
+pytestmark = pytest.mark.shared_store
+
 
 def stalling(asked: Asked) -> Reply:
     """The first answer stops in its middle; the others are whole."""

@@ -11,6 +11,8 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, history_of, shown
 
+pytestmark = pytest.mark.shared_store
+
 KEY = "main:websocket:local:main"
 
 

@@ -30,6 +30,8 @@ from tests.scenarios.chats import (
     script,
 )
 
+pytestmark = pytest.mark.shared_store
+
 BOT, APP = "token.of.a-bot", "1100000000000000002"
 ME = "100"
 GATEWAY = b"wss://gateway.discord.gg/?v=10&encoding=json"

@@ -16,7 +16,9 @@ from tests.fakes.client import HttpAnswer, connected, http
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import ModelServer, Reply, scripted_server
 
-LONG_S = 20.0
+pytestmark = pytest.mark.shared_store
+
+LONG_S = 60.0
 SECRET = "a-secret-that-github-was-given"
 HEADERS = {"github": "x-hub-signature-256", "hmac": "x-signature-256"}
 

@@ -23,6 +23,8 @@ from tests.scenarios.chats import (
     script,
 )
 
+pytestmark = pytest.mark.shared_store
+
 AS_TOKEN, HS_TOKEN, BOT = "token-of-the-gateway", "token-of-the-homeserver", "@exogate:example.org"
 
 

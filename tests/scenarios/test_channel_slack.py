@@ -23,6 +23,8 @@ from tests.scenarios.chats import (
     reads_all_of_a_long_answer,
 )
 
+pytestmark = pytest.mark.shared_store
+
 BOT, SIGNING, APP = (
     "xoxb-token-of-a-bot",
     "8f742231b10e8888abcd99yyyzzz85a5",

@@ -26,6 +26,8 @@ from tests.scenarios.chats import (
     script,
 )
 
+pytestmark = pytest.mark.shared_store
+
 TOKEN, SECRET = "123456:token-of-a-bot", "secret_of_the-webhook"
 
 

@@ -30,6 +30,8 @@ from tests.scenarios.chats import (
     script,
 )
 
+pytestmark = pytest.mark.shared_store
+
 KEY = bytes(range(24))
 TOKEN = "token-of-the-program"
 

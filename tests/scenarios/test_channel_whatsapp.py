@@ -24,6 +24,8 @@ from tests.scenarios.chats import (
     script,
 )
 
+pytestmark = pytest.mark.shared_store
+
 ACCESS, APP_SECRET, VERIFY = "EAAG-token-of-a-number", "secret-of-the-app", "word-to-verify-with"
 NUMBER, SHOWN = "106540352242922", "15550783881"
 

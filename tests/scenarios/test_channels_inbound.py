@@ -27,10 +27,12 @@ from tests.fakes.plain_adapter import PlainAdapter
 from tests.scenarios.scripts import echo
 from tests.scenarios.test_store_trouble import fill, small_disk
 
+pytestmark = pytest.mark.shared_store
+
 KEY = "a key of the channel"
 CHANNEL = ChannelDef("shop", "fake", secrets=(PluginSecret("key", Secret(KEY), frozenset()),))
 MESSAGES, COPIES, PEERS = 60, 10, 6
-LONG_S = 20.0  # of a busy machine
+LONG_S = 60.0
 
 
 @dataclass
@@ -48,10 +50,15 @@ class Place:
         self.statuses[answer.status] += 1
         return answer
 
+    async def deliver(self, body: bytes) -> None:
+        """As a platform does: again, until it is taken."""
+        while (await self.call(body)).status == 503:  # noqa: ASYNC110  # it is sent again
+            await anyio.sleep(0.05)
+
     async def call_at_once(self, bodies: Iterable[bytes]) -> None:
         async with anyio.create_task_group() as group:
             for body in bodies:
-                group.start_soon(self.call, body)
+                group.start_soon(self.deliver, body)
 
     async def until_idle(self) -> None:
         """Until every turn has ended, so that none has to be taken up again."""
@@ -114,7 +121,8 @@ async def test_copies_of_a_call_are_one_turn_also_after_a_restart(tmp_path: Path
 
             pages = await again.pages()
 
-    assert place.statuses == {200: MESSAGES * COPIES + 1}
+    assert place.statuses[200] == MESSAGES * COPIES + 1
+    assert set(place.statuses) <= {200, 503}
     assert again.statuses == {200: MESSAGES + 1}
     assert asked(model) == {f"question {number}": 1 for number in range(MESSAGES + 1)}
     assert Counter(text for page in pages for text in page) == asked(model)
@@ -137,6 +145,7 @@ async def test_the_messages_of_a_call_are_all_taken_or_come_again(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")
+@pytest.mark.embedded_store
 async def test_a_call_that_a_full_disk_cannot_take_is_refused_and_taken_once_later(
     tmp_path: Path,
 ) -> None:
@@ -148,7 +157,7 @@ async def test_a_call_that_a_full_disk_cannot_take_is_refused_and_taken_once_lat
         ballast = await fill(disk)
         refused = [await place.call(said(1)) for _ in range(3)]
         await ballast.unlink()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while (await place.call(said(1))).status != 200:
                 await anyio.lowlevel.checkpoint()
         await place.until_idle()

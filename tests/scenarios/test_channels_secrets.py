@@ -121,7 +121,7 @@ async def _talked(site: Command, platform: ModelServer) -> Mapping[str, bytes]:
 
 async def _until_settled(call: Callable[[str], Awaitable[Any]]) -> None:
     """Until nothing is on its way: one answer has failed, the others have arrived."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             (channel,) = (await call("channel.list"))["channels"]
             status = await call("status")

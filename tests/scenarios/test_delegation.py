@@ -17,6 +17,8 @@ from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.test_openai import rows
 
+pytestmark = pytest.mark.shared_store
+
 DELEGATION = f"""
 [[subagents]]
 name = "librarian"
@@ -164,6 +166,7 @@ async def test_after_kill_9_in_the_librarian_only_the_summary_is_made_again(tmp_
     assert [one["type"] for one in events].count("tool_result") == 2
 
 
+@pytest.mark.embedded_store
 async def test_of_a_caller_who_keeps_the_conversation_nothing_is_kept(tmp_path: Path) -> None:
     async with (
         scripted_server(usual) as model,

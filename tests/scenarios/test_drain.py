@@ -19,6 +19,8 @@ from tests.fakes.client import (
 from tests.fakes.gateway import Command, Setup, command
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
+pytestmark = pytest.mark.shared_store
+
 LATE = "perhaps too late"
 
 
@@ -71,7 +73,7 @@ async def test_told_to_stop_it_ends_the_running_turn_and_keeps_what_waits(
     assert code == 0
     assert unheard == []
     assert later["response"] == "answer to waiting."
-    assert b"unfinished" in banner
+    assert b"unanswered" in banner
     asked = [one.last_text for one in model.requests]
     assert [text for text in asked if text != LATE] == ["running", "waiting"]
 

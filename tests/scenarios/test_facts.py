@@ -16,6 +16,8 @@ from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo
 
+pytestmark = pytest.mark.shared_store
+
 KEY = "main:websocket:local:main"
 MODEL = '[context]\nextraction = "model"'
 
@@ -82,6 +84,7 @@ async def test_who_moves_lives_at_the_new_place_and_the_old_one_is_history(tmp_p
         await client.ask("I live in NYC")
         await client.ask("I moved from NYC to LA yesterday")
         await client.ask("I used to live in Rome")
+        await settled(site)
         current = await facts_of(site)
         history = await facts_of(site, with_history=True)
 

@@ -16,6 +16,8 @@ from tests.scenarios.scripts import echo
 from tests.scenarios.test_facts import at_once, is_about_facts
 from tests.scenarios.test_memory import DEMO, known
 
+pytestmark = pytest.mark.shared_store
+
 ORDERS = [*permutations(("Aachen", "Lyon", "Zagreb"))]
 STATED = {
     "sentences": "I live in {}. I live in {}. I live in {}.",

@@ -12,6 +12,8 @@ from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo
 from tests.scenarios.test_webhooks import COMPILED_S, REST, post, said, signed
 
+pytestmark = pytest.mark.shared_store
+
 TOKENS = """
 [[tokens]]
 name = "busy"

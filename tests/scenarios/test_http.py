@@ -12,6 +12,8 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import clock_first, echo, history_of, in_a_second
 
+pytestmark = pytest.mark.shared_store
+
 AS_JSON = {"Content-Type": "application/json"}
 STREAMED = {f"q{number}" for number in range(0, 40, 2)}
 

@@ -15,6 +15,8 @@ from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, history_of, memory_of
 
+pytestmark = pytest.mark.shared_store
+
 KEY, DEMO_KEY = "main:websocket:local:main", "demo:websocket:local:main"
 DEMO = """
 [[agents]]

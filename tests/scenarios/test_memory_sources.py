@@ -16,6 +16,8 @@ from tests.scenarios.chats import LONG_S
 from tests.scenarios.test_channel_webhook import Program
 from tests.scenarios.test_memory import TOKENS, known
 
+pytestmark = pytest.mark.shared_store
+
 OPERATOR = "op-op-op-op-op-op-op-op"
 READS_ALL = f"""
 [[tokens]]

@@ -18,6 +18,8 @@ from tests.fakes.gateway import Command, Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import clock_first, echo, in_a_second
 
+pytestmark = pytest.mark.shared_store
+
 NONE: Mapping[str, str] = {}
 HI = {"role": "user", "content": "hi"}
 BRIEF = {"role": "system", "content": "Be brief."}
@@ -43,6 +45,7 @@ def rows(folder: Path) -> dict[str, int]:
         }
 
 
+@pytest.mark.embedded_store
 async def test_nothing_of_it_is_in_any_table_but_what_it_cost(tmp_path: Path) -> None:
     async with (
         scripted_server(clock_first) as model,

@@ -11,6 +11,8 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, history_of, shown
 
+pytestmark = pytest.mark.shared_store
+
 
 @pytest.mark.requirement("S-003-Session-08", "S-003-Session-05", "S-004-Flow-03")
 async def test_twenty_sends_at_once_to_one_session_are_answered_one_after_the_other(

@@ -23,6 +23,8 @@ from tests.scenarios.test_memory import TOKENS
 from tests.scenarios.test_memory_sources import OPERATOR, READS_ALL, Crowd
 from tests.scenarios.test_souls import system_of
 
+pytestmark = pytest.mark.shared_store
+
 ANN = "ann-ann-ann-ann-ann-ann"
 UPGRADING = (Path(__file__).parents[2] / "docs" / "how-to" / "upgrade.md").read_text(
     encoding="utf-8"
@@ -157,6 +159,7 @@ async def test_a_request_to_v1_without_a_conversation_keeps_no_note_and_says_so(
         assert "# in canary" not in answer
 
 
+@pytest.mark.embedded_store
 async def test_what_was_kept_under_a_token_is_the_operators_to_read_and_nobody_elses(
     tmp_path: Path,
 ) -> None:

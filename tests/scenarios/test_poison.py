@@ -11,6 +11,8 @@ from tests.fakes.gateway import START_S, Command, Setup, command, spawned
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import shown
 
+pytestmark = pytest.mark.shared_store
+
 
 class Poison:
     """Kills the gateway that asks about it, once `armed`."""

@@ -39,6 +39,8 @@ from tests.scenarios.recorded import (
     work,
 )
 
+pytestmark = pytest.mark.shared_store
+
 ENDINGS = {"answered", "max_iterations", "token_budget", "timeout", "cancelled", "error"}
 ENDINGS |= {"no_progress", "error_limit"}
 NOWHERE = "http://127.0.0.1:1/v1"
@@ -49,7 +51,7 @@ async def replayed(client: Client, recorded: Sequence[Recorded]) -> dict[Plan, A
 
 
 async def test_a_hundred_recorded_runs_of_all_kinds_replay_identically(tmp_path: Path) -> None:
-    async with a_site(tmp_path) as site, connected(site.url, wait_s=20) as client:
+    async with a_site(tmp_path) as site, connected(site.url) as client:
         with anyio.fail_after(60):
             recorded = await record_all(site, client, PLANS)
             answers = await replayed(client, recorded)
@@ -68,7 +70,7 @@ async def test_it_is_identical_after_a_restart_and_without_any_model_service(
         recorded = await record_all(site, client, PLANS[: len(KINDS)])
 
     async with running(setup_of(NOWHERE), tmp_path, with_tools) as site:
-        site.rooms.opened.gate._take(FakeTool("work", work))
+        site.rooms.now.gate._take(FakeTool("work", work))
         async with connected(site.url) as client:
             answers = await replayed(client, recorded)
 
@@ -110,10 +112,10 @@ async def recorded_and_reopened(
         one = await record(site, client, plan)
     setup = setup_of(NOWHERE)
     async with running(setup, folder, change) as site:
-        site.rooms.opened.gate._take(tool or FakeTool("work", work))
         if soul is not None:
             await anyio.Path(folder / "soul.md").write_text(soul, encoding="utf-8")
-            await site.rooms.opened.souls.refresh(str(folder / "soul.md"))
+            await site.rooms.reloads.reload()
+        site.rooms.now.gate._take(tool or FakeTool("work", work))
         async with connected(site.url) as client:
             answer = await client.call("run.replay", run_id=one.run_id)
     assert not answer["identical"]
@@ -167,13 +169,13 @@ async def test_a_run_that_was_taken_up_again_replays_its_last_attempt(tmp_path: 
     async with scripted_server(script) as model:
         setup = Setup(model.url, agent="[agent.limits]\ntimeout_seconds = 30")
         async with running(setup, tmp_path, with_tools) as site:
-            site.rooms.opened.gate._take(FakeTool("work", work))
+            site.rooms.now.gate._take(FakeTool("work", work))
             async with connected(site.url) as client:
                 sent = await client.send("hi")
                 await model.wait_for(2)
         held.set()
         async with running(setup, tmp_path, with_tools) as site:
-            site.rooms.opened.gate._take(FakeTool("work", work))
+            site.rooms.now.gate._take(FakeTool("work", work))
             async with connected(site.url) as client:
                 await client.call("chat.resume", run_id=sent["run_id"])
                 events = await client.ended(sent["run_id"])
@@ -248,7 +250,7 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
             except JournalUnreadable:
                 found["unreadable"] += 1
 
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await all_of(play, journals)
 
     assert found["diverged"] > len(entries)
@@ -279,6 +281,7 @@ async def test_a_run_without_a_journal_says_why(tmp_path: Path) -> None:
     assert unknown.code == -32004
 
 
+@pytest.mark.embedded_store
 async def test_a_journal_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
     async with (
         scripted_server([Reply("x"), Reply("y")]) as model,
@@ -341,7 +344,7 @@ async def test_another_model_is_asked_with_the_recorded_results(tmp_path: Path, 
         running(Setup(model.url), tmp_path, agents(model="first")) as site,
         connected(site.url) as client,
     ):
-        site.rooms.opened.gate._take(tool)
+        site.rooms.now.gate._take(tool)
         sent = await client.send("hi")
         await client.ended(sent["run_id"])
         answer = await client.call("run.replay", run_id=sent["run_id"], model="other")
@@ -364,7 +367,7 @@ async def test_what_models_used_for_a_tool_is_told_again(tmp_path: Path) -> None
         running(Setup(model.url), tmp_path, agents(model="first")) as site,
         connected(site.url) as client,
     ):
-        site.rooms.opened.gate._take(tool)
+        site.rooms.now.gate._take(tool)
         sent = await client.send("hi")
         events = await client.ended(sent["run_id"])
         answer = await client.call("run.replay", run_id=sent["run_id"])
@@ -444,7 +447,7 @@ async def test_runs_that_met_others_replay_identically(tmp_path: Path, mode: str
     async with scripted_server(script) as model:
         setup = Setup(model.url, rest=f'[queue]\nmode = "{mode}"')
         async with running(setup, tmp_path, with_tools) as site, connected(site.url) as client:
-            site.rooms.opened.gate._take(FakeTool("work", work))
+            site.rooms.now.gate._take(FakeTool("work", work))
             sent = [await client.send("one")]
             await model.wait_for(1)
             sent += [await client.send("two"), await client.send("three")]

@@ -11,6 +11,8 @@ from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, shown
 
+pytestmark = pytest.mark.shared_store
+
 PIECES = [f"piece {number}. " for number in range(10)]
 
 

@@ -9,6 +9,8 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import ModelServer, scripted_server
 from tests.scenarios.scripts import echo
 
+pytestmark = pytest.mark.shared_store
+
 BOUND = """
 [[agents]]
 id = "team"

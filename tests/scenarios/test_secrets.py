@@ -56,7 +56,7 @@ async def test_no_canary_is_in_any_log_line_answer_error_or_file(tmp_path: Path)
         # What it sends to the provider is the proof that it had the secrets at all.
         assert model.requests[0].headers["authorization"] == f"Bearer {KEY}"
         assert model.requests[0].headers["x-secret"] == HEADER
-    assert b"model failed" in logged
+    assert b"model_failed" in logged
     kept = [(str(file), data) async for file, data in _files(tmp_path / "data")]
     assert any(b"SQLite format 3" in data for _, data in kept)
     for canary in (canary.encode() for canary in CANARIES):

@@ -10,6 +10,8 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo
 
+pytestmark = pytest.mark.shared_store
+
 
 @pytest.mark.requirement("S-001-Config-09", "S-001-Config-11", "S-001-Rel-01")
 async def test_settings_hold_for_the_next_question_and_after_a_restart(tmp_path: Path) -> None:

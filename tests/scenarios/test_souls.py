@@ -14,18 +14,20 @@ from tests.scenarios.scripts import echo
 
 async def until(client: Client, so: Callable[[dict[str, object]], object]) -> dict[str, object]:
     """What `status` and `agent.list` say, once it is so."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             agents = (await client.call("agent.list"))["agents"]
             told = {**await client.call("status"), "soul": agents[0]["soul"]}
             if so(told):
                 return told
+            await anyio.sleep(0.05)  # the file is looked at every second
 
 
 def system_of(asked: Asked) -> str:
     return str(asked.body["messages"][0]["content"])
 
 
+@pytest.mark.requirement("S-003-Soul-01", "S-003-Soul-03", "S-003-Soul-04")
 async def test_the_next_turn_uses_the_new_text(tmp_path: Path) -> None:
     soul = anyio.Path(tmp_path / "soul.md")
     async with (

@@ -13,6 +13,8 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server
 from tests.scenarios.scripts import clock_first, history_of, shown
 
+pytestmark = pytest.mark.shared_store
+
 
 @pytest.mark.requirement("S-002-E2E-01", "S-002-E2E-04", "S-002-Query-09")
 async def test_an_answer_is_heard_piece_by_piece_while_the_model_still_speaks(

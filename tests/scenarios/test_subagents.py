@@ -9,10 +9,13 @@ import pytest
 
 from gateway.host.files import shipped_folder
 from tests.fakes.client import Client, connected, types_of
+from tests.fakes.clock import now_about
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.test_delegation import complete
 from tests.scenarios.test_openai import rows
+
+pytestmark = pytest.mark.shared_store
 
 LIBRARIAN = f"""
 [[subagents]]
@@ -137,7 +140,7 @@ async def test_a_client_that_stops_the_run_stops_the_subagent_within_a_moment(
         took = anyio.current_time() - began
         events = await client.ended(sent["run_id"])
 
-    assert took < 0.25
+    assert took < now_about(0.25)
     assert events[-1]["reason"] == "cancelled"
 
 
@@ -162,6 +165,7 @@ async def test_what_a_subagent_had_used_counts_when_its_run_is_stopped(tmp_path:
     assert replay["divergence"] is None
 
 
+@pytest.mark.embedded_store
 async def test_of_a_caller_who_keeps_the_conversation_nothing_is_kept(tmp_path: Path) -> None:
     remembers = replace(setup(""), rest=LIBRARIAN.replace('["notes/', '["memory", "notes/', 1))
     async with (

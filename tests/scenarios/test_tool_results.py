@@ -23,6 +23,8 @@ from tests.fakes.tools import Act, FakeTool
 from tests.scenarios.stage import WIRES
 from tests.scenarios.test_openai import complete
 
+pytestmark = pytest.mark.shared_store
+
 KEY = "main:websocket:local:main"
 
 
@@ -38,7 +40,7 @@ async def site_of(
     """With one tool, `work`."""
     setup = Setup(model.url, wire=wire, **more)
     async with running(setup, folder, with_work) as site:
-        site.rooms.opened.gate._take(FakeTool("work", act))
+        site.rooms.now.gate._take(FakeTool("work", act))
         async with connected(site.url) as client:
             yield client
 
@@ -137,6 +139,7 @@ async def test_the_same_bytes_are_shown_after_a_restart_and_in_a_replay(
     assert replayed["divergence"] is None
 
 
+@pytest.mark.embedded_store
 async def test_what_was_kept_before_there_were_boundaries_is_shown_as_it_is(tmp_path: Path) -> None:
     async def works(arguments: Mapping[str, object]) -> str:
         return "worked"

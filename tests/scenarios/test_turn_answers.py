@@ -20,6 +20,8 @@ from tests.scenarios.stage import (
     talk_to,
 )
 
+pytestmark = pytest.mark.shared_store
+
 
 @pytest.mark.requirement("S-002-E2E-01", "S-002-Query-02", "S-002-Query-12")
 async def test_text_comes_in_pieces_one_exchange_is_kept_and_one_end_is_told(

@@ -12,6 +12,8 @@ from tests.scenarios.plots_killed import killed, killed_at, killed_in_a_tool, un
 from tests.scenarios.scripts import shown
 from tests.scenarios.stage import Scene, Stage, outline, play, talk_to, without_marks
 
+pytestmark = pytest.mark.shared_store
+
 LIMITED = f"{plots.LIMITED}max_iterations = 3\n"
 
 

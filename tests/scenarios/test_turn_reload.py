@@ -33,6 +33,7 @@ def allowed(asked: Asked) -> int:
     return int(asked.body["max_tokens"])
 
 
+@pytest.mark.requirement("S-002-BT-11")
 async def test_a_turn_ends_under_the_tree_that_it_began_with_and_the_next_has_the_new_one(
     tmp_path: Path,
 ) -> None:

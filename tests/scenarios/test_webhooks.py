@@ -14,6 +14,8 @@ from tests.fakes.client import HttpAnswer, connected, http
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import ModelServer, Reply, scripted_server
 
+pytestmark = pytest.mark.shared_store
+
 ADAPTER = Path(__file__).parents[2] / "wasm-examples" / "channel-js" / "tool.wasm"
 SECRET = "a-secret-that-signs-calls"
 COMPILED_S = 60.0  # in which the adapter is compiled on any machine: no call is answered before
@@ -66,7 +68,7 @@ async def test_a_call_that_is_genuine_becomes_a_turn(tmp_path: Path) -> None:
 
     async with opened(tmp_path) as (site, model):
         answer = await post(site, body, signed(body))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             asked = await model.wait_for(1)
         async with connected(site.url) as client:
             page = await client.call("session.list")
@@ -103,7 +105,7 @@ async def test_a_channel_that_nobody_can_verify_has_no_address(tmp_path: Path, n
 
     async with opened(tmp_path) as (site, _):
         answer = await post(site, body, signed(body, " "), name)
-        with anyio.fail_after(5):  # the others are connected beside the start
+        with anyio.fail_after(60):  # the others are connected beside the start
             while (states := states_of(site))["family"] == "starting":
                 await anyio.lowlevel.checkpoint()
 

@@ -9,18 +9,18 @@ from typing import Any
 import anyio
 
 from gateway.agent.driver import Runner
-from gateway.budgets import Meter
+from gateway.budgets import LiveBudgets, Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import OURS, DecisionTrees
-from gateway.control.rules import CurrentRules, RuleSet, load_rules
+from gateway.control.rules import RuleSet, load_rules
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
+from gateway.memory.context import Episodes
 from gateway.memory.recall import Recall
 from gateway.memory.souls import Souls
-from gateway.memory.window import Episodes
 from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, QueueBounds
@@ -69,10 +69,10 @@ class Stage:
         if run is not None:
             run.listen(lambda event, _last: events.append(json.loads(event)), after_seq=after_seq)
 
-    def abort(self, run_id: str) -> None:
+    async def abort(self, run_id: str) -> None:
         run = self.front.live.get(run_id)
         assert run is not None
-        self.front.abort(run, at_once=True)
+        await self.front.abort(run, at_once=True)
 
     def crash(self) -> None:
         """As far as the rooms can tell: nothing of theirs gets another word."""
@@ -131,9 +131,9 @@ async def staged(
     settings = SettingsBook(stores.sessions)
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), clock=clock)
     ids = CountingIds(1_000_000 + ids_from)
-    meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
+    meter = Meter(stores.ledger, LiveBudgets(budgets), FixedPrices(), clock, ids, stores.audit)
     bus = bus or Bus()
-    how = (decisions, CurrentRules(rules), bus.publish)
+    how = (decisions, rules, bus.publish)
     worker = RunWorker(
         agents={agent.id: agent for agent in agents},
         runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),
@@ -150,7 +150,7 @@ async def staged(
         memory=remember,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=width)
             kept = (stores.sessions, episodes)

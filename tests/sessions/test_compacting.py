@@ -15,7 +15,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Stores
 from gateway.memory.compaction import INSTRUCTIONS
-from gateway.memory.window import summary_of
+from gateway.memory.context import summary_of
 from tests.fakes.model import says
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged

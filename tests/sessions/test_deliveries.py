@@ -82,7 +82,7 @@ async def state_of(stores: Stores, name: str) -> str:
 @asynccontextmanager
 async def staged(*script: Receipt, is_open: bool = True) -> AsyncIterator[Stage]:
     clock, events = FakeClock(), list[Event]()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_memory() as stores, anyio.create_task_group() as group:
             channel = FakeChannel(stores, list(script) or [Receipt("sent")])
             if is_open:

@@ -9,7 +9,7 @@ from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import Accepted, NewEntry
-from gateway.domain.mcp import Client, Served
+from gateway.domain.mcp import McpClient, Served
 from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox
 from gateway.sessions.intake import QueueBounds, ServedDesk
@@ -21,7 +21,7 @@ from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
 
-ANN, BEN = Client("ann"), Client("ben", agents=frozenset({"b"}))
+ANN, BEN = McpClient("ann"), McpClient("ben", agents=frozenset({"b"}))
 SECOND = replace(AGENT, id=AgentId("b"))
 
 
@@ -60,7 +60,7 @@ async def test_an_agent_of_a_closed_project_is_there_for_its_users_alone() -> No
         staged(ScriptedModel(says("")), stores, agents=(AGENT, SECOND), closed=closed) as stage,
     ):
         desk = desk_of(stage)
-        reached = {one: list(desk.agents(Client(one))) for one in ("ann", "ben")}
+        reached = {one: list(desk.agents(McpClient(one))) for one in ("ann", "ben")}
 
     assert reached == {"ann": ["a", "b"], "ben": ["a"]}
 

@@ -18,7 +18,7 @@ async def test_a_run_is_found_while_it_lives_and_after() -> None:
         await stalling.reached.wait()
         live = await stage.front.run(run_id)
         assert isinstance(live, LiveRun)
-        stage.front.abort(live, at_once=True)
+        await stage.front.abort(live, at_once=True)
         await stage.lanes.rest()
         ended = await stage.front.run(run_id)
         with pytest.raises(NotFound):

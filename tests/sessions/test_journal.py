@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from gateway.agent.driver import RunControl
+from gateway.agent.driver import RunControl, RunJournal
 from gateway.agent.effects import Steered
-from gateway.agent.journal import RunJournal
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId
 from gateway.domain.journal import (
@@ -245,7 +244,7 @@ async def test_it_waits_for_the_store_before_anything_takes_effect() -> None:
         await one.grant("begun:1", "begun", 0, "1")
         took.append("effect")
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(keep)
             await clock.until_someone_sleeps()
@@ -260,7 +259,7 @@ async def test_a_stop_while_the_store_is_away_loses_nothing_that_was_sent() -> N
     store, clock = Away(), FakeClock()
     one = journal(store, clock)
     one.lines.append(b'{"seq":1}')
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(one.grant, "begun:1", "begun", 0, "1")
             await clock.until_someone_sleeps()
@@ -276,7 +275,7 @@ async def test_a_stop_while_the_store_is_away_loses_nothing_that_was_sent() -> N
 async def test_a_part_that_was_never_written_is_in_the_way_of_no_later_one() -> None:
     store, clock = Away(), FakeClock()
     one = journal(store, clock)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(one.grant, "begun:1", "begun", 0, "1")
             await clock.until_someone_sleeps()

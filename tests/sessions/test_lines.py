@@ -164,7 +164,7 @@ async def test_a_waiting_message_that_is_aborted_is_cancelled_and_merged_with_no
     async with open_memory() as stores, staged(model, stores, manner=COLLECT) as stage:
         runs = await say_all(stage, "1", "2", "3", "4")
         await model.until_asked(1)
-        stage.abort(runs[2])
+        await stage.abort(runs[2])
         model.let(9)
 
     reasons = [end_of(stage, run)["reason"] for run in runs]
@@ -178,7 +178,7 @@ async def test_to_abort_a_message_that_is_answered_with_others_stops_their_turn(
         runs = await say_all(stage, "1", "2", "3")
         model.let(1)
         await model.until_asked(2)
-        stage.abort(runs[1])
+        await stage.abort(runs[1])
 
     assert [end_of(stage, run)["reason"] for run in runs] == ["answered", "merged", "cancelled"]
 
@@ -367,7 +367,7 @@ async def test_what_was_said_and_is_aborted_is_not_taken() -> None:
         runs = [await stage.say("use 1")]
         await model.until_asked(1)
         runs += await say_all(stage, "2", "3")
-        stage.abort(runs[1])
+        await stage.abort(runs[1])
         model.let(9)
 
     assert [end_of(stage, run)["reason"] for run in runs] == ["answered", "cancelled", "merged"]
@@ -382,7 +382,7 @@ async def test_to_abort_what_a_turn_has_taken_stops_that_turn() -> None:
         second = await stage.say("2")
         model.let(1)
         await model.until_asked(2)
-        stage.abort(second)
+        await stage.abort(second)
 
     assert [end_of(stage, run)["reason"] for run in (first, second)] == ["cancelled", "merged"]
 

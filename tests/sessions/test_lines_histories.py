@@ -85,7 +85,7 @@ class History:
                 run = stage.front.live.get(message.run)
                 if run is not None:
                     message.is_aborted = True
-                    stage.front.abort(run, at_once=True)
+                    await stage.front.abort(run, at_once=True)
             case "move", tenths:
                 stage.clock.move(tenths / 10)
             case "breathe", count:

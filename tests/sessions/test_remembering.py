@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.codec import decode, encode
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.events import Notice
@@ -22,8 +23,8 @@ from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
+from gateway.memory.context import Episode
 from gateway.memory.recall import Recall, Vault
-from gateway.memory.window import Episode
 from gateway.sessions.journal import RunInputs, packed, read_in
 from gateway.sessions.replay import Replayed
 from gateway.sessions.worker import (
@@ -248,7 +249,7 @@ async def test_another_memory_is_the_first_divergence() -> None:
 
 def written(read: RunInputs) -> Attempt:
     """As it stands in a journal that was read."""
-    return Attempt((JournalEntry("begin", ({}, json.loads(json.dumps(read.plain())))),))
+    return Attempt((JournalEntry("begin", ({}, decode(encode(read.plain())))),))
 
 
 @pytest.mark.parametrize("change", [{"at": "noon"}, {"session_key": "x"}, {"odd": 1}, {"fact": {}}])

@@ -32,7 +32,7 @@ KEYED = replace(HI, key="k", fingerprint="hi")
 
 
 async def heard(run: LiveRun) -> list[dict[str, Any]]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         return [json.loads(event) async for event in events_of(run)]
 
 

@@ -379,7 +379,7 @@ async def test_settings_hold_for_the_next_question_and_not_for_one_at_work() -> 
             run = stage.front.live.get(run_id)
             assert run is not None
             configs.append(run.summary(stage.clock)["config"])
-            stage.front.abort(run, at_once=True)
+            await stage.front.abort(run, at_once=True)
 
     assert [dict(config)["max_iterations"] for config in configs] == [15, 2]  # type: ignore[call-overload]  # a plain object
 
@@ -509,6 +509,17 @@ async def test_a_message_whose_place_is_gone_goes_on_from_head() -> None:
 
     assert stage.heard[run][-1]["response"] == "ok"
     assert [m.text for m in model.asked[1].messages] == ["one", "ok", "two"]
+
+
+async def test_question_and_answer_are_encoded_for_a_wire_once_in_their_life() -> None:
+    model = ScriptedModel(says("ok"))
+    async with open_memory() as stores, staged(model, stores) as stage:
+        for said in ("one", "two"):
+            await stage.say(said)
+
+    first, second = model.asked
+    assert [message.text for message in second.messages] == ["one", "ok", "two"]
+    assert second.messages[0] is first.messages[-1]
 
 
 @pytest.mark.requirement("S-004-ACtx-05")
@@ -655,7 +666,7 @@ async def test_news_outlive_a_run_that_is_stopped_before_its_model_says_anything
         run_id = await stage.say("never answered", peer="there")
         if has_asked:
             await asked_silent.wait()
-        stage.abort(run_id)
+        await stage.abort(run_id)
         await stage.until_idle()
         for question in ("what is new?", "and now?"):
             await stage.say(question, peer="there")
@@ -669,7 +680,7 @@ async def test_a_run_that_was_stopped_while_it_waited_replays() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("no")), stores) as stage:
         stage.clock.move(7)
         run_id = RunId(await stage.say("never mind"))
-        stage.abort(run_id)
+        await stage.abort(run_id)
         await stage.until_idle()
         record = await stores.inbox.find_run(run_id)
         assert record is not None

@@ -29,6 +29,6 @@ def start(
 
 async def accepted(data_dir: Path, *, accept_loss: bool = False) -> list[str]:
     """Ids of all accepted and unfinished runs, in order."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with embedded(data_dir, accept_loss=accept_loss) as stores:
             return [str(entry.new.run_id) for entry in await stores.inbox.unfinished()]

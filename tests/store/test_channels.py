@@ -18,7 +18,7 @@ LANES = 8
 
 async def newest(data_dir: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Of each lane: its last message, and the memo that came with one."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with embedded(data_dir) as stores:
             left = await stores.inbox.unfinished()
             last = {one.new.session_key.peer: str(one.new.run_id) for one in left}

@@ -52,7 +52,7 @@ def traces(data_dir: Path) -> list[str]:
 async def test_nothing_of_what_was_erased_is_left_in_the_files(
     tmp_path: Path, what: Erasure, is_superseded: bool
 ) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             for number in range(300):
                 claim = a_claim(number, CANARY if number == 150 else f"words {number}")
@@ -77,7 +77,7 @@ async def test_nothing_of_what_was_erased_is_left_in_the_files(
 
 async def test_nothing_is_left_between_the_rows_of_others(tmp_path: Path) -> None:
     """Rows that were moved from page to page leave copies behind."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             for number in range(0, 600, 2):
                 both = [churned(number), churned(number + 1)]
@@ -105,7 +105,7 @@ def rows(path: Path) -> tuple[object, list[int]]:
 
 
 async def test_an_erasure_leaves_a_tombstone_and_says_no_word(tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             await stores.facts.add_facts("s", [a_claim(1, CANARY)], ids=["f1"], now=NOON)
             await stores.facts.erase_facts(Erasure(scope="s"), dry_run=True, now=NOON)
@@ -118,7 +118,7 @@ async def test_an_erasure_leaves_a_tombstone_and_says_no_word(tmp_path: Path) ->
 
 
 async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             (made,) = await stores.facts.add_facts("s", [a_claim(1, "x")], ids=["f1"], now=NOON)
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
@@ -139,7 +139,7 @@ class Counting:
 
 async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
     bob, asked = Whose(scope="bob"), ["things"]
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             await stores.facts.add_facts("ann", [a_claim(1, "x")], ids=["f1"], now=NOON)
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
@@ -166,7 +166,7 @@ async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
 async def test_what_was_believed_then_is_not_weighed_without_end(tmp_path: Path) -> None:
     many = [a_claim(number, "x") for number in range(MOST_WEIGHED + 1)]
     whose, then = Whose(scope="s"), NOON + timedelta(days=1)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             await stores.facts.add_facts(
                 "s", many, ids=[f"f{n}" for n in range(len(many))], now=NOON
@@ -181,7 +181,7 @@ async def test_what_was_believed_then_is_not_weighed_without_end(tmp_path: Path)
 
 
 async def test_people_are_known_though_there_are_many_of_them(tmp_path: Path) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             for number in range(4_500):
                 claim = a_claim(number, "x")

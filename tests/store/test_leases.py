@@ -13,25 +13,20 @@ import pytest
 pytest.importorskip("cbor2", reason="the extra `surrealdb` is not installed")
 
 from gateway.domain.cluster import Lease, Leases, Presence, StoreInUse
-from gateway.domain.ids import Secret
 from gateway.store.leases import SurrealLeases
 from gateway.store.surreal_connection import (
-    Credentials,
     RecordID,
     StatementRefused,
     SurrealConnection,
     TransactionConflict,
 )
 from tests.fakes.cluster import FakeLeases, LeaseTable
-from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
+from tests.fakes.surreal import SurrealDatabase
 
 
 @contextlib.asynccontextmanager
 async def connected(place: SurrealDatabase) -> AsyncIterator[SurrealConnection]:
-    credentials = Credentials(USER, Secret(PASSWORD))
-    connection = await SurrealConnection.open(
-        place.url, place.namespace, place.database, credentials
-    )
+    connection = await place.connected()
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         yield connection
@@ -198,7 +193,6 @@ async def test_the_members_are_those_who_were_seen_and_do_not_leave(leases_of: O
     assert {one.presence for one in state.members} == {
         A,
         Presence("b", is_ready=False, config="x"),
-        Presence("old"),
         Presence("leaving", is_leaving=True),
     }
 

@@ -1,9 +1,12 @@
 """Calls are granted out of slices that are committed, and slices do not stand in anybody's way."""
 
+import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import cast, get_args
 
 import pytest
 
@@ -13,6 +16,7 @@ from gateway.domain.budgets import (
     BudgetExceeded,
     Budgets,
     Grant,
+    Grouping,
     Limit,
     Reservation,
     Scope,
@@ -22,13 +26,17 @@ from gateway.domain.budgets import (
     scopes_of,
 )
 from gateway.domain.errors import StoreUnavailable
-from gateway.store.ledger import MOST_UNUSED, StoredLedger
+from gateway.domain.ids import to_micros
+from gateway.store.ledger import MOST_UNUSED, StoredLedger, _usage
+from gateway.store.tables import migrate
+from gateway.store.transaction import SqliteTransaction
 from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, Mortal, open_mortal, session_key
 
 DAY: tuple[ScopeKind, ...] = ("day",)
 SESSION: tuple[ScopeKind, ...] = ("session",)
 TODAY = scopes_of(session_key(), day_of(NOON))[2]
+HOUR = timedelta(hours=1)
 ASK = ReserveRequest(100, 400, at=NOON)
 
 
@@ -170,3 +178,29 @@ async def test_a_limit_that_is_new_counts_what_calls_without_one_hold() -> None:
 
     assert caught.value.reserved == 700
     assert caught.value.waits_for == {Scope("day", "")}
+
+
+def steps_of_usage(older: int) -> int:
+    """How much SQLite does for the usage of one day, beside so many records of days before."""
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    db.execute("INSERT INTO series VALUES (1, 'a', 'p', 'm')")
+    rows = [
+        (number, str(number), to_micros(NOON) - (number >= 50) * number * 10**9)
+        for number in range(50 + older)
+    ]
+    db.executemany(
+        "INSERT INTO token_record VALUES (?, ?, ?, 1, 'a:websocket:local:main', 'r', '2026-01-01',"
+        " 'answered', 1, 2, 0, 0, 0, 'table', 0, 0, NULL)",
+        rows,
+    )
+    steps = Counter[str]()
+    db.set_progress_handler(lambda: steps.update(["step"]), 1)
+    for by in get_args(Grouping):
+        (one,) = _usage(SqliteTransaction(db), by=by, since=NOON - HOUR, until=NOON + HOUR)
+        assert (one.calls, one.output_tokens) == (50, 100)
+    return steps["step"]
+
+
+def test_what_usage_costs_does_not_grow_with_the_days_that_nobody_asks_for() -> None:
+    assert steps_of_usage(5_000) <= steps_of_usage(50) * 1.1

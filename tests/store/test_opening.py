@@ -18,13 +18,13 @@ async def test_a_directory_in_use_is_refused_and_free_again_afterwards(
         with pytest.raises(DataDirInUse, match="process"):
             async with open_store(url, tmp_path, clock=FakeClock()):
                 pass
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_store(url, tmp_path, clock=FakeClock()) as stores:
             await stores.care.probe()
 
 
 async def test_the_address_of_the_gateway_is_found_by_others(tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with open_store("memory", tmp_path, clock=FakeClock()):
             await note_owner(tmp_path, "http://127.0.0.1:7200")
             owner = await anyio.to_thread.run_sync(read_owner, tmp_path)

@@ -31,7 +31,7 @@ def test_what_was_set_is_there_after_a_kill(tmp_path: Path) -> None:
 
 
 async def counts(data_dir: Path, persons: list[str]) -> dict[str, int]:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with embedded(data_dir) as stores:
             return {
                 person: int(await stores.tools.get(a_space(person), "count") or 0)
@@ -50,7 +50,7 @@ def _ask(data_dir: Path, query: str) -> list[tuple[int, ...]]:
 
 
 async def test_a_set_is_committed_before_it_returns_and_not_fsynced(tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with embedded(tmp_path) as stores:
             durable = await asked(tmp_path, "SELECT commits FROM pulse")
             await stores.tools.set(a_space(), "k", "v")
@@ -66,7 +66,7 @@ async def test_a_set_is_committed_before_it_returns_and_not_fsynced(tmp_path: Pa
 
 async def test_the_totals_are_what_a_count_would_give(tmp_path: Path) -> None:
     totals = "SELECT keys, bytes FROM plugin_space"
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with embedded(tmp_path) as stores:
             for key, value in [("a", "x" * 9), ("é", "ü\0"), ("a", "x"), ("b", ""), ("c", "x")]:
                 await stores.tools.set(a_space(), key, value)
@@ -96,7 +96,7 @@ def old_database(data_dir: Path) -> None:
 @pytest.mark.requirement("S-000-Store-03")
 async def test_a_database_without_plugins_gets_them_and_keeps_its_messages(tmp_path: Path) -> None:
     await anyio.to_thread.run_sync(old_database, tmp_path)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         for _ in range(2):
             async with embedded(tmp_path) as stores:
                 await stores.tools.set(a_space(), "k", "v")
@@ -107,7 +107,7 @@ async def test_a_database_without_plugins_gets_them_and_keeps_its_messages(tmp_p
 
 
 async def test_sweeping_runs_takes_nothing_from_plugins(tmp_path: Path) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with embedded(tmp_path) as stores:
             await stores.tools.set(a_space(), "k", "v")
             await stores.care.sweep(before=NOON, limit=9)

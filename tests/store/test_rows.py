@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.domain.ids import to_micros, to_time
 from gateway.domain.messages import Extras, Message, ToolCall, ToolResult
-from gateway.store.conversations import pack_message, unpack_message
 from gateway.store.tables import migrate
-from gateway.store.transaction import place_of, seq_of
+from gateway.store.transaction import pack_message, place_of, seq_of, unpack_message
 from gateway.store.writer import Pen
 
 texts = st.text()

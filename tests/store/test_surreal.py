@@ -1,22 +1,35 @@
 """The shared store: what is asked of the server, and several gateways over one database."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
+from typing import Any
+from uuid import UUID
 
 import anyio
 import pytest
 
-from gateway.domain.errors import Conflict
-from gateway.domain.ids import NodeId, Secret
+from gateway.domain.cluster import Tenure
+from gateway.domain.errors import Conflict, GatewayError, StoreRefused
+from gateway.domain.facts import Claim, FactQuery, Whose
+from gateway.domain.ids import NodeId, RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores
-from gateway.store.surreal import open_surreal
-from gateway.store.surreal_connection import Credentials, Params, SurrealConnection
+from gateway.store.surreal import SurrealStore, open_surreal
+from gateway.store.surreal_connection import (
+    OutcomeUnknown,
+    Params,
+    SurrealConnection,
+)
+from gateway.store.surreal_reads import Selection
+from gateway.store.tables import TABLES
+from gateway.store.transaction import SEQ_BITS, Transaction, places_of
 from tests.fakes.clock import FakeClock
-from tests.fakes.store import an_ending, an_entry, session_key
-from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase
+from tests.fakes.store import NOON, an_ending, an_entry, session_key
+from tests.fakes.surreal import PATIENT, ROOT, SurrealDatabase
 
 DELIVERY = NewDelivery("d", "chat", "default", "ann", None, "hello")
 
@@ -25,32 +38,61 @@ DELIVERY = NewDelivery("d", "chat", "default", "ann", None, "hello")
 class Gateway:
     stores: Stores
     asked: list[str]  # requests
+    connection: "Listening"
 
 
 @asynccontextmanager
-async def gateways(database: SurrealDatabase, count: int) -> AsyncIterator[list[Gateway]]:
+async def gateways(
+    database: SurrealDatabase, count: int, *, is_alone: bool = False
+) -> AsyncIterator[list[Gateway]]:
     place = (database.url, database.namespace, database.database)
     found: list[Gateway] = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with AsyncExitStack() as stack:
             for _ in range(count):
-                credentials = Credentials(USER, Secret(PASSWORD))
-                connection = Listening(*place, credentials)
+                connection = Listening(*place, ROOT, PATIENT)
                 connection._socket = await connection._connect()
-                stores = await stack.enter_async_context(open_surreal(connection, FakeClock()))
-                found.append(Gateway(stores, connection.asked))
+                opening = open_surreal(connection, FakeClock(), is_alone=is_alone)
+                stores = await stack.enter_async_context(opening)
+                found.append(Gateway(stores, connection.asked, connection))
             yield found
 
 
 class Listening(SurrealConnection):
+    """Loses the answer to a commit that was carried out (`after`), the commit itself (`before`), or carries
+    it out as late as it can (`late`)."""
+
     asked: list[str]
+    lose: str = ""
+    between: Callable[[], Awaitable[None]] | None = None  # what others do after each of its reads
+    _late: tuple[str, Params | None] | None = None
 
     async def query(
-        self, text: str, params: Params | None = None, *, deadline_s: float | None = None
+        self,
+        text: str,
+        params: Params | None = None,
+        *,
+        deadline_s: float | None = None,
+        moment: UUID | None = None,
     ) -> list[object]:
         self.asked = getattr(self, "asked", [])
         self.asked.append(text)
-        return await super().query(text, params, deadline_s=deadline_s)
+        is_commit, how = text.startswith("{"), self.lose
+        if is_commit and self._late is not None:
+            text_, self._late = self._late, None
+            with suppress(GatewayError):
+                await super().query(*text_)
+        if is_commit and how:
+            self.lose = ""
+            if how == "after":
+                await super().query(text, params)
+            if how == "late":
+                self._late = (text, params)
+            raise OutcomeUnknown("no answer came")
+        result = await super().query(text, params, deadline_s=deadline_s)
+        if self.between is not None and text.startswith("RETURN"):
+            await self.between()
+        return result
 
 
 async def exchange(stores: Stores, name: str, grown_from: str | None) -> bool:
@@ -58,8 +100,40 @@ async def exchange(stores: Stores, name: str, grown_from: str | None) -> bool:
     return await stores.inbox.finish(an_ending(name, grown_from=grown_from))
 
 
-async def test_a_message_is_one_request_and_its_end_two(surreal_database: SurrealDatabase) -> None:
-    async with gateways(surreal_database, 1) as (gateway,):
+async def test_whoever_begins_a_run_asks_for_what_was_chosen_only_if_something_was(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 2) as (here, there):
+        runs, others = here.stores.shared, there.stores.shared
+        assert runs is not None
+        assert others is not None
+        key, began = session_key(), list[tuple[str | None, int]]()
+        await here.stores.inbox.accept(an_entry("a"), begin=False)
+        await runs.open_session(Tenure(key, 1))
+        for model in (None, "big", "big", "small"):
+            await others.choose(key, {"model": model})
+            for _ in range(2):
+                here.asked.clear()
+                begun = await runs.begin(RunId("run-a"), Tenure(key, 1))
+                began.append((begun.choice.model, len(here.asked)))
+
+    assert [model for model, _ in began] == [
+        None,
+        None,
+        "big",
+        "big",
+        "big",
+        "big",
+        "small",
+        "small",
+    ]
+    assert [count for _, count in began[1::2]] == [1, 2, 2, 2]
+
+
+async def test_a_message_is_one_request_and_its_end_another(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 1, is_alone=True) as (gateway,):
         await exchange(gateway.stores, "a", None)
         gateway.asked.clear()
 
@@ -67,7 +141,65 @@ async def test_a_message_is_one_request_and_its_end_two(surreal_database: Surrea
         accepting = len(gateway.asked)
         await gateway.stores.inbox.finish(an_ending("b", grown_from="a-2"))
 
-        assert (accepting, len(gateway.asked) - accepting) == (1, 2)
+        assert (accepting, len(gateway.asked) - accepting) == (1, 1)
+
+
+async def test_a_message_without_a_key_reads_no_other_message_without_one(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 2) as (here, there):
+        for number in range(3):
+            await there.stores.inbox.accept(an_entry(f"t{number}"), begin=False)
+        here.asked.clear()
+        await here.stores.inbox.accept(an_entry("h"), begin=False)  # of a session not known here
+
+        assert any(text.startswith("RETURN") for text in here.asked)
+        assert not [text for text in here.asked if "`platform_id` = NONE" in text]
+
+
+async def test_what_must_be_durable_waits_for_what_was_to_be_written_before_and_no_longer(
+    surreal_database: SurrealDatabase,
+) -> None:
+    """More to be written soon comes with each commit, as it does under load."""
+    place = (surreal_database.url, surreal_database.namespace, surreal_database.database)
+    connection = Listening(*place, ROOT, PATIENT)
+    connection._socket = await connection._connect()
+    async with anyio.create_task_group() as group:
+        group.start_soon(connection.run)
+        store = SurrealStore(connection)
+        await store.open()
+        group.start_soon(store.run)
+        written, failed = list[int](), list[Exception]()
+
+        def more(number: int, tx: Transaction) -> None:
+            tx.change("pulse", {"id": 1}, {"commits": number})
+            written.append(number)
+            if number < 10_000:
+                store.write_soon(partial(more, number + 1), failed.append)
+
+        with anyio.fail_after(30):
+            store.write_soon(partial(more, 0), failed.append)
+            await store.write(lambda tx: tx.count("notice", {}), durable=True)
+        group.cancel_scope.cancel()
+
+    assert (0 in written, failed) == (True, [])
+    assert 10_000 not in written
+
+
+async def test_where_nothing_was_ever_learned_a_gateway_alone_need_not_ask(
+    surreal_database: SurrealDatabase,
+) -> None:
+    claim = Claim("user", "likes", "tea", False, NOON, session_key())
+    async with gateways(surreal_database, 1, is_alone=True) as (gateway,):
+        await gateway.stores.facts.add_facts("hers", [claim], ids=["f"], now=NOON)
+    async with gateways(surreal_database, 1, is_alone=True) as (gateway,):
+        facts = gateway.stores.facts
+        found = await facts.facts_matching(Whose(scope="hers"), ["tea"], limit=9)
+        gateway.asked.clear()
+        none = await facts.facts_matching(Whose(scope="his"), ["tea"], limit=9)
+
+        assert ([one.object for one in found], none, gateway.asked) == (["tea"], [], [])
+        assert (facts.knows(Whose(scope="hers")), facts.knows(Whose(scope="his"))) == (True, False)
 
 
 async def test_what_another_gateway_changed_is_read_before_anything_is_written(
@@ -107,6 +239,8 @@ async def test_of_copies_at_several_gateways_one_is_accepted(
 
     assert [one.duplicate for one in accepted].count(False) == 1
     assert len({one.run_id for one in accepted}) == 1
+    figures = [one.connection.figures for one in some]
+    assert gateway_count == 1 or any(one.conflicts.values for one in figures)
 
 
 async def test_places_in_a_session_are_given_once_over_all_gateways(
@@ -141,3 +275,204 @@ async def test_of_two_gateways_that_send_one_delivers(surreal_database: SurrealD
                 group.start_soon(send, gateway.stores)
 
     assert sorted(outcomes) == [False, True]
+
+
+@pytest.mark.parametrize("lost", ["after", "before", "late"])
+async def test_a_commit_without_an_answer_is_looked_up_and_done_once(
+    surreal_database: SurrealDatabase, lost: str
+) -> None:
+    async with gateways(surreal_database, 1) as (gateway,):
+        stores, line = gateway.stores, gateway.connection
+        await exchange(stores, "a", None)
+
+        line.lose = lost
+        accepted = await stores.inbox.accept(an_entry("b", platform_id="b"), begin=True)
+        line.lose = lost
+        moved = await stores.inbox.finish(an_ending("b", grown_from="a-2"))
+        line.lose = lost
+        begun = await stores.inbox.accept(an_entry("c"), begin=False)
+        line.lose = lost
+        attempts = await stores.inbox.begin(begun.run_id)
+        path = await stores.sessions.path(session_key(), limit=9)
+
+    assert (accepted.duplicate, accepted.seq, moved) == (False, 2, True)
+    assert (begun.seq, attempts) == (3, 1)
+    assert [one.id for one in path.nodes] == ["a-1", "a-2", "b-1", "b-2"]
+
+
+@pytest.mark.parametrize("count", [1, 17, 18, 30])
+async def test_few_or_many_branches_of_a_session_are_all_found(
+    surreal_database: SurrealDatabase, count: int
+) -> None:
+    """Sessions before and after it have branches too."""
+    async with gateways(surreal_database, 1) as (gateway,):
+        inbox = gateway.stores.inbox
+        for peer in ("before", "here", "after"):
+            for number in range(count):
+                name, root = f"{peer}{number}", f"{peer}0-2" if number else None
+                await inbox.accept(an_entry(name, session_key(peer)), begin=True)
+                await inbox.finish(an_ending(name, session_key(peer), grown_from=root))
+        select, values = Selection(TABLES["node"], places_of(2), "fork").rows("-place", 99)
+        params = {f"v{number}": value for number, value in enumerate(values)}
+        found: Any
+        every: Any
+        (found,) = await gateway.connection.query(select.replace("$", "$v"), params)
+        (every,) = await gateway.connection.query("SELECT * FROM node WHERE in_fork = true")
+
+    here = [row["place"] for row in every if row["place"] >> SEQ_BITS == 2]
+    assert [row["place"] for row in found] == sorted(here, reverse=True)
+    assert len(here) == max(1, count - 1)
+
+
+async def test_tables_of_a_newer_version_are_refused_with_a_sentence(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 1) as (gateway,):
+        await gateway.connection.query("UPDATE schema:main SET version = 99")
+    with pytest.raises(ExceptionGroup) as caught:
+        async with gateways(surreal_database, 1):
+            pass
+
+    (refused,) = caught.value.exceptions
+    assert isinstance(refused, StoreRefused)
+    assert "has schema version 99" in str(refused)
+
+
+async def test_tables_of_an_earlier_version_are_brought_up_to_date_once(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 1) as (gateway,):
+        await exchange(gateway.stores, "a", None)
+        ask = gateway.connection.query
+        await ask("REMOVE FIELD standing ON node; UPDATE node UNSET standing")
+        await ask("UPDATE schema:main SET version = 1")
+    async with gateways(surreal_database, 4) as some:
+        path = await some[3].stores.sessions.path(session_key(), limit=9)
+
+    defined = sum("DEFINE TABLE IF NOT EXISTS `node`" in text for one in some for text in one.asked)
+    assert [one.id for one in path.nodes] == ["a-1", "a-2"]
+    assert defined == 1
+
+
+async def test_rows_of_several_moments_break_no_rule_of_the_tables(
+    surreal_database: SurrealDatabase,
+) -> None:
+    """Others learn of the same subject after each read of ours: we see a number that was counted before
+    a fact that has it, and a current fact beside the one that superseded it."""
+    left, names = 15, itertools.count()
+
+    async def learn(stores: Stores, minute: int) -> None:
+        at, number = NOON + timedelta(minutes=minute), next(names)
+        claim = Claim("I", "lives in", f"town {number}", True, at, session_key())
+        now = NOON + timedelta(hours=1, seconds=number)
+        await stores.facts.add_facts("ann", [claim], ids=[f"f{number}"], now=now)
+
+    async with gateways(surreal_database, 2) as (ours, theirs):
+        await learn(theirs.stores, 0)
+
+        async def between() -> None:
+            nonlocal left
+            if left:
+                left -= 1
+                await learn(theirs.stores, (7 * left) % 30)
+
+        ours.connection.between = between
+        await learn(ours.stores, 12)
+        ours.connection.between = None
+        query = FactQuery(Whose("ann"), with_history=True)
+        facts = await theirs.stores.facts.select_facts(query)
+
+    assert left == 0
+    assert len(facts) == next(names)
+    assert [one.superseded_at for one in facts].count(None) == 1
+
+
+async def test_a_run_that_ends_while_it_is_looked_up_is_not_told_as_open_with_its_last_chunk(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 2) as (ours, theirs):
+        accepted = await theirs.stores.inbox.accept(an_entry("a"), begin=True)
+
+        async def between() -> None:
+            ours.connection.between = None
+            await theirs.stores.inbox.finish(an_ending("a"))
+
+        ours.connection.between = between
+        open_one = await ours.stores.inbox.find_run(accepted.run_id)
+        ended = await ours.stores.inbox.find_run(accepted.run_id)
+
+    assert open_one
+    assert (open_one.finished_at, open_one.log) == (None, b"")
+    assert ended
+    assert ended.finished_at
+    assert ended.log == b'{"type":"done"}'
+
+
+async def test_sixty_facts_at_once_from_three_gateways_are_all_kept(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 3) as some:
+        async with anyio.create_task_group() as group:
+            for number in range(60):
+                at = NOON + timedelta(minutes=number * 7 % 60)
+                claim = Claim("I", "lives in", f"town {number}", True, at, session_key())
+                add = partial(some[number % 3].stores.facts.add_facts, "ann", [claim])
+                now = NOON + timedelta(hours=2, seconds=number)
+                group.start_soon(partial(add, ids=[f"f{number}"], now=now))
+        facts = await some[0].stores.facts.select_facts(
+            FactQuery(Whose("ann"), with_history=True, limit=100)
+        )
+
+    assert len({one.id for one in facts}) == 60
+    assert [one.superseded_at for one in facts].count(None) == 1
+
+
+def _is_ready(row: dict[str, object]) -> bool:
+    return row["state"] == "ready"
+
+
+LOOKED_UP: list[tuple[str, Callable[[dict[str, Any]], bool]]] = [
+    ("state = 'ready'", _is_ready),
+    ("state = 'ready' AND owner = 'y'", lambda one: _is_ready(one) and one["owner"] == "y"),
+    ("owner = 'y' AND state = 'ready'", lambda one: _is_ready(one) and one["owner"] == "y"),
+    ("state = 'ready' AND due < 50", lambda one: _is_ready(one) and one["due"] < 50),
+    ("state IN ['ready', 'done'] AND due >= 90", lambda one: one["due"] >= 90),
+    ("open = 3", lambda one: one["open"] == 3),
+    ("open IN [3, 4] AND owner = 'y'", lambda one: one["open"] in {3, 4} and one["owner"] == "y"),
+    ("open = NONE AND state = 'ready'", lambda one: one["open"] is None and _is_ready(one)),
+    ("open != NONE AND due < 20", lambda one: one["open"] is not None and one["due"] < 20),
+]
+
+
+@pytest.mark.parametrize(("condition", "holds"), LOOKED_UP, ids=[one[0] for one in LOOKED_UP])
+async def test_the_server_finds_by_its_indexes_what_it_finds_without(
+    surreal_database: SurrealDatabase, condition: str, holds: Callable[[dict[str, Any]], bool]
+) -> None:
+    """Older servers found too little when a condition besides that of an index came with a limit."""
+    rows = [
+        {
+            "number": number,
+            "state": "ready" if number % 3 else "done",
+            "owner": "xy"[number // 3 % 2],
+            "due": number,
+            "open": number % 5 if number % 4 else None,
+        }
+        for number in range(100)
+    ]
+    right = [row["number"] for row in rows if holds(row)]
+    async with gateways(surreal_database, 1) as (gateway,):
+        ask = gateway.connection.query
+        await ask(
+            "DEFINE TABLE job; DEFINE INDEX by_state ON job FIELDS state, due;"
+            "DEFINE INDEX by_open ON job FIELDS open"
+        )
+        await ask("INSERT INTO job $rows RETURN NONE", {"rows": rows})
+        found: list[Any] = await ask(
+            f"SELECT VALUE number FROM job WHERE {condition};"
+            f"SELECT VALUE number FROM job WHERE {condition} LIMIT 10"
+        )
+
+    whole, first = found
+    assert sorted(whole) == right
+    assert len(first) == min(10, len(right))
+    assert set(first) <= set(right)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -41,10 +42,18 @@ from gateway.store.surreal_connection import (  # noqa: E402
     encode,
 )
 from tests.fakes.certificate import certificate_for  # noqa: E402
-from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase, SurrealServer  # noqa: E402
+from tests.fakes.surreal import (  # noqa: E402
+    PASSWORD,
+    PATIENT,
+    ROOT,
+    USER,
+    SurrealDatabase,
+    SurrealServer,
+)
 
-ROOT = Credentials(USER, Secret(PASSWORD))
-QUICK = ConnectionSettings(ping_every_s=0.1, silent_s=0.3, retry_s=0.02, longest_retry_s=0.2)
+# A server on a busy machine may take its time for an answer; only what was made to be silent is.
+QUICK = replace(PATIENT, retry_s=0.02, longest_retry_s=0.2)
+WARY = replace(QUICK, ping_every_s=0.1, silent_s=0.3)
 
 
 @contextlib.asynccontextmanager
@@ -53,9 +62,8 @@ async def connected(
     credentials: Credentials = ROOT,
     settings: ConnectionSettings = QUICK,
 ) -> AsyncIterator[SurrealConnection]:
-    connection = await SurrealConnection.open(
-        place.url, place.namespace, place.database, credentials, settings
-    )
+    where = (place.url, place.namespace, place.database)
+    connection = await SurrealConnection.open(*where, credentials, settings)
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         yield connection
@@ -63,7 +71,7 @@ async def connected(
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while not is_so():  # noqa: ASYNC110  # another process is waited for
             await anyio.sleep(0.01)
 
@@ -260,10 +268,11 @@ async def test_a_commit_gives_up_at_its_deadline(surreal_database: SurrealDataba
         async def write() -> None:
             while True:
                 await connection.query("UPSERT t:1 SET n += 1")
+                await anyio.sleep(0.02)
 
         group.start_soon(write)
-        with pytest.raises((TransactionConflict, OutcomeUnknown)), anyio.fail_after(5):
-            await connection.commit(SLOW, deadline_s=0.5)
+        with pytest.raises((TransactionConflict, OutcomeUnknown)):
+            await connection.commit(SLOW.replace("100ms", "1s"), deadline_s=1.5)
         group.cancel_scope.cancel()
 
 
@@ -328,7 +337,8 @@ async def test_a_user_who_may_write_no_more_is_noticed_by_the_next_connection(
             with pytest.raises(StoreUnavailable, match="expired"):
                 await connection.query("CREATE t")
             await until(lambda: not connection.is_ready)
-            await anyio.sleep(0.3)
+            with pytest.raises(StoreRefused, match="role EDITOR"):
+                await connection.connected()
             with pytest.raises(StoreUnavailable, match="role EDITOR"):
                 await connection.query("CREATE t")
 
@@ -376,7 +386,7 @@ async def test_after_the_death_of_the_server_all_goes_on_by_itself(
         async with anyio.create_task_group() as group:
             group.start_soon(wait_long, connection)
             await anyio.sleep(0.1)
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await to_thread.run_sync(own_surreal_server.kill)
                 await until(lambda: not connection.is_ready)
         with pytest.raises(StoreUnavailable, match="127.0.0.1") as refused:
@@ -398,7 +408,7 @@ async def test_what_a_paused_server_was_asked_is_unknown_and_may_happen_later(
     own_surreal_server: SurrealServer,
 ) -> None:
     place = SurrealDatabase(own_surreal_server.url, "tests", "main")
-    async with connected(place) as connection:
+    async with connected(place, settings=WARY) as connection:
         await connection.query("DEFINE TABLE t")
         own_surreal_server.pause()
         with pytest.raises(OutcomeUnknown):
@@ -419,12 +429,28 @@ async def test_a_server_that_stays_silent_is_given_up(own_surreal_server: Surrea
     settings = ConnectionSettings(ping_every_s=0.05, silent_s=0.1, lost_s=0.3, retry_s=0.02)
     async with connected(place, settings=settings) as connection:
         own_surreal_server.pause()
-        with pytest.raises(OutcomeUnknown, match="ended"), anyio.fail_after(5):
+        with pytest.raises(OutcomeUnknown, match="ended"), anyio.fail_after(60):
             await connection.query("RETURN 1", deadline_s=60)
         own_surreal_server.resume()
         await until(lambda: connection.is_ready)
 
         assert await connection.query("RETURN 1") == [1]
+
+
+async def test_a_server_that_answers_is_not_silent_because_this_process_is_busy(
+    surreal_database: SurrealDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ConnectionSettings(ping_every_s=0.02, silent_s=0.05)
+    async with connected(surreal_database, settings=settings) as connection:
+        for _ in range(5):
+            end = time.monotonic() + 0.2
+            while time.monotonic() < end:
+                """Nothing else runs meanwhile, and what was answered in time is read too late."""
+            await anyio.sleep(0.03)
+
+        assert connection.is_ready
+        assert await connection.query("RETURN 1") == [1]
+    assert "store_silent" not in caplog.messages
 
 
 async def test_a_server_that_is_not_there_is_waited_for(
@@ -506,9 +532,7 @@ class FakeSurreal:
             pass
 
 
-SMALL = ConnectionSettings(
-    connect_s=0.5, call_s=0.5, retry_s=0.02, longest_retry_s=0.2, largest_answer=1 << 20
-)
+SMALL = replace(QUICK, largest_answer=1 << 20)
 
 NO_ANSWERS = {
     "text": "not CBOR at all",
@@ -532,7 +556,7 @@ NO_ANSWERS = {
 async def test_a_server_that_answers_nonsense_is_left_and_tried_again(answer: bytes | str) -> None:
     server = FakeSurreal(knowing(asked=lambda call: answer))
     async with server.running() as place, connected(place, settings=SMALL) as connection:
-        with pytest.raises(OutcomeUnknown), anyio.fail_after(5):
+        with pytest.raises(OutcomeUnknown), anyio.fail_after(60):
             await connection.query("CREATE t", deadline_s=60)
         server.answer = honest
         await until(lambda: connection.is_ready)
@@ -586,10 +610,11 @@ async def test_messages_to_nobody_are_passed_over() -> None:
 
 async def test_an_answer_that_does_not_come_is_unknown_at_the_deadline() -> None:
     server = FakeSurreal(knowing(asked=lambda call: []))
-    async with server.running() as place, connected(place, settings=SMALL) as connection:
-        with pytest.raises(OutcomeUnknown, match="in time"), anyio.fail_after(5):
+    settings = replace(SMALL, call_s=0.1)
+    async with server.running() as place, connected(place, settings=settings) as connection:
+        with pytest.raises(OutcomeUnknown, match="in time"), anyio.fail_after(60):
             await connection.query("CREATE t")
-        with pytest.raises(OutcomeUnknown, match="in time"), anyio.fail_after(5):
+        with pytest.raises(OutcomeUnknown, match="in time"), anyio.fail_after(60):
             await connection.query("CREATE t", deadline_s=0.01)
 
 
@@ -601,12 +626,14 @@ async def test_a_server_that_closes_again_and_again_is_asked_ever_more_seldom() 
             await connection.query("CREATE t")
         await anyio.sleep(0.005)
 
-    async with server.running() as place, connected(place, settings=SMALL) as connection:
-        with anyio.move_on_after(1.0):
-            while True:
-                await ask(connection)
+    settings = replace(SMALL, jitter=lambda: 1.0)
+    async with server.running() as place, connected(place, settings=settings) as connection:
+        began = anyio.current_time()
+        while server.connections < 7:
+            await ask(connection)
+        took_s = anyio.current_time() - began
 
-    assert 3 <= server.connections <= 15  # 0.02, 0.04, 0.08, 0.16, then 0.2 s between them
+    assert took_s >= 0.7  # 0.02, 0.04, 0.08, 0.16, then 0.2 s between them
 
 
 @pytest.mark.parametrize(
@@ -693,7 +720,8 @@ async def test_a_server_is_known_by_its_certificate(tmp_path: Path) -> None:
 
 async def test_a_server_that_says_nothing_at_all_is_waited_for() -> None:
     server = FakeSurreal(lambda call: [])
-    async with server.running() as place, connected(place, settings=SMALL) as connection:
+    settings = replace(SMALL, connect_s=0.1)
+    async with server.running() as place, connected(place, settings=settings) as connection:
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             await connection.query("RETURN 1")
 

@@ -39,7 +39,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     writer = Writer(commits)
     writer.start()
     try:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             yield Desk(writer, commits, mark)
     finally:
         writer.stop("closed")

@@ -393,3 +393,14 @@ CREATE INDEX IF NOT EXISTS original_by_time ON original (at);
 ALTER TABLE token_record ADD COLUMN overran INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE channel_heard ADD COLUMN why TEXT NOT NULL DEFAULT '';
 ALTER TABLE channel_heard ADD COLUMN again TEXT NOT NULL DEFAULT '';
+-- version 9
+ALTER TABLE run ADD COLUMN has_journal INTEGER NOT NULL DEFAULT 0;
+DROP INDEX run_with_log;
+CREATE INDEX IF NOT EXISTS run_with_journal ON run (finished_at) WHERE has_journal;
+DROP TABLE journal;
+CREATE TABLE IF NOT EXISTS journal (
+    run_id TEXT NOT NULL,
+    part INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (run_id, part)
+) WITHOUT ROWID;

@@ -135,7 +135,7 @@ class Site:
 
 async def read_all(stream: SocketStream) -> bytes:
     received = b""
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         try:
             while True:
                 received += await stream.receive()
@@ -145,7 +145,7 @@ async def read_all(stream: SocketStream) -> bytes:
 
 async def keep_sending(stream: SocketStream, data: bytes, *, step: int = 65_536) -> None:
     """Raises BrokenResourceError when the server has had enough."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         for at in range(0, len(data), step):
             await stream.send(data[at : at + step])
 
@@ -189,7 +189,7 @@ async def running(
         identities=identities,
     )
     server = WebServer(app, settings)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             address = await group.start(_serve, server)
             yield Site(address, app, server, clock, identities)
@@ -210,13 +210,13 @@ async def ask(socket: ClientConnection, method: str, id_: object = 1, **params: 
 
 
 async def hear(socket: ClientConnection) -> Any:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         return json.loads(await socket.recv())
 
 
 async def closed_with(socket: ClientConnection) -> int:
     """The code with which the server ends a socket that says nothing more."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await socket.wait_closed()
     assert socket.close_code is not None
     return socket.close_code

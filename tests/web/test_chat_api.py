@@ -17,7 +17,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import RunRecord
 from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
-from gateway.memory.window import PAGE
+from gateway.memory.context import PAGE
 from gateway.sessions.lanes import QueuePolicy
 from gateway.web.chat import ChatApi
 from gateway.web.settings import WebSettings

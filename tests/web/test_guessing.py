@@ -9,7 +9,7 @@ from websockets.exceptions import InvalidStatus
 from tests.web.running import ALICE, BEARER, GUARDED, Site, ask, closed_with, request, running
 
 WRONG = {"Authorization": "Bearer wrong"}
-HELD_S = 60.0  # longer than any test: what is late does not come
+HELD_S = 600.0  # longer than any test: what is late does not come
 SLOW = replace(GUARDED, auth_delay_s=HELD_S)
 QUICK = replace(GUARDED, auth_delay_s=0.05)
 LATE_S = 0.045  # clocks are not that exact

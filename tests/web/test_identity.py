@@ -1,12 +1,16 @@
 """Tokens, the local operator, scopes, and what guessing costs."""
 
+import random
 from dataclasses import replace
+from datetime import timedelta
 from ipaddress import ip_address
 
+import anyio
 import pytest
 
 from gateway.api.errors import TooManyFailures, Unauthorized
 from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.tokens import CreatedToken, digest_of, new_secret
 from gateway.web.identity import (
     LOCAL,
     OPERATOR,
@@ -24,7 +28,7 @@ from gateway.web.identity import (
 from gateway.web.settings import TokenDef, WebSettings
 from gateway.web.wire.visitors import Visitor
 from tests.fakes.clock import FakeClock
-from tests.fakes.store import open_memory
+from tests.fakes.store import NOON, open_memory
 
 HERE = ip_address("127.0.0.2")
 ALICE = TokenDef("alice", "tok-alice", frozenset({"chat", "agent:helper"}))
@@ -255,3 +259,111 @@ def test_an_agent_s_wall_hides_one_s_own_sessions_with_others() -> None:
 
     assert sees_session(alice, SessionKey(AgentId("helper"), "websocket", "alice"))
     assert not sees_session(alice, SessionKey(AgentId("boss"), "websocket", "alice"))
+
+
+# --- tokens that were created --------------------------------------------------------------------
+SECRET = new_secret(bytes(range(32)))
+HOUR = timedelta(hours=1)
+
+
+def created(**more: object) -> CreatedToken:
+    given = {"scopes": frozenset({"chat"}), "created_at": NOON, "created_by": "local", **more}
+    return CreatedToken(digest_of(SECRET), "phone", SECRET[:8], **given)  # type: ignore[arg-type]  # by name
+
+
+def test_a_created_token_is_let_in_beside_those_of_the_settings_and_stays_when_they_change() -> (
+    None
+):
+    known = identities()
+    known.replace_created([created()])
+    phone = known.of_token(SECRET, visitor())
+
+    known.replace(WebSettings())
+
+    assert phone.principal.name == "phone"
+    assert known.holds(phone)
+    with pytest.raises(Unauthorized):
+        known.of_token("tok-alice", visitor())
+
+
+def test_a_created_token_reaches_what_the_configuration_lets_its_name_reach() -> None:
+    known = identities(replace(SETTINGS, reach=lambda name, scopes: scopes | {f"agent:{name}"}))
+
+    known.replace_created([created()])
+
+    assert known.of_token(SECRET, visitor()).principal.agents == frozenset({"phone"})
+
+
+@pytest.mark.parametrize("ends", [{"revoked_at": NOON}, {"expires_at": NOON}])
+def test_a_token_that_was_revoked_or_expired_is_refused(ends: dict[str, object]) -> None:
+    known = identities()
+    known.replace_created([created(**ends)])
+
+    with pytest.raises(Unauthorized):
+        known.of_token(SECRET, visitor())
+
+
+def test_a_token_of_the_settings_expires() -> None:
+    clock = FakeClock()
+    bob = TokenDef("bob", "tok-bob", expires_at=clock.now() + HOUR)
+    known = Identities(WebSettings(tokens=(bob,)), clock)
+    found = known.of_token("tok-bob", visitor())
+
+    clock.move(3600)
+
+    assert not known.holds(found)
+    with pytest.raises(Unauthorized):
+        known.of_token("tok-bob", visitor())
+
+
+@pytest.mark.parametrize("jump", [1.0, 86_400.0 * 400])
+async def test_expiry_is_told_while_connected_also_after_the_clock_jumped(jump: float) -> None:
+    clock, told = FakeClock(), anyio.Event()
+    known = Identities(SETTINGS, clock)
+    known.on_change(told.set)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(known.watch)
+            await anyio.lowlevel.checkpoint()
+            known.replace_created([created(expires_at=clock.now() + timedelta(seconds=1))])
+            told = anyio.Event()
+            known.on_change(lambda: told.set())
+            while not told.is_set():
+                await clock.until_someone_sleeps()
+                clock.move(jump)
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+
+
+def test_a_mistyped_token_is_refused_and_so_is_one_that_is_nobody_s_any_more_though_near() -> None:
+    free = identities(WebSettings(cli_secret="tok-cli"))
+    near = f"Bearer {SECRET}"
+
+    with pytest.raises(Unauthorized):
+        free.of_visitor(visitor(near), sends_any=True)
+    free.replace_created([created(revoked_at=NOON)])
+    with pytest.raises(Unauthorized):
+        free.of_visitor(visitor(near), sends_any=True)
+    for typed in (near[:-1] + "~", near[:-1], near + "x"):
+        with pytest.raises(Unauthorized):
+            free.of_visitor(visitor(typed), sends_any=True)
+
+
+def test_a_token_of_the_file_may_look_like_a_created_one_without_a_checksum() -> None:
+    looks = "exo_" + "x" * 38
+    known = identities(WebSettings(tokens=(TokenDef("odd", looks),)))
+
+    assert known.of_token(looks, visitor()).principal.name == "odd"
+
+
+def test_ten_thousand_wrong_tokens_leave_the_right_ones_valid_and_the_use_noted() -> None:
+    used: list[bytes] = []
+    known = Identities(SETTINGS, FakeClock(), used=used.append)
+    known.replace_created([created()])
+    dice = random.Random(5)
+    for _ in range(10_000):
+        with pytest.raises((Unauthorized, TooManyFailures)):
+            known.of_token(new_secret(dice.randbytes(32)), visitor())
+
+    assert known.of_token(SECRET, visitor()).principal.name == "phone"
+    assert used == [digest_of(SECRET)]

@@ -44,9 +44,10 @@ async def test_what_was_spent_and_refused_is_counted(tmp_path: Path) -> None:
     found = samples(text)
     of_model = 'provider="fake",model="m"'
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert found[f"exogate_model_calls_total{{{of_model}}}"] == 1
-    assert found[f'exogate_model_tokens_total{{{of_model},kind="input"}}'] == 700
-    assert found[f"exogate_model_cost_usd_total{{{of_model}}}"] == pytest.approx(0.0008)
+    of_agent = f'agent="main",{of_model}'
+    assert found[f'exogate_model_calls_total{{{of_model},outcome="answered"}}'] == 1
+    assert found[f'exogate_model_tokens_total{{{of_agent},kind="input"}}'] == 700
+    assert found[f"exogate_model_cost_usd_total{{{of_agent}}}"] == pytest.approx(0.0008)
     assert found['exogate_budget_used{scope="daily",unit="tokens"}'] == 750
     assert found['exogate_budget_refusals_total{scope="session"}'] == 1
     assert (found["exogate_ready"], found["exogate_sessions"]) == (1, 1)
@@ -89,6 +90,7 @@ async def test_deliveries_are_counted_by_channel() -> None:
     assert found == {
         'exogate_deliveries_total{channel="chat",state="sent"}': 1,
         'exogate_deliveries_waiting{channel="chat"}': 1,
+        "exogate_outbox_pending": 1,
         'exogate_dead_letters{channel="chat"}': 2,
     }
 

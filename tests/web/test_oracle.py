@@ -16,7 +16,7 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.sessions import SessionRecord, Summary
-from gateway.memory.window import message_tokens
+from gateway.memory.context import message_tokens
 from gateway.web.responses import encode
 from gateway.web.sessions import said_in, summary_in, viewed
 

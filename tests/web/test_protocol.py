@@ -303,7 +303,7 @@ async def test_an_endless_body_is_read_no_further_than_it_may() -> None:
 
 
 async def until_there_are(site: Site, connections: int) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while site.server.connections < connections:
             await anyio.lowlevel.checkpoint()
 
@@ -316,7 +316,7 @@ async def test_one_connection_too_many_is_told_to_come_back() -> None:
             answer = parse_answer(await site.raw(b""))
             assert (answer.status, answer.headers["retry-after"]) == (503, "5")
             assert (await ask(one, "ping"))["result"] == "pong"
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await site.server._lobby.empty()
         assert (await site.get("/healthz")).status == 200
 
@@ -381,7 +381,7 @@ async def test_an_upgrade_behind_an_answered_request_is_taken() -> None:
     async with running() as site, await site.dial() as stream:
         host = f"Host: {site.address}"
         await stream.send(f"GET /healthz HTTP/1.1\r\n{host}\r\n\r\n".encode())
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             assert (await stream.receive()).endswith(b'{"status":"ok"}')
             upgrade = f"GET /ws HTTP/1.1\n{UPGRADE}\n{KEY}\n\n".replace("%", host)
             await stream.send(upgrade.replace("\n", "\r\n").encode())
@@ -437,7 +437,7 @@ async def test_an_answer_that_nobody_takes_is_given_up() -> None:
         await site.dial() as stream,
     ):
         await stream.send(f"GET /endless HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await ended.wait()
 
 
@@ -445,7 +445,7 @@ async def test_a_slow_reader_of_an_answer_gets_all_of_it() -> None:
     async def large(_request: Request) -> Response:
         return Response(b"x" * 20_000_000)  # more than client and kernel take
 
-    settings = replace(OPEN, write_deadline_s=0.4)
+    settings = replace(OPEN, write_deadline_s=2.0)
     async with (
         running(settings, routes=(Route("/large", large),)) as site,
         await site.dial() as stream,
@@ -455,7 +455,7 @@ async def test_a_slow_reader_of_an_answer_gets_all_of_it() -> None:
         size = 0
         for _ in range(20):
             size += len(await stream.receive(200_000))
-            await anyio.sleep(0.05)  # in all longer than the deadline
+            await anyio.sleep(0.11)  # in all longer than the deadline
         size += len(await read_all(stream))
 
     assert size > 20_000_000
@@ -506,5 +506,5 @@ async def test_every_connection_is_counted_out_again() -> None:
             await site.raw(b"garbage\r\n\r\n")
             async with site.socket() as socket:
                 await ask(socket, "ping")
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await site.server._lobby.empty()

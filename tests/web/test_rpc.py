@@ -12,6 +12,7 @@ from gateway.api.declarations import Check, Method, Params
 from gateway.api.errors import Forbidden, InvalidParams, UnknownMethod
 from gateway.api.methods import METHODS
 from gateway.api.operating import Ping
+from gateway.api.spending import CreateToken
 from gateway.domain.errors import Busy, GatewayError, NotFound
 from gateway.web import rpc
 from gateway.web.identity import LOCAL, Principal
@@ -125,6 +126,17 @@ def test_an_unknown_parameter_is_told_what_was_meant() -> None:
         prepare({"content": "x", "contnet": "y"})
 
 
+def test_a_wrong_budget_is_told_without_words_of_the_parser() -> None:
+    wanted = registry_of([Bound("token.create", CreateToken, ("admin",), lambda _call, _params: 1)])
+    asked = Request(1, "token.create", {"name": "laptop", "budget": {"daily": 5, "Bogus": 1}})
+
+    with pytest.raises(InvalidParams) as caught:
+        wanted.prepare(asked, LOCAL)
+
+    places = [place for place, _ in caught.value.problems]
+    assert places == ["budget", "budget.Bogus"]
+
+
 def test_every_wrong_parameter_is_named_and_no_value_shown() -> None:
     with pytest.raises(InvalidParams) as caught:
         prepare({"limit": "hush-hush"})
@@ -157,6 +169,12 @@ def test_a_method_without_scopes_is_for_everybody() -> None:
     free = registry_of([Bound("x", Ping, None, ping)])
 
     assert free.prepare(Request(1, "x", {}), Principal("nobody", frozenset()))
+
+
+def test_a_plugin_is_called_by_hand_only_by_a_token_that_reaches_all_agents() -> None:
+    (method,) = [one for one in METHODS if one.name == "plugin.call"]
+
+    assert method.all_agents
 
 
 def test_a_method_of_all_agents_is_not_for_a_token_that_reaches_some() -> None:

@@ -48,7 +48,7 @@ async def test_an_address_that_is_not_ours_is_named(bind: str) -> None:
     settings = replace(OPEN, bind=bind)
     app = build(settings, Registry((), {}), ready=always_ready, clock=FakeClock())
 
-    with pytest.raises(CannotListen, match=bind), anyio.fail_after(5):
+    with pytest.raises(CannotListen, match=bind), anyio.fail_after(60):
         await serve(app, settings)
 
 
@@ -105,7 +105,7 @@ async def test_who_does_not_finish_in_time_is_cut_off() -> None:
         routes=(Route("/x", stuck),),
     )
     server = WebServer(app, settings)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             address: ListenAddress = await group.start(_serve, server)
             async with await anyio.connect_tcp(address.host, address.port) as stream:
@@ -143,7 +143,7 @@ async def test_who_still_waits_at_the_end_is_told_and_it_is_no_fault_of_ours(
         await asked.wait()
         await reading.send(f"GET /begun HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
         received = b""
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while b"data" not in received:
                 received += await reading.receive()
 
@@ -193,7 +193,7 @@ async def test_a_cancelled_server_leaves_nothing_behind(
         stream = await site.dial()
 
     assert site.server.connections == 0
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await socket.wait_closed()
     await stream.aclose()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.control.trees.plan import ANY, KeyType
+from gateway.control.trees.engine import ANY, KeyType
 from gateway.control.trees.reader import FormKind
 
 MANY = 5_000

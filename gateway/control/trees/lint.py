@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 
+from gateway.control.trees.engine import NodePlan, TreePlan
 from gateway.control.trees.kinds import ASYNC, FLAGS, HOSTED, REACTIVE
-from gateway.control.trees.plan import NodePlan, TreePlan
 from gateway.control.trees.reader import TreeForm, TreeInvalid, TreeSource, read
 
 _LOOPS = frozenset({"repeat", "retry", "until-fail"})

@@ -9,6 +9,23 @@ from itertools import count
 from typing import Any, cast
 
 from gateway.control.expressions import ExpressionInvalid, ExpressionScope, compile_expression
+from gateway.control.trees.engine import (
+    ANY,
+    FAILED,
+    UNKNOWN,
+    BadType,
+    Key,
+    KeyType,
+    LeafFunction,
+    LeafRegistry,
+    NodePlan,
+    Operand,
+    TreePlan,
+    is_type,
+    look_up,
+    read_type,
+    type_of,
+)
 from gateway.control.trees.kinds import (
     ALIASES,
     CALLS,
@@ -23,23 +40,6 @@ from gateway.control.trees.kinds import (
     NodeKind,
 )
 from gateway.control.trees.lint import lint
-from gateway.control.trees.plan import (
-    ANY,
-    FAILED,
-    UNKNOWN,
-    BadType,
-    Key,
-    KeyType,
-    LeafFunction,
-    LeafRegistry,
-    NodePlan,
-    TreePlan,
-    Value,
-    is_type,
-    look_up,
-    read_type,
-    type_of,
-)
 from gateway.control.trees.reader import (
     MAX_DEPTH,
     MAX_SECONDS,
@@ -228,21 +228,21 @@ class _NodeReader:
                 self.source.error("BT012", self.form.start, "try ends with one (catch NODE)")
         return {str(place): child for place, child in enumerate(children)}
 
-    def read_values(self) -> tuple[Value, ...]:
+    def read_values(self) -> tuple[Operand, ...]:
         """Those that have no name."""
         wants = zip(self.values, self.kind.values, strict=False)
         found = [self.value(form, want) for form, want in wants if want != "cases"]
         return tuple(value for value in found if value is not None)
 
-    def read_options(self) -> dict[str, Value]:
+    def read_options(self) -> dict[str, Operand]:
         wants = {name: self.kind.want(name) or "any" for name in self.options}
         read = {name: self.value(form, wants[name], name) for name, form in self.options.items()}
         return {name: value for name, value in read.items() if value is not None}
 
-    def value(self, form: TreeForm, want: str, option: str = "") -> Value | None:
+    def value(self, form: TreeForm, want: str, option: str = "") -> Operand | None:
         wanted = WANTS[want]
         if want == "flag":
-            return Value(form.start, constant=True)
+            return Operand(form.start, constant=True)
         if form.kind == "ref" and wanted.type is not None:
             path = cast(tuple[str, ...], form.value)
             kind = self.known(form.start, path[0])
@@ -257,7 +257,7 @@ class _NodeReader:
         special = {"expression": self._expression, "target": self._target, "keys": self._keys}
         return special[want](form) if want in special else self._constant(form, want, option)
 
-    def _constant(self, form: TreeForm, want: str, option: str) -> Value:
+    def _constant(self, form: TreeForm, want: str, option: str) -> Operand:
         found, choices = form.value, CHOICES.get(option, ())
         is_right = True
         if want == "word" and choices and found not in choices:
@@ -273,9 +273,9 @@ class _NodeReader:
                 self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
         if not is_right:
             self.wrong(form, want)
-        return Value(form.start, found)
+        return Operand(form.start, found)
 
-    def _expression(self, form: TreeForm) -> Value | None:
+    def _expression(self, form: TreeForm) -> Operand | None:
         registry, text = self.registry, str(form.value)
         roots = {*self.names, FAILED, *(registry.roots if registry else ())}
         try:
@@ -286,9 +286,9 @@ class _NodeReader:
             self.source.error("BT026", at, error.problem)
             return None
         self.reads |= made.roots & self.names.keys()
-        return Value(form.start, made.text, made.run)
+        return Operand(form.start, made.text, made.run)
 
-    def _target(self, form: TreeForm) -> Value | None:
+    def _target(self, form: TreeForm) -> Operand | None:
         path = form.value
         if form.head == "blackboard" and len(form.parts) == 2:
             path = (form.parts[1].value,)
@@ -299,9 +299,9 @@ class _NodeReader:
         if self.known(form.start, key) is None:
             return None
         self.writes.add(key)
-        return Value(form.start, key)
+        return Operand(form.start, key)
 
-    def _keys(self, form: TreeForm) -> Value | None:
+    def _keys(self, form: TreeForm) -> Operand | None:
         if any(part.kind != "keyword" for part in form.parts):
             self.wrong(form, "keys")
             return None
@@ -309,7 +309,7 @@ class _NodeReader:
         for key, part in zip(keys, form.parts, strict=True):
             self.declared(part.start, key, UNKNOWN)
         self.writes |= set(keys)
-        return Value(form.start, keys)
+        return Operand(form.start, keys)
 
     def known(self, at: int, key: str) -> KeyType | None:
         """The type of a key; None if it is not declared, which is a problem."""
@@ -329,15 +329,15 @@ class _NodeReader:
 
     def _looked_up(
         self, form: TreeForm, wanted: KeyType, kind: KeyType, path: tuple[str, ...]
-    ) -> Value | None:
+    ) -> Operand | None:
         if len(path) == 1 and not wanted.may_hold(kind):
             message = f"{path[0]} is {kind}, and here belongs {wanted}"
             self.source.error("BT030", form.start, message)
             return None
         self.reads.add(path[0])
-        return Value(form.start, None, look_up(path), path[0] if len(path) == 1 else "")
+        return Operand(form.start, None, look_up(path), path[0] if len(path) == 1 else "")
 
-    def _call(self, form: TreeForm, wanted: KeyType) -> Value | None:
+    def _call(self, form: TreeForm, wanted: KeyType) -> Operand | None:
         head, arguments = form.head, form.parts[1:]
         if len(arguments) != 1 or arguments[0].kind not in WANTS["word"].forms:
             self.source.error("BT013", form.start, f"({head} …) takes one name")
@@ -350,9 +350,9 @@ class _NodeReader:
         if known is not None and name not in known:
             self.source.error("BT025", form.start, f'{head} has no "{name}"{meant(name, known)}')
             return None
-        return Value(form.start, None, look_up((_ROOTS[head], name)))
+        return Operand(form.start, None, look_up((_ROOTS[head], name)))
 
-    def _collection(self, form: TreeForm) -> Value:
+    def _collection(self, form: TreeForm) -> Operand:
         is_map = form.kind == "map"
         forms = self.pairs(form).items() if is_map else enumerate(form.parts)
         found = {str(key): self.value(part, "any") for key, part in forms}
@@ -364,7 +364,7 @@ class _NodeReader:
 
         is_plain = all(value.run is None for value in made.values())
         constant = run({}) if is_plain else None
-        return Value(form.start, constant, None if is_plain else run, parts=made)
+        return Operand(form.start, constant, None if is_plain else run, parts=made)
 
     def plain(self, form: TreeForm, want: str = "any") -> object:
         """A value that looks nothing up."""
@@ -373,12 +373,12 @@ class _NodeReader:
             self.source.error("BT013", form.start, "here belongs a plain value")
         return value.constant if value else None
 
-    def function(self, kind: str, name: str, options: Mapping[str, Value]) -> LeafFunction | None:
+    def function(self, kind: str, name: str, options: Mapping[str, Operand]) -> LeafFunction | None:
         """The host's function behind a leaf or a decorator, if there is one and it is known."""
         registry, error = self.registry, self.source.error
         if registry is None or "expr" in options or kind not in _CALLED:
             return None
-        fn = options.get("fn") or Value((self.symbol or self.form).start, name)
+        fn = options.get("fn") or Operand((self.symbol or self.form).start, name)
         wanted = kind if kind in HOSTED else str(fn.constant)
         function = registry.functions.get(wanted)
         if function is None:
@@ -400,7 +400,7 @@ class _NodeReader:
                     message = f"{function.name} {verb} {key} as {type_}, and it is {declared}"
                     self.source.error("BT033", at, message)
 
-    def check(self, kind: str, options: Mapping[str, Value]) -> None:
+    def check(self, kind: str, options: Mapping[str, Operand]) -> None:
         """What one kind alone has to obey."""
         error = self.source.error
         if kind == "set!":
@@ -418,7 +418,7 @@ class _NodeReader:
                     message = f":{name} {number} is more than its {count} children"
                     error("BT013", options[name].at, message)
 
-    def _check_set(self, options: Mapping[str, Value]) -> None:
+    def _check_set(self, options: Mapping[str, Operand]) -> None:
         """Whether the keys that are set can hold their values, as far as that is known now."""
         if len(self.form.parts) == 1:
             self.source.error("BT013", self.form.start, "set! sets nothing: (set! :key value)")
@@ -562,7 +562,7 @@ class _TreeReader:
             raise _TooManyNodes
         return kind in KINDS
 
-    def _check_common(self, options: Mapping[str, Value], *, raises: bool) -> bool:
+    def _check_common(self, options: Mapping[str, Operand], *, raises: bool) -> bool:
         """Whether an error of the node ends the run; `raises` is what holds around it."""
         if "id" in options:
             name = str(options["id"].constant)
@@ -573,8 +573,8 @@ class _TreeReader:
         return options["on-error"].constant == "raise" if "on-error" in options else raises
 
 
-def _names_inside(kind: str, options: Mapping[str, Value], names: Names) -> Names:
-    item = str(options.get("as", Value(0, "item")).constant)
+def _names_inside(kind: str, options: Mapping[str, Operand], names: Names) -> Names:
+    item = str(options.get("as", Operand(0, "item")).constant)
     seen = {item: ANY, "index": ANY, "result": ANY}
     return names.new_child(seen) if kind == "for-each" else names
 

@@ -9,31 +9,32 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Final, cast
+from typing import cast
 
 from gateway.control.expressions import CANNOT
-from gateway.control.trees.kinds import HOSTED
-from gateway.control.trees.plan import (
+from gateway.control.trees.engine import (
     FAILURE,
     MOST_PARTS,
+    NOT_BEGUN,
     RUNNING,
     SKIPPED,
     SUCCESS,
     BadWrite,
+    Child,
+    Kind,
     NodePlan,
+    Operand,
     PendingLeaf,
+    Ticks,
     TickStatus,
     TreeFrame,
-    Value,
     defaults,
     parts_of,
 )
+from gateway.control.trees.kinds import HOSTED
 from gateway.domain.errors import GatewayError
 
 log = logging.getLogger(__name__)
-
-Ticks = Generator[TickStatus, None, None]
-Kind = Callable[[NodePlan, TreeFrame], Ticks | TickStatus]
 
 
 class TreeAbort(GatewayError):
@@ -50,7 +51,7 @@ def failed(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") 
     return FAILURE
 
 
-def holds(plan: NodePlan, frame: TreeFrame, test: Value | None) -> bool:
+def holds(plan: NodePlan, frame: TreeFrame, test: Operand | None) -> bool:
     """Whether there is an expression, and it is true. If it is not, or has no value, the reason is kept."""
     if test is None:
         return False
@@ -63,7 +64,7 @@ def holds(plan: NodePlan, frame: TreeFrame, test: Value | None) -> bool:
     return False
 
 
-def number_of(plan: NodePlan, frame: TreeFrame, value: Value) -> float:
+def number_of(plan: NodePlan, frame: TreeFrame, value: Operand) -> float:
     """Raises TreeAbort if it is no number."""
     number = value.constant if value.run is None else value.run(frame)
     if isinstance(number, int | float) and type(number) is not bool:
@@ -137,7 +138,7 @@ def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
     failed(plan, frame, message or kind, kind)
     if plan.raises:
         raise TreeAbort(f"{plan.label}: {kind}: {message}") from error
-    log.warning("tree.leaf_failed", extra={"path": plan.path}, exc_info=error)
+    log.warning("tree_leaf_failed", extra={"path": plan.path}, exc_info=error)
     return FAILURE
 
 
@@ -209,7 +210,7 @@ def fail(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 
 
 def rest(
-    plan: NodePlan, frame: TreeFrame, seconds: Value | None
+    plan: NodePlan, frame: TreeFrame, seconds: Operand | None
 ) -> Generator[TickStatus, None, bool]:
     """RUNNING until the time has passed. Returns whether there was anything to wait for."""
     if seconds is None:
@@ -225,42 +226,6 @@ def rest(
     finally:
         state.timers.pop(me, None)
     return was_running
-
-
-def _nothing() -> Ticks:
-    yield from ()
-
-
-NOT_BEGUN: Final = _nothing()
-next(NOT_BEGUN, None)  # so that it has ended
-
-
-class Child:
-    """A node at work: the root of a run, or one below another node."""
-
-    __slots__ = ("frame", "kind", "plan", "status", "ticks")
-
-    def __init__(self, plan: NodePlan, frame: TreeFrame, kind: Kind | None = None) -> None:
-        self.plan, self.frame, self.ticks = plan, frame, NOT_BEGUN
-        self.kind: Kind = kind or frame.state.kinds[plan.shape]
-        self.status: TickStatus | None = None  # of the last tick; None: it has to begin
-
-    def tick(self) -> TickStatus:
-        status = next(self.ticks, None)
-        if status is None:
-            answer = self.kind(self.plan, self.frame)
-            if isinstance(answer, TickStatus):
-                status = answer
-            else:
-                self.ticks, status = answer, next(answer)
-        self.status = status
-        return status
-
-    def halt(self) -> None:
-        """Stops it if it may go on; it begins anew."""
-        if self.status is RUNNING or self.status is SKIPPED:
-            self.ticks.close()
-        self.status = None
 
 
 def halt(children: Iterable[Child], but: Child | None = None) -> None:
@@ -644,10 +609,10 @@ class _Items:
         items, options = plan.values[0].of(frame), plan.options
         if not isinstance(items, list | tuple):
             raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
-        limit = number_of(plan, frame, options.get("limit", Value(0, len(items))))
-        self.parallel = max(number_of(plan, frame, options.get("parallel", Value(0, 1))), 1)
-        self.name = str(options.get("as", Value(0, "item")).constant)
-        self.goes_on = options.get("on-child-fail", Value(0)).constant == "continue"
+        limit = number_of(plan, frame, options.get("limit", Operand(0, len(items))))
+        self.parallel = max(number_of(plan, frame, options.get("parallel", Operand(0, 1))), 1)
+        self.name = str(options.get("as", Operand(0, "item")).constant)
+        self.goes_on = options.get("on-child-fail", Operand(0)).constant == "continue"
         self.plan, self.frame, self.rest = plan, frame, list(items[: max(int(limit), 0)])[::-1]
         self.frames: list[TreeFrame] = []
         self.at_work: list[Child] = []

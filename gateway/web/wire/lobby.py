@@ -51,14 +51,17 @@ class Lobby:
     def __init__(self, settings: WebSettings) -> None:
         self.state = ServerState()
         self.backlog = Backlog()
-        self.reception = Reception(settings.trusted_proxies)
         self._guests: set[Guest] = self.state.connections  # type: ignore[assignment]  # ours too
-        self._settings = settings
+        self.renew(settings)
         self._left = anyio.Event()
         self._places: dict[Guest, str] = {}  # by address; those on loopback have none
         self._crowds: Counter[str] = Counter()  # guests of each place
         self._strangers: dict[Guest, float] = {}  # unauthenticated, since when
         self._thinning: asyncio.TimerHandle | None = None
+
+    def renew(self, settings: WebSettings) -> None:
+        """From now on guests are counted and bounded so; who is there stays."""
+        self._settings, self.reception = settings, Reception(settings.trusted_proxies)
 
     def __len__(self) -> int:
         return len(self._guests)

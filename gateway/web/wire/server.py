@@ -5,18 +5,16 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeVarTuple
+from typing import Protocol
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskStatus
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 
 from gateway.api.errors import AddressInUse, CannotListen
-from gateway.domain.supervision import contained, survives
 from gateway.web.settings import WebSettings
 from gateway.web.wire.http import Door, GuardedHttp
 from gateway.web.wire.lobby import Lobby
@@ -26,82 +24,19 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 SEND_BUFFER = 262_144  # of the kernel, a connection: a stalled reader must not hold megabytes there
 LAST_MOMENT_S = 1.0
-KEPT_IDLE = 256  # workers
-Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
-Args = TypeVarTuple("Args")
 
 
-class Workers:
-    """Tasks that are kept and used again: a call that waits costs a wake-up, not a new task. Jobs start in
-    the order in which they are given; their tasks live in the group of `run`."""
+class SocketWorkers(Protocol):
+    """Do what is asked for over WebSockets."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._group: TaskGroup | None = None
-        self._idle: list[asyncio.Future[Job]] = []
-        self._busy = 0
-        self._rested = anyio.Event()
+    async def run(self, *, task_status: TaskStatus[None]) -> None: ...
 
-    @property
-    def busy(self) -> int:
-        return self._busy
-
-    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Works until it is cancelled."""
-        try:
-            async with anyio.create_task_group() as group:
-                self._group = group
-                task_status.started()
-                await anyio.sleep_forever()
-        finally:
-            self._group = None
-            self._idle.clear()
-
-    def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
-        """False if too many jobs are at work: the job is not taken."""
-        if self._group is None or self._busy >= self._limit:
-            return False
-        self._busy += 1
-        while self._idle:
-            waiting = self._idle.pop()
-            if not waiting.done():
-                waiting.set_result((work, args))
-                return True
-        self._group.start_soon(self._work, (work, args), name="rpc worker")
-        return True
-
-    async def rest(self) -> None:
-        """Returns once no job is at work."""
-        while self._busy:
-            self._rested = anyio.Event()
-            await self._rested.wait()
-
-    async def _work(self, job: Job) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                await contained("an RPC call", partial(job[0], *job[1]))
-            finally:
-                self._busy -= 1
-                if not self._busy:
-                    self._rested.set()
-            if len(self._idle) >= KEPT_IDLE:
-                return
-            waiting: asyncio.Future[Job] = loop.create_future()
-            self._idle.append(waiting)
-            try:
-                job = await waiting
-            except asyncio.CancelledError as error:
-                if not survives(error):
-                    raise
-                if waiting.cancelled():
-                    return  # another begins when it is needed
-                job = waiting.result()
+    async def rest(self) -> None: ...
 
 
 class SocketDoor(Door, Protocol):
     @property
-    def workers(self) -> Workers: ...
+    def workers(self) -> SocketWorkers: ...
 
 
 class App(Protocol):
@@ -125,14 +60,23 @@ class ListenAddress:
 class WebServer:
     """Runs in the task that calls `serve`; takes no signals and starts no thread."""
 
-    def __init__(self, app: App, settings: WebSettings) -> None:
+    def __init__(
+        self, app: App, settings: WebSettings, bound: Sequence[socket.socket] = ()
+    ) -> None:
+        """`bound`: sockets that listen already."""
         self._app, self._settings = app, settings
+        self._bound = bound
         self._lobby = Lobby(settings)
         self._config = _config(app, settings)
         self._listeners: list[asyncio.Server] = []
         self._stop = anyio.Event()
         self.stopped = anyio.Event()
         self._grace_s = 0.0
+
+    def renew(self, settings: WebSettings) -> None:
+        """From now on connections are bounded so. Where it listens stays."""
+        self._settings = settings
+        self._lobby.renew(settings)
 
     @property
     def connections(self) -> int:
@@ -154,6 +98,10 @@ class WebServer:
             with anyio.CancelScope(shield=True):
                 await self._let_go(0.0)
             self.stopped.set()
+
+    def hand_over(self) -> Sequence[socket.socket]:
+        """What it listens on, for another server: nobody is refused in between."""
+        return [bound.dup() for bound in self._bound]
 
     def stop_accepting(self) -> None:
         """New connections are refused by the system; those that are there go on."""
@@ -186,13 +134,13 @@ class WebServer:
             await self._lobby.empty()
 
     async def _listen(self) -> ListenAddress:
-        sockets = await _bind(self._settings.bind, self._settings.port)
+        self._bound = self._bound or await _bind(self._settings.bind, self._settings.port)
         loop = asyncio.get_running_loop()
-        for bound in sockets:
+        for bound in self._bound:
             self._listeners.append(
                 await loop.create_server(self._greet, sock=bound, backlog=BACKLOG)
             )
-        host, port = sockets[0].getsockname()[:2]
+        host, port = self._bound[0].getsockname()[:2]
         return ListenAddress(str(host), int(port))
 
     def _greet(self) -> GuardedHttp:

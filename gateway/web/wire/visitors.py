@@ -33,6 +33,7 @@ _FORWARDED = frozenset(
         b"x-original-forwarded-for",
     }
 )
+_TRACE = b"traceparent"
 _SINGLE = frozenset({b"host", b"origin", b"authorization", b"sec-fetch-site"})
 
 
@@ -104,6 +105,7 @@ class Visitor:
     fetch_site: str | None = None
     proxied: bool = False  # through whomever
     repeated: frozenset[str] = frozenset()
+    traceparent: str | None = None
 
     @property
     def is_near(self) -> bool:
@@ -122,6 +124,10 @@ def place_of(address: IpAddress | None) -> str:
     if isinstance(address, IPv6Address):
         return str(IPv6Network((address, 64), strict=False))
     return str(address)
+
+
+def _first(headers: Headers, wanted: bytes) -> str | None:
+    return next((value.decode("latin-1") for name, value in headers if name == wanted), None)
 
 
 class Reception:
@@ -158,6 +164,7 @@ class Reception:
             fetch_site=found.get(b"sec-fetch-site"),
             proxied=proxied,
             repeated=frozenset(repeated),
+            traceparent=_first(headers, _TRACE),
         )
 
     def is_trusted(self, address: IpAddress | None) -> bool:

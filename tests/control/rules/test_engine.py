@@ -99,7 +99,7 @@ def test_after_three_errors_in_whatever_runs_a_rule_is_quarantined(
     assert not RunRules(rules).on(event(payload=BAD), {})
     assert not RunRules(rules).on(event(payload={"x": 2}), {})
     assert rules.faults["r"].is_quarantined
-    assert [one.getMessage() for one in caplog.records] == ["a rule is quarantined"]
+    assert [one.getMessage() for one in caplog.records] == ["rule_quarantined"]
 
 
 def test_a_rule_that_hears_its_own_errors_ends_in_quarantine() -> None:

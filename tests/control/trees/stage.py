@@ -5,11 +5,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.control.trees.engine import LeafScript, Run, TickTrace, TreeOutcome, trace
+from gateway.control.trees.engine import (
+    LeafRegistry,
+    PendingLeaf,
+    Run,
+    TreeHost,
+    TreeOutcome,
+    TreePlan,
+)
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import LeafCall
-from gateway.control.trees.plan import LeafRegistry, PendingLeaf, TreeHost, TreePlan
+from gateway.control.trees.nodes import NODES, LeafCall
 from gateway.control.trees.reader import TreeInvalid, TreeProblem
+from gateway.control.trees.tracing import LeafScript, TickTrace, trace
 
 
 class Pending(PendingLeaf):
@@ -97,7 +104,7 @@ class Stage:
             roots=self.roots,
             emit=lambda event, payload: self.events.append((event, payload)),
         )
-        run = Run(self.plan(text), host)
+        run = Run(self.plan(text), host, NODES)
         run.frame.values |= inputs
         return run
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import LeafCall
-from gateway.control.trees.plan import (
+from gateway.control.trees.engine import (
     BadWrite,
     LeafRegistry,
     TreeFrame,
@@ -12,6 +10,8 @@ from gateway.control.trees.plan import (
     TreeState,
     read_type,
 )
+from gateway.control.trees.loading import load
+from gateway.control.trees.nodes import LeafCall
 
 
 def board(**watched: bool) -> TreeState:

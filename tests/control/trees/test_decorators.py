@@ -2,8 +2,8 @@
 
 import pytest
 
+from gateway.control.trees.engine import PendingLeaf
 from gateway.control.trees.nodes import LeafCall
-from gateway.control.trees.plan import PendingLeaf
 from tests.control.trees.stage import Pending, Stage, ended, traced
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gateway.control.trees.engine import FAILURE, RUNNING, SKIPPED, SUCCESS
 from gateway.control.trees.nodes import LeafCall, TreeAbort
-from gateway.control.trees.plan import FAILURE, RUNNING, SKIPPED, SUCCESS
 from tests.control.trees.stage import Stage, ended
 
 

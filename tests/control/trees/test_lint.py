@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.agent.leaves import REGISTRY
+from gateway.control.trees.engine import LeafRegistry
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import LeafRegistry
 from tests.control.trees.stage import codes, problems
 from tests.fakes.plans import shipped
 

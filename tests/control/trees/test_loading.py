@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.engine import Run
+from gateway.control.trees import nodes
+from gateway.control.trees.engine import LeafRegistry, Run
 from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import LeafRegistry
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, codes, ended, problems, refused
 from tests.fakes.plans import TEXTS
@@ -360,7 +360,7 @@ def test_a_plan_is_shared_and_never_changed_by_its_runs() -> None:
     stage = Stage()
     stage.logs("a")
     first = stage.run(tree("(sequence (action a) (set! :n 2))", "{:n 1}"))
-    second = Run(first.plan, first.host)
+    second = Run(first.plan, first.host, nodes.NODES)
 
     ended(first)
 

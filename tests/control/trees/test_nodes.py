@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.engine import LeafScript, trace
 from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.tracing import LeafScript, trace
 from tests.control.trees.stage import Pending, Stage, ended, line, traced
 from tests.forms import examples
 

@@ -7,18 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.engine import STUCK, Run
-from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import LeafCall
-from gateway.control.trees.plan import (
+from gateway.control.trees import nodes
+from gateway.control.trees.engine import (
     FAILURE,
     MOST_PARTS,
     MOST_WORK,
     RUNNING,
     SKIPPED,
+    STUCK,
     SUCCESS,
+    Run,
     TreeHost,
 )
+from gateway.control.trees.loading import load
+from gateway.control.trees.nodes import LeafCall
 from gateway.control.trees.reader import TreeInvalid
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Pending, Stage, ended
@@ -249,7 +251,9 @@ def test_whatever_loads_runs_or_ends_with_a_reason(
     turn = cycle(answers)
     now = iter(range(100_000))
     run = Run(
-        plan, TreeHost(lambda: next(now) / 10, find_act=lambda _plan: lambda _call: next(turn))
+        plan,
+        TreeHost(lambda: next(now) / 10, find_act=lambda _plan: lambda _call: next(turn)),
+        nodes.NODES,
     )
 
     steps = sum(1 for _ in takewhile(lambda _: not run.step(), range(40)))

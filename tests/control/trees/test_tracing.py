@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
-from gateway.control.trees.engine import BadScript, LeafScript, trace
 from gateway.control.trees.loading import load
+from gateway.control.trees.tracing import BadScript, LeafScript, trace
 
 
 def test_a_trace_has_the_shape_that_programs_read() -> None:

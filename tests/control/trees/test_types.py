@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.control.trees.plan import BadType, KeyType, read_type, type_of
+from gateway.control.trees.engine import BadType, KeyType, read_type, type_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.channels.health import Health
+from gateway.channels.health import ChannelHealth
 from gateway.channels.intake import MOST_FAILURES, Intake, OpenChannel
 from gateway.channels.webhooks import LARGEST_BODY, WebhookEndpoint, webhook_address
 from gateway.domain.channels import ChannelDef, WebhookCall
@@ -67,7 +67,7 @@ class Site:
 
     async def call(self, body: bytes = b"{}") -> int:
         call = WebhookCall("family", "POST", "", "", (("x-token", KEY), ("x-a", KEY)), body)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             return (await self.door.receive(call)).status
 
 
@@ -83,7 +83,7 @@ async def opened(guest: bytes, cache: Path, folder: Path) -> AsyncIterator[Site]
         assert evil is not None
         ways = (FakeDoor(), FakeCommands().run)
         intake = Intake(taken.accept, events, clock, lambda: None, *ways)
-        health = Health(channel, "webhook", clock, lambda _type, _payload: None)
+        health = ChannelHealth(channel, "webhook", clock, lambda _type, _payload: None)
         recipe = replace(HOOK, max_body_bytes=LARGEST_BODY)
         opened = OpenChannel(channel, evil, recipe, health, intake, Scrubber(secrets).body)
         here = {"family": webhook_address(opened, recipe, clock)}

@@ -52,7 +52,7 @@ async def test_no_shape_of_a_url_leads_out(cache: Path, tmp_path: Path) -> None:
 
 
 async def test_a_redirect_leads_nowhere_else(cache: Path, tmp_path: Path) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with (
             scripted_server([Reply(body=b"inside")]) as inside,
             scripted_server(
@@ -74,7 +74,7 @@ async def test_a_name_that_changes_its_address_is_asked_once_and_refused(
     cache: Path, tmp_path: Path
 ) -> None:
     rebinding = ScriptedLookup(["93.184.216.34", "127.0.0.1"], ["127.0.0.1"])
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with (
             open_guarded(rebinding) as guard,
             a_stage(cache, tmp_path, means(fetch=guard)) as stage,
@@ -99,7 +99,7 @@ async def test_a_secret_that_comes_back_reaches_nobody(
     """The guest passes on what the server echoed, logs it, and keeps it."""
     plugins = FakePlugins()
     caplog.set_level(logging.DEBUG)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with scripted_server(echo) as server, open_guarded() as guard:
             place = server.url.removesuffix("/v1")
             grant = parse_capability(f"http:{place}")
@@ -124,7 +124,7 @@ async def test_a_secret_that_comes_back_reaches_nobody(
 
 async def test_a_secret_is_no_text_that_a_guest_can_ask_for(cache: Path, tmp_path: Path) -> None:
     secret = PluginSecret("key", Secret(SWORDFISH), frozenset())
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with open_guarded() as guard, a_stage(cache, tmp_path, means(fetch=guard)) as stage:
             guest = await relay(stage, "http:wttr.in", "store:loot", secrets=(secret,))
             said = [
@@ -144,7 +144,7 @@ async def test_a_secret_is_no_text_that_a_guest_can_ask_for(cache: Path, tmp_pat
 
 async def test_what_a_guest_says_of_its_failure_is_plain_text(cache: Path, tmp_path: Path) -> None:
     text = await anyio.Path(Path(__file__).parent / "error_with_escapes.wat").read_text()
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with a_stage(cache, tmp_path) as stage:
             (tool,) = stage.sandbox.tools(await stage.load(built(text)))
             with pytest.raises(ToolFailed) as failed:

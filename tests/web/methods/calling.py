@@ -10,9 +10,8 @@ from gateway.sessions.replay import Replayer
 from gateway.web.chat import ChatMethods
 from gateway.web.identity import Principal
 from gateway.web.rpc import Call, Handler, Registry, Request, encode_result, run_all
-from gateway.web.socket import Seat
+from gateway.web.socket import Seat, Workers
 from gateway.web.wire.frames import Wire
-from gateway.web.wire.server import Workers
 from tests.fakes.promises import require_promised, require_promised_answer
 
 LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.api.operating import SpendingRecord
-from gateway.web.operating import as_csv, spending_record
+from gateway.api.spending import SpendingRecord
+from gateway.web.spending import as_csv, spending_record
 from tests.fakes.ledger import a_record, a_reservation
 
 RECORD = a_record(a_reservation())

@@ -1,7 +1,9 @@
 """chat.*: whoever follows a run hears all of it, and nobody else hears any of it."""
 
+import gc
 from collections.abc import Mapping
 from typing import Any
+from weakref import ref
 
 import anyio
 import pytest
@@ -45,7 +47,7 @@ async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> N
     assert (sent["agent_id"], sent["matched_by"], sent["duplicate"]) == ("a", "default", False)
     assert [event["seq"] for event in peer.events] == list(range(1, len(peer.events) + 1))
     assert peer.events[-1]["type"] == "done"
-    assert peer.callbacks == []
+    assert not peer.followers
 
 
 @pytest.mark.parametrize("after", [0, 1, REPLAYED_AT_ONCE, 3 * REPLAYED_AT_ONCE])
@@ -82,8 +84,7 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
         peer = FakePeer()
         sent = await call(chat(stage), "chat.send", on=peer, content="hi")
         await stalling.reached.wait()
-        for leave in tuple(peer.callbacks):
-            leave()
+        peer.leave()
         heard = len(peer.events)
         run = stage.front.live.get(sent["run_id"])
         assert run is not None
@@ -95,6 +96,27 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
     assert again["aborted"] is False
     assert len(peer.events) == heard
     assert run.ended
+
+
+async def test_a_run_that_was_followed_leaves_nothing_to_the_garbage_collector() -> None:
+    model = ScriptedModel(says("ok"))
+    gc.collect()
+    gc.disable()
+    try:
+        async with open_memory() as stores, staged(model, stores) as stage:
+            sent = await call(chat(stage), "chat.send", on=FakePeer(), content="hi")
+            run = ref(stage.front.live[sent["run_id"]])
+            await stage.lanes.rest()
+            await anyio.wait_all_tasks_blocked()
+            request = model.asked.pop()
+            assert request.record is not None
+            journal = ref(request.record)
+            del request
+            left = [one() for one in (run, journal)]
+    finally:
+        gc.enable()
+
+    assert left == [None, None]
 
 
 async def _one_run(stores: Stores) -> str:
@@ -201,7 +223,7 @@ async def test_a_second_resume_takes_the_place_of_the_first() -> None:
 
     seqs = [event["seq"] for event in peer.events]
     assert seqs == list(range(1, len(seqs) + 1))
-    assert peer.callbacks == []
+    assert not peer.followers
 
 
 async def test_a_page_of_history_is_bounded_by_its_size_too() -> None:
@@ -241,7 +263,7 @@ async def test_what_was_told_beside_an_answer_is_in_the_history_and_no_model_see
         await anyio.wait_all_tasks_blocked()
         run = stage.front.live.get(first)
         assert run is not None
-        stage.front.abort(run, at_once=True)
+        await stage.front.abort(run, at_once=True)
         await stage.lanes.rest()
         await stage.say("again")
         await stage.lanes.rest()

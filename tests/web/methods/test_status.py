@@ -1,18 +1,19 @@
 """What the gateway tells about itself, and to whom."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import cast
 
 import pytest
 
-from gateway.api.operating import BudgetRow
-from gateway.control.rules import CurrentRules, load_rules
+from gateway.api.operating import ConfigState
+from gateway.api.spending import BudgetRow
+from gateway.control.rules import load_rules
 from gateway.domain.agents import SubagentDef
 from gateway.domain.channels import ChannelStatus
-from gateway.domain.errors import NotFound
+from gateway.domain.errors import NotFound, StoreUnavailable
 from gateway.domain.model import TextDelta
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.memory.context import ASKED
@@ -65,25 +66,44 @@ SUBAGENTS = (
 )
 
 
-def insight(stage: Stage, *reasons: str) -> Mapping[str, Handler]:
-    about = About("1.2.3", 0.0, "memory", 42, "none")
+async def gone_budget() -> list[BudgetRow]:
+    raise StoreUnavailable("the store cannot commit at the moment")
+
+
+def insight(
+    stage: Stage, *reasons: str, budget: Callable[[], Awaitable[list[BudgetRow]]] = no_budget
+) -> Mapping[str, Handler]:
+    async def why_not() -> Sequence[str]:
+        return reasons
+
+    state = ConfigState(path="/etc/c.toml", errors=[], restart_needed=[])
+    about = About("1.2.3", 0.0, "memory", 42, 7, lambda: state)
     tools = (FakeTool(), TALLY, CLASH)
     gate = ToolGate(tools, schemas=NoSchemas(), clock=stage.clock)
     told = StatusMethods(
         stage.front,
         about,
-        lambda: reasons,
+        why_not,
         gate=gate,
         plugins=lambda: PLUGINS,
         account={"tally": ACCOUNT}.get,
-        budget=no_budget,
+        budget=budget,
         backlog=lambda: {"backlog": 3, "unindexed": 1},
         channels=lambda: CHANNELS,
-        rules=CurrentRules(load_rules(())),
+        rules=load_rules(()),
         trial=cast(ProviderTrial, None),
         subagents=SUBAGENTS,
     )
     return handlers_of(told, chat_methods(stage.front))
+
+
+async def test_status_is_told_while_the_store_does_not_answer() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        told = await call(insight(stage, "no answer", budget=gone_budget), "status")
+
+    assert (told["ready"], told["reasons"], told["healthy"]) == (False, ["no answer"], False)
+    assert told["generation"] == 7
+    assert not told.keys() & {"budget", "sessions"}
 
 
 async def test_status_tells_others_business_only_to_those_who_may_read_it() -> None:
@@ -92,6 +112,8 @@ async def test_status_tells_others_business_only_to_those_who_may_read_it() -> N
         bobs = await call(insight(stage), "status", by=BOB)
 
     assert (mine["ready"], mine["reasons"]) == (False, ["disk full"])
+    assert (mine["healthy"], mine["generation"]) == (False, 7)
+    assert mine["config"] == {"path": "/etc/c.toml", "errors": [], "restart_needed": []}
     assert mine["sessions"] == 0
     assert mine["memory"] == {"backlog": 3, "unindexed": 1}
     assert (bobs["ready"], bobs["version"]) == (True, "1.2.3")
@@ -108,7 +130,7 @@ async def test_a_run_can_be_inspected_while_it_works_and_after() -> None:
         live = await call(insight(stage), "run.inspect", run_id=run_id)
         run = stage.front.live.get(run_id)
         assert run is not None
-        stage.front.abort(run, at_once=True)
+        await stage.front.abort(run, at_once=True)
         await stage.lanes.rest()
         ended = await call(insight(stage), "run.inspect", run_id=run_id)
         with pytest.raises(NotFound):
@@ -138,7 +160,7 @@ async def test_a_run_that_nothing_has_driven_is_shown_with_the_same_fields() -> 
         assert unseen is not None
         del stage.front.live[unseen.run_id]
         stored = await shown(stage, waiting)
-        stage.front.abort(unseen, at_once=True)
+        await stage.front.abort(unseen, at_once=True)
         await call_abort(stage, first)
 
     only_driven = {"warned", "provider", "model"}
@@ -262,7 +284,7 @@ async def test_how_long_something_took_does_not_follow_a_wall_clock_that_jumps()
 async def call_abort(stage: Stage, run_id: str) -> None:
     run = stage.front.live.get(run_id)
     assert run is not None
-    stage.front.abort(run, at_once=True)
+    await stage.front.abort(run, at_once=True)
     await stage.lanes.rest()
 
 
@@ -302,7 +324,7 @@ async def test_a_run_that_showed_nothing_is_explained_without_parts() -> None:
         await stalling.reached.wait()
         waiting = await stage.say("and hi")
         queued = await call(insight(stage), "context.explain", run_id=waiting)
-        stage.abort(waiting)
+        await stage.abort(waiting)
         await call_abort(stage, first)
 
     assert (queued["total_tokens"], queued["parts"], queued["model"]) == (0, [], None)

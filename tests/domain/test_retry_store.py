@@ -2,8 +2,8 @@
 
 import anyio
 
-from gateway.agent.journal import RETRY_S, retry_store
 from gateway.domain.errors import StoreUnavailable
+from gateway.domain.supervision import RETRY_S, retry_store
 from tests.fakes.clock import FakeClock
 
 
@@ -22,7 +22,7 @@ async def test_it_is_done_again_until_the_store_takes_it() -> None:
     async def wait() -> None:
         results.append(await retry_store(clock, act, "stored", how="well"))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             for _ in range(len(RETRY_S) + 2):

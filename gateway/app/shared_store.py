@@ -1,0 +1,137 @@
+"""A SurrealDB server as the store, and the claim of this gateway on it."""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import anyio
+from anyio import CancelScope
+
+from gateway.app.nodes import SharedStore
+from gateway.cluster.node import ClusterNode, ClusterSettings
+from gateway.config.values import Clustering, StoreSettings
+from gateway.domain.cluster import Lease, NoHints, Presence
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.figures import Figures
+from gateway.domain.ids import Secret
+from gateway.domain.ports import Clock
+from gateway.store.leases import SurrealLeases
+from gateway.store.shared_ledger import SharedLedger
+from gateway.store.surreal import Waiting, open_surreal, when_there
+from gateway.store.surreal_connection import ConnectionSettings, Credentials, SurrealConnection
+
+Note = Callable[[str], Awaitable[None]]
+
+_USUAL = ConnectionSettings()
+LEAVE_S = 3.0  # for what was claimed to be given back; else it expires
+
+
+class AllWork:
+    """The work of a gateway that has the store for itself: it needs no partitions."""
+
+    def start(self, lease: Lease) -> None:
+        """All of it is begun anyway."""
+
+    async def drain(self, lease: Lease) -> None:
+        """The gateway has drained."""
+
+    def drop(self, lease: Lease) -> None:
+        """Whoever claims the store next takes it."""
+
+
+@asynccontextmanager
+async def open_shared_store(  # noqa: PLR0913  # what may be said of a store
+    settings: StoreSettings,
+    clock: Clock,
+    *,
+    ended: str | None,
+    waiting: Waiting | None,
+    note: Note | None = None,
+    cluster: Clustering | None = None,
+    figures: Figures | None = None,
+) -> AsyncIterator[SharedStore]:
+    """`ended` is a node that is no more; `note` hears the name of ours before it claims anything. A node of a
+    `cluster` is not run yet. Raises StoreRefused, StoreInUse."""
+    usual, claim = await connection_to(settings), partial(claimed, settings, clock, cluster=cluster)
+    figures = figures or Figures()
+    usual.figures = figures.share(cluster=cluster is not None)
+    opened = partial(open_surreal, usual, clock, waiting, on_commit=figures.commit)
+    if cluster is None:
+        async with (
+            opened(is_alone=True) as stores,
+            claim(ended=ended, waiting=waiting, note=note, bound=usual) as node,
+        ):
+            yield SharedStore(node.presence().node, stores, node, None, usual.figures)
+        return
+    async with claim(ended=ended, waiting=waiting, note=note, bound=usual) as node:
+        alive = partial(node.leases.alive, 2 * cluster.lease_s)
+        ledger = partial(SharedLedger, node=node.presence().node, alive=alive)
+        async with (
+            opened(ledger) as stores,
+            anyio.create_task_group() as group,
+        ):
+            assert isinstance(stores.ledger, SharedLedger)
+            group.start_soon(stores.ledger.run)
+            yield SharedStore(node.presence().node, stores, node, cluster, usual.figures)
+            await stores.ledger.rest()
+            group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def claimed(  # noqa: PLR0913  # what may be said of a node
+    settings: StoreSettings,
+    clock: Clock,
+    *,
+    ended: str | None = None,
+    waiting: Waiting | None = None,
+    note: Note | None = None,
+    bound: SurrealConnection | None = None,
+    cluster: Clustering | None = None,
+) -> AsyncIterator[ClusterNode]:
+    """Keeps all others out of the store until the end; in a `cluster` only those that are alone. Raises
+    StoreRefused, StoreInUse."""
+    # A connection of its own, so that no queue delays a renewal.
+    own = await connection_to(settings, ConnectionSettings(is_told=False))
+    how, label = ClusterSettings(partitions=None), os.uname().nodename
+    if cluster is not None:
+        how, label = ClusterSettings(cluster.partitions, cluster.lease_s), cluster.node or label
+    leases, name = SurrealLeases(own, how.lease_s / 3), f"{label}-{secrets.token_hex(4)}"
+    node = ClusterNode(
+        presence=lambda: Presence(name, is_alone=cluster is None),
+        settings=how,
+        leases=leases,
+        hints=NoHints(),
+        work=AllWork(),
+        clock=clock,
+    )
+
+    async def claim() -> None:
+        if ended is not None:
+            await leases.bury(ended)
+        if note is not None:
+            await note(name)
+        await node.join()
+
+    async with anyio.create_task_group() as group:
+        if bound is not None:
+            own.bound, own.figures = bound.bound, bound.figures
+        group.start_soon(own.run)
+        try:
+            await when_there(claim, own, waiting)
+            if cluster is None:
+                group.start_soon(node.run)
+            yield node
+        finally:
+            with CancelScope(shield=True), anyio.move_on_after(LEAVE_S), suppress(StoreUnavailable):
+                await leases.bury(name)
+            group.cancel_scope.cancel()
+
+
+async def connection_to(
+    settings: StoreSettings, how: ConnectionSettings = _USUAL
+) -> SurrealConnection:
+    credentials = Credentials(settings.username or "", settings.password or Secret(""))
+    place = (settings.url, settings.namespace, settings.database)
+    return await SurrealConnection.open(*place, credentials, how)

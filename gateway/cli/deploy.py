@@ -1,0 +1,96 @@
+"""`exogate service print`: the files that run the gateway under a supervisor, or watch it. They are templates with the
+values of the configuration."""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import click
+
+from gateway.cli.command import CliContext
+from gateway.cli.configuration import config_path, configured, usual_path
+from gateway.config.secrets import secret_files
+from gateway.config.values import GatewayConfig
+from gateway.domain.version import VERSION
+
+TEMPLATES = Path(__file__).parent / "deployment"
+FILES = {
+    "systemd": "exogate.service",
+    "launchd": "exogate.plist",
+    "docker": "Dockerfile",
+    "compose": "compose.yaml",
+    "grafana": "grafana.json",
+    "alerts": "alerts.yml",
+}
+WATCHING = frozenset({"grafana", "alerts"})  # they depend on no configuration
+SYSTEM_CONFIG, SYSTEM_DATA = Path("/etc/exogate/config.toml"), Path("/var/lib/exogate")
+USUAL_PORT = 7200
+GRACE_S = 15  # to stop, besides what running turns get
+SPARE_FILES = 1_000  # besides one a connection
+_HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"))  # by ProtectHome
+_ESCAPES: Mapping[str, Callable[[str], str]] = {
+    "systemd": lambda text: text.replace("%", "%%"),
+    "launchd": escape,
+}
+_PLACE = re.compile(r"@([A-Z_]+)@")
+
+
+@click.group()
+def service() -> None: ...
+
+
+@service.command("print")
+@click.option("--systemd", "kind", flag_value="systemd", help="A unit of systemd.")
+@click.option("--launchd", "kind", flag_value="launchd", help="An agent of launchd, on macOS.")
+@click.option(
+    "--docker", "kind", flag_value="docker", help="A Dockerfile; the image is made of the wheel."
+)
+@click.option("--compose", "kind", flag_value="compose", help="A file of Docker Compose.")
+@click.option("--grafana", "kind", flag_value="grafana", help="A dashboard for Grafana, as JSON.")
+@click.option("--alerts", "kind", flag_value="alerts", help="Alert rules for Prometheus.")
+@click.pass_obj
+def print_(context: CliContext, kind: str | None) -> None:
+    if kind is None:
+        raise click.UsageError(f"name one: {', '.join(f'--{one}' for one in FILES)}")
+    text = (TEMPLATES / FILES[kind]).read_text(encoding="utf-8")
+    if kind in WATCHING:
+        click.echo(text, nl=False)
+        return
+    values = _values(context, configured(context), kind)
+    values = {name: _ESCAPES.get(kind, str)(value) for name, value in values.items()}
+    filled = _PLACE.sub(lambda found: values.get(found[1], found[0]), text)
+    click.echo(re.sub(r"\n{3,}", "\n\n", filled), nl=False)
+
+
+def _values(context: CliContext, config: GatewayConfig, kind: str) -> Mapping[str, str]:
+    program = Path(sys.prefix) / "bin" / "exogate"
+    file, data_dir = (config_path(context) or usual_path()).absolute(), config.gateway.data_dir
+    if kind == "systemd":
+        data_dir, file = SYSTEM_DATA, (file if context.config_path else SYSTEM_CONFIG)
+        for path in (one for one in (program, file) if _is_hidden(one)):
+            click.echo(f"the unit hides {path} (ProtectHome=yes): move it elsewhere", err=True)
+    drain_s = config.gateway.drain_s
+    return {
+        "EXOGATE": str(program),
+        "CONFIG": str(file),
+        "DATA_DIR": str(data_dir),
+        "CREDENTIALS": _credentials(config.origin),
+        "DRAIN_S": f"{drain_s:g}",
+        "STOP_S": str(int(drain_s) + GRACE_S),
+        "FILES": str(config.gateway.max_connections + SPARE_FILES),
+        "PORT": str(config.gateway.port or USUAL_PORT),
+        "VERSION": VERSION,
+    }
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in _HIDDEN)
+
+
+def _credentials(config: Path | None) -> str:
+    """The lines with which systemd hands over the secret files that a configuration refers to."""
+    names = secret_files(config.read_text(encoding="utf-8")) if config else ()
+    lines = [f"LoadCredential={name}:{SYSTEM_CONFIG.parent}/secrets/{name}" for name in names]
+    return "\n".join(lines or [f"# LoadCredential=NAME:{SYSTEM_CONFIG.parent}/secrets/NAME"])

@@ -1,0 +1,42 @@
+"""`exogate explain` and `exogate completion`: what the command line tells about errors and about itself."""
+
+from dataclasses import asdict
+
+import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from gateway.api.errors import explained, explanations
+from gateway.cli.command import CliContext
+from gateway.domain.errors import GatewayError
+from gateway.domain.text import meant
+
+SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
+
+
+class UnknownCode(GatewayError):
+    code = "unknown_code"
+
+
+# -32003 is a code and no option.
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("code")
+@click.pass_obj
+def explain(context: CliContext, code: str) -> None:
+    found = explained(code)
+    if found is None:
+        near = meant(code, explanations())
+        raise UnknownCode(f"there is no error code {code[:60]!r}{near}")
+    context.say(asdict(found), *found.lines())
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    program = ctx.find_root().command
+    script = SHELLS[shell](program, {}, "exogate", "_EXOGATE_COMPLETE")
+    click.echo(ShellComplete.source(script))  # without asking the shell for its version

@@ -1,0 +1,100 @@
+"""`exogate logs`: what the gateway logged, whether it runs or not, and the whole story of one run."""
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import click
+
+from gateway.api.operating import MOST_LINES
+from gateway.cli.command import CliContext, Unreachable
+from gateway.cli.link import ask, data_dir
+from gateway.codec import decode
+from gateway.domain.errors import GatewayError
+from gateway.domain.ids import RunId
+from gateway.domain.logs import LEVELS, Line, LogFilter, merged, stamp, told
+from gateway.domain.text import moment_ago
+from gateway.host.clock import SystemClock
+from gateway.host.logs import FOLDER, LogTail, console_line, json_line, read_log
+from gateway.store.inbox import run_story
+from gateway.store.inspection import read_once
+from gateway.store.sqlite import FILE
+
+LOOK_EVERY_S = 0.25
+TIME = slice(0, 23)  # with date and milliseconds
+ASK = "one that several machines share is read by a gateway: start it, and ask again"
+SAME = frozenset({"run", "session", "agent", "channel", "person"})
+
+
+@click.command()
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is logged from now on.")
+@click.option("--since", metavar="TIME", help="90s, 15m, 1h, 7d ago, or a moment in ISO 8601.")
+@click.option("--level", type=click.Choice(LEVELS), default=LEVELS[0], help="The lowest level.")
+@click.option("--run", metavar="RUN", help="One run, with what its journal tells.")
+@click.option("--session", metavar="KEY", help="One session.")
+@click.option("--channel", metavar="NAME", help="One channel.")
+@click.option("--event", metavar="NAME", help="One kind of event.")
+@click.pass_obj
+def logs(
+    context: CliContext,
+    /,
+    *,
+    follow: bool,
+    since: str | None,
+    **named: str | None,
+) -> None:
+    try:
+        moment = moment_ago(since, SystemClock.now()) if since is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--since") from None
+    wanted = LogFilter(moment, **named)  # type: ignore[arg-type]  # the level is one of the choices
+    folder = data_dir(context) / FOLDER
+    tail = LogTail(folder) if follow else None
+    is_empty = True
+    for line in read_log(folder, wanted) if wanted.run is None else _of_run(context, wanted):
+        _show(context, wanted, line)
+        is_empty = False
+    if tail is None:
+        if is_empty:
+            click.echo(f"no line in {folder} fits", err=True)
+        return
+    while True:
+        for line in tail.lines(wanted):
+            _show(context, wanted, line)
+        sys.stdout.flush()
+        time.sleep(LOOK_EVERY_S)
+
+
+def _show(context: CliContext, wanted: LogFilter, line: Line) -> None:
+    if context.json:
+        click.echo(json_line(line))
+        return
+    if wanted.run is not None:  # the same in every line
+        line = {name: value for name, value in line.items() if name not in SAME}
+    click.echo(console_line({"at": "", "level": "", "event": "", **line}, TIME))
+
+
+def _of_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
+    """With what the journal tells: of the gateway, or without one of its store, of which nothing is changed."""
+    since = None if wanted.since is None else stamp(wanted.since)
+    given = {
+        name: getattr(wanted, name) for name in ("level", "run", "session", "channel", "event")
+    }
+    known = {name: value for name, value in {"since": since, **given}.items() if value is not None}
+    try:
+        found: Mapping[str, Any] = ask(context, "logs.tail", {**known, "limit": MOST_LINES})
+    except Unreachable:
+        pass
+    else:
+        return list(found["lines"])
+    folder = data_dir(context)
+    journal: Iterable[Line] = ()
+    try:
+        asked = partial(run_story, run_id=RunId(str(wanted.run)))
+        journal = told(read_once(folder / FILE, asked), decode)
+    except GatewayError as error:
+        why = str(error) if (folder / FILE).exists() else f"there is no store in {folder}; {ASK}"
+        click.echo(f"its journal is not shown: {why}", err=True)
+    return merged(read_log(folder / FOLDER, wanted), filter(wanted.fits, journal))

@@ -1,0 +1,381 @@
+"""What the gateway measures of its own work: counters, gauges and histograms, and what a run was busy with.
+
+They are written by hand: an observation takes a quarter of a microsecond. Each series has one writer: the event loop,
+or for commits the thread that commits.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+
+from gateway.domain.ids import RunId, SessionKey, TraceContext, trace_below
+from gateway.domain.messages import ToolResult, Usage
+from gateway.domain.model import ModelReply, ModelRequest
+from gateway.domain.ports import Clock
+
+MOST_SERIES = 5_000
+MOST_NAMES = 200  # users may choose models: their names must not make series without end
+OTHER = "other"
+
+Key = tuple[str, ...]  # the values of the labels, in their order
+
+
+class Bound(Protocol):
+    """What log lines are written on behalf of: a run, until it has ended."""
+
+    ended: bool
+
+    def bound(self) -> Mapping[str, object]:
+        """What each of these lines says."""
+        ...
+
+
+# A weak reference: tasks that a run starts may outlive it.
+BOUND: ContextVar[Callable[[], Bound | None]] = ContextVar("BOUND", default=lambda: None)
+
+
+@dataclass(slots=True)
+class Room:
+    """How many series there may still be, and how many observations found none."""
+
+    left: int = MOST_SERIES
+    dropped: int = 0
+
+    def take(self, count: int = 1) -> bool:
+        if self.left < count:
+            self.dropped += 1
+            return False
+        self.left -= count
+        return True
+
+
+@dataclass(slots=True)
+class Names:
+    """The values of a label that others choose: the first ones, then `other`."""
+
+    most: int = MOST_NAMES
+    known: set[str] = field(default_factory=set)
+
+    def of(self, name: str) -> str:
+        if name in self.known:
+            return name
+        if len(self.known) >= self.most:
+            return OTHER
+        self.known.add(name)
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Numbers of one name, one for each combination of labels."""
+
+    name: str
+    help: str
+    labels: Sequence[str]
+    room: Room
+    kind: str = "counter"
+    values: dict[Key, float] = field(default_factory=dict)
+
+    def add(self, key: Key, amount: float = 1) -> None:
+        if key in self.values or self.room.take():
+            self.values[key] = self.values.get(key, 0) + amount
+
+    def set(self, key: Key, value: float) -> None:
+        if key in self.values or self.room.take():
+            self.values[key] = value
+
+    def begin(self, keys: Iterable[Key]) -> None:
+        """Known combinations start at 0: else the first of a kind would be no increase."""
+        for key in keys:
+            self.add(key, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How observations are spread; a row is a count for each bucket, one beyond, and the sum."""
+
+    name: str
+    help: str
+    labels: Sequence[str]
+    room: Room
+    bounds: tuple[float, ...]
+    kind: str = "histogram"
+    rows: dict[Key, list[float]] = field(default_factory=dict)
+
+    def observe(self, key: Key, value: float) -> None:
+        row = self.rows.get(key)
+        if row is None:
+            if not self.room.take(len(self.bounds) + 3):
+                return
+            row = self.rows[key] = [0] * (len(self.bounds) + 2)
+        row[bisect_left(self.bounds, value)] += 1
+        row[-1] += value
+
+
+# Bounds of buckets in seconds. Those of models are OpenTelemetry's.
+RUN_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
+QUEUE_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2, 10, 60)
+MODEL_S = tuple(0.01 * 2**step for step in range(14))
+TOOL_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 10, 30)
+COMMIT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+COMMIT_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+LOOKS = 4  # at the event loop, each second
+DELAY_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
+OF_MODEL = ("provider", "model")
+
+
+class FigureSet:
+    """Series that are declared together."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def families(self) -> Sequence[Series | Histogram]:
+        """All of them, in the order of their names' declaration."""
+        known = vars(self).values()
+        return [
+            one
+            for one in known
+            if isinstance(one, Histogram)
+            or (isinstance(one, Series) and (one.values or one.kind != "gauge"))
+        ]
+
+    def _series(self, name: str, text: str, labels: str) -> Series:
+        return Series(name, text, labels.split(), self.room)
+
+    def _gauge(self, name: str, text: str) -> Series:
+        return Series(name, text, (), self.room, "gauge")
+
+    def _spread(self, name: str, text: str, labels: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{name}_seconds", text, labels.split(), self.room, bounds)
+
+
+REQUEST_OUTCOMES = ("answered", "conflict", "refused", "unavailable", "unknown")
+LEASE_CHANGES = ("taken", "given_back", "lost")
+
+
+class SharedFigures(FigureSet):
+    """Of a store on a server, and of gateways that share it."""
+
+    def __init__(self, room: Room | None = None) -> None:
+        super().__init__(room or Room())
+        self.requests = self._series(
+            "store_requests_total", "Requests to the store's server", "outcome"
+        )
+        self.request_s = self._spread(
+            "store_request_duration", "Requests to the store's server", "", COMMIT_S
+        )
+        self.conflicts = self._series(
+            "store_conflicts_total", "Commits done again because another was quicker", ""
+        )
+        self.nodes = self._gauge("cluster_nodes", "Gateways that share the store")
+        self.leases = self._gauge(
+            "cluster_leases", "Partitions that this gateway works on by a lease"
+        )
+        self.lease_changes = self._series(
+            "cluster_lease_changes_total", "Leases taken, given back and lost", "change"
+        )
+        self.fenced = self._series(
+            "cluster_fenced_total", "Writes refused because another gateway has the session", ""
+        )
+        self.turns_lost = self._series(
+            "cluster_turns_lost_total", "Turns cut off because another gateway may have them", ""
+        )
+        self.lag = self._gauge(
+            "cluster_lag_seconds", "Age of the oldest message that waits, at any gateway"
+        )
+        self.follow_s = self._spread(
+            "cluster_follow_delay",
+            "From the accept here to the first word of the gateway that works on it",
+            "",
+            QUEUE_S,
+        )
+        self.hints = self._series("cluster_hints_total", "Hints between gateways", "outcome")
+
+    def request(self, outcome: str, seconds: float) -> None:
+        self.requests.add((outcome,))
+        self.request_s.observe((), seconds)
+
+
+class Figures(FigureSet):
+    """Every series that is counted in memory, since the start."""
+
+    shared: SharedFigures | None = None
+
+    def __init__(self) -> None:
+        super().__init__(Room())
+        self.models, self.channels, self.tools = Names(), Names(), Names()
+        self.runs = self._series("runs_total", "Runs that have ended", "agent channel reason")
+        self.run_s = self._spread("run_duration", "From the accept to the end", "agent", RUN_S)
+        self.queue_s = self._spread("queue_wait", "From the accept to the start", "", QUEUE_S)
+        of_model = " ".join(OF_MODEL)
+        self.model_calls = self._series(
+            "model_calls_total", "Requests to providers", f"{of_model} outcome"
+        )
+        self.model_s = self._spread(
+            "model_call_duration", "Requests to providers", of_model, MODEL_S
+        )
+        self.first_token_s = self._spread(
+            "model_first_token", "Until the first piece of a reply", of_model, MODEL_S
+        )
+        self.model_tokens = self._series(
+            "model_tokens_total", "Tokens of model calls", f"agent {of_model} kind"
+        )
+        self.model_cost = self._series(
+            "model_cost_usd_total", "Cost of model calls with a known price", f"agent {of_model}"
+        )
+        self.tool_calls = self._series("tool_calls_total", "Calls of tools", "tool outcome")
+        self.tool_s = self._spread("tool_duration", "Calls of tools", "tool", TOOL_S)
+        self.commit_s = self._spread("store_commit_duration", "Commits of the store", "", COMMIT_S)
+        self.commit_sizes = Histogram(
+            "store_commit_operations", "Operations in a commit", (), self.room, COMMIT_SIZES
+        )
+        self.loop_delay_s = self._spread(
+            "event_loop_delay", "How late the event loop was at most, each second", "", DELAY_S
+        )
+        self.generations = self._gauge("generations", "Configurations in use, old ones included")
+        self.reload_successful = self._gauge(
+            "config_last_reload_successful", "0 if the last reload was refused"
+        )
+        self.reload_timestamp = self._gauge(
+            "config_last_reload_success_timestamp_seconds", "When a configuration was loaded last"
+        )
+        self.backup_timestamp = self._gauge(
+            "backup_last_success_timestamp_seconds", "When a backup was made last"
+        )
+
+    def families(self) -> Sequence[Series | Histogram]:
+        shared = self.shared.families() if self.shared else ()
+        return [*super().families(), *shared]
+
+    def share(self, *, cluster: bool) -> SharedFigures:
+        """The store is on a server."""
+        self.shared = shared = SharedFigures(self.room)
+        shared.requests.begin((one,) for one in REQUEST_OUTCOMES)
+        shared.conflicts.begin([()])
+        if cluster:
+            shared.lease_changes.begin((one,) for one in LEASE_CHANGES)
+            shared.fenced.begin([()])
+            shared.turns_lost.begin([()])
+        return shared
+
+    def commit(self, seconds: float, operations: int) -> None:
+        self.commit_s.observe((), seconds)
+        self.commit_sizes.observe((), operations)
+
+
+async def watch_loop(figures: Figures, clock: Clock) -> None:
+    """Observes how late the event loop is, at most each second."""
+    while True:
+        late = 0.0
+        for _ in range(LOOKS):
+            began = clock.monotonic()
+            await clock.sleep(1 / LOOKS)
+            late = max(late, clock.monotonic() - began - 1 / LOOKS)
+        figures.loop_delay_s.observe((), late)
+
+
+# -- a run
+
+
+@dataclass(slots=True)
+class CallTrace:
+    """A call of a model or a tool within a run. `part` names the call of the outer run that it belongs to,
+    `inner` the part of the run inside it. Times are those of the clock that never jumps."""
+
+    kind: Literal["model", "tool"]
+    name: str
+    began: float
+    part: str = ""
+    provider: str = ""  # of a model
+    id: str = ""  # of a tool's call
+    inner: str = ""
+    ended: float | None = None  # None: it was cut off
+    first: float | None = None  # when the first of a reply came
+    outcome: str = "cancelled"
+    request: ModelRequest | None = None
+    reply: ModelReply | None = None
+    arguments: str = ""
+    result: ToolResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrace:
+    """A run that has ended: what it was busy with, and what it came to."""
+
+    run_id: RunId
+    session_key: SessionKey
+    person: str
+    reason: str  # of an error its type
+    usage: Usage
+    iterations: int
+    calls: Sequence[CallTrace]
+    opened: float
+    began: float
+    ended: float
+    ended_at: datetime
+    store_s: float
+    trace: TraceContext | None = None
+
+
+@dataclass(slots=True)
+class RunReports:
+    """What is counted, logged and traced of each run when it has ended."""
+
+    figures: Figures
+    log: Callable[[str, Mapping[str, object]], None]
+    trace: Callable[[RunTrace], None] | None = None
+    spans_dropped: int = 0
+
+    def begin(self, traceparent: str | None) -> TraceContext | None:
+        """Where the run stands, if anybody traces it."""
+        return trace_below(traceparent) if traceparent or self.trace else None
+
+    def report(self, run: RunTrace) -> None:
+        figures, key, began = self.figures, run.session_key, run.began
+        waited_s, whole_s = max(0.0, began - run.opened), run.ended - run.opened
+        channel = figures.channels.of(key.channel)
+        figures.runs.add((key.agent, channel, run.reason))
+        figures.run_s.observe((key.agent,), whole_s)
+        figures.queue_s.observe((), waited_s)
+        busy = {"model": 0.0, "tool": 0.0}
+        upto, tools = {"model": 0.0, "tool": 0.0}, 0
+        for call in run.calls:
+            kind, ended = call.kind, call.ended or run.ended
+            if kind == "tool":
+                name = figures.tools.of(call.name)
+                figures.tool_calls.add((name, call.outcome))
+                figures.tool_s.observe((name,), ended - call.began)
+                tools += 1
+            elif call.first is not None:
+                label = (call.provider, figures.models.of(call.name))
+                figures.first_token_s.observe(label, call.first - call.began)
+            if not call.part and ended > upto[kind]:  # side by side they count once
+                busy[kind] += ended - max(call.began, upto[kind])
+                upto[kind] = ended
+        usage = run.usage
+        facts = {
+            "run": run.run_id,
+            "session": str(key),
+            "agent": key.agent,
+            "channel": key.channel,
+            "person": run.person,
+            "reason": run.reason,
+            "iterations": run.iterations,
+            "tools": tools,
+            "tokens": usage.total,
+            "cost_usd": usage.cost_usd,
+            "queue_ms": round(waited_s * 1000, 3),
+            "model_ms": round(busy["model"] * 1000, 3),
+            "tools_ms": round(busy["tool"] * 1000, 3),
+            "store_ms": round(run.store_s * 1000, 3),
+            "total_ms": round(whole_s * 1000, 3),
+        }
+        if run.trace is not None:
+            facts |= {"trace_id": run.trace.trace_id, "span_id": run.trace.span_id}
+        self.log("run_finished", facts)
+        if self.trace is not None:
+            self.trace(run)

@@ -1,0 +1,163 @@
+"""Log lines as somebody asks for them, and the lines that the journal of a run adds to its log."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from heapq import merge
+from typing import Any, Literal, get_args
+
+from gateway.domain.ids import to_time
+from gateway.domain.journal import JournalUnreadable, lines_of
+from gateway.domain.outbox import RunStory
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+JOURNAL = "exogate.journal"
+ENDED = ("reason", "merged_into", "tokens_used", "model", "execution_time_ms")
+BROKEN = ("error_type", "message", "provider", "provider_status", "scope")
+USED = ("input_tokens", "output_tokens", "cost_usd")
+Line = Mapping[str, Any]
+
+
+def stamp(at: datetime) -> str:
+    """A moment as log lines have it."""
+    text = at.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which lines are asked for; `level` is the lowest."""
+
+    since: datetime | None = None
+    level: LogLevel = "debug"
+    run: str | None = None
+    session: str | None = None
+    channel: str | None = None
+    event: str | None = None
+
+    def needle(self) -> bytes:
+        """What every line holds that fits: nearly all others need not be parsed."""
+        wanted = (one for one in (self.run, self.event, self.session, self.channel) if one)
+        plain = (one for one in wanted if one.isascii() and json.dumps(one) == f'"{one}"')
+        return max((one.encode() for one in plain), key=len, default=b"")
+
+    def fits(self, line: Line) -> bool:
+        level = line.get("level")
+        if level in LEVELS and LEVELS.index(level) < LEVELS.index(self.level):
+            return False
+        if self.since is not None and str(line.get("at", "")) < stamp(self.since):
+            return False
+        wanted = {name: getattr(self, name) for name in ("run", "session", "channel", "event")}
+        return all(line.get(name) == one for name, one in wanted.items() if one is not None)
+
+
+# -- what a journal tells
+
+
+class _Teller:
+    """Makes lines of the entries of a journal; what comes after a wait has the time of the next reading of the
+    clock."""
+
+    def __init__(self, common: Line, at: datetime) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._common, self._at = common, stamp(at)
+        self._open: list[dict[str, Any]] = []
+        self._settings: Mapping[str, Any] = {}
+
+    def tell(self, event: str, at: str | None = None, level: str = "info", **facts: object) -> None:
+        line = {"at": at or self._at, "level": level, "event": event, "logger": JOURNAL}
+        self.lines.append({**line, **self._common, **facts})
+
+    def read(self, entry: Sequence[Any]) -> None:
+        match entry:
+            case ["at", int(micros), *_]:
+                self._at = stamp(to_time(micros))
+                for line in self._open:
+                    line["at"] = self._at
+                self._open.clear()
+                return
+            case ["attempt", int(number), [*runs]]:
+                self.tell("attempt_started", attempt=number, answers=runs)
+            case ["ask", dict(changes)]:
+                self._settings = changes.get("settings", self._settings)
+                self.tell("model_asked", provider=self._of("provider"), model=self._of("model"))
+                return
+            case ["reply", *_]:
+                self.tell("model_replied", provider=self._of("provider"), model=self._of("model"))
+            case ["failed", failure]:
+                about = _some(failure or {}, ("provider", "kind", "status", "detail"))
+                self.tell("model_failed", None, "warning", **about)
+            case ["refused", str(kind), str(name), *_]:
+                self.tell(
+                    "budget_refused", level="warning", scope=":".join(filter(None, (kind, name)))
+                )
+            case _:
+                return
+        self._open.append(self.lines[-1])
+
+    def chunk(self, chunk: Line) -> None:
+        match chunk.get("type"):
+            case "tool_call":
+                call = chunk["tool_call"]
+                self.tell("tool_called", tool=call["name"], id=call["id"])
+            case "tool_result":
+                call = chunk["tool_call"]
+                level = "info" if call["status"] == "success" else "warning"
+                about = _some(call, ("id", "status", "duration_ms"))
+                self.tell("tool_answered", None, level, tool=call["name"], **about)
+            case "usage" if self.lines[-1]["event"] == "model_replied":
+                self.lines[-1] |= _some(chunk, USED)
+            case "error":
+                self.tell("run_ended", None, "warning", **_some(chunk, BROKEN))
+            case "done":
+                self.tell("run_ended", **_some(chunk, ENDED))
+
+    def _of(self, name: str) -> object:
+        return self._settings.get(name)
+
+
+def _some(chunk: Line, names: Sequence[str]) -> dict[str, Any]:
+    return {name: chunk[name] for name in names if chunk.get(name) is not None}
+
+
+def told(story: RunStory, decode: Callable[[bytes], Any]) -> Iterator[Line]:
+    """What became of a message, as log lines in order. None holds what was said."""
+    entry, new = story.record.entry, story.record.entry.new
+    key = new.session_key
+    ids = {"run": new.run_id, "session": str(key), "agent": key.agent, "channel": key.channel}
+    teller = _Teller(ids, new.accepted_at)
+    facts: dict[str, Any] = {
+        "message": new.message_id,
+        "seq": entry.seq,
+        "characters": len(new.content),
+    }
+    teller.tell("message_accepted", matched_by=new.matched_by, **facts)
+    try:
+        for line in lines_of(story.parts):
+            if line[:1] == b"[":
+                teller.read(decode(line))
+            elif line[:1] == b"{":
+                teller.chunk(decode(line))
+    except (JournalUnreadable, ValueError) as error:
+        teller.tell("journal_unreadable", level="warning", why=str(error))
+    finished = story.record.finished_at
+    if finished is not None:
+        outcome, attempts = story.record.outcome, entry.attempts
+        teller.tell("run_committed", stamp(finished), outcome=outcome, attempts=attempts)
+    if (delivery := story.delivery) is not None:
+        at = stamp(delivery.settled_at or delivery.due_at)
+        level = "info" if delivery.state in {"pending", "sending", "sent"} else "warning"
+        about = {"attempts": delivery.attempts, "why": delivery.why, "receipt": delivery.receipt}
+        teller.tell("delivery", at, level, state=delivery.state, **about)
+    yield from sorted(teller.lines, key=_at)
+
+
+def merged(lines: Iterable[Line], journal: Iterable[Line]) -> Iterator[Line]:
+    """Both in the order of time."""
+    return merge(journal, lines, key=_at)
+
+
+def _at(line: Line) -> str:
+    return str(line.get("at", ""))

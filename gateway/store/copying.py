@@ -1,0 +1,171 @@
+"""Whole stores copied between engines: rows of one moment, read in pages, counted and digested on both sides."""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+from anyio import to_thread
+from pydantic_core import to_json
+
+from gateway.domain.backups import CopiedTable, CopyRefused
+from gateway.store.facts import list_all
+from gateway.store.tables import TABLES, Table, migrate
+from gateway.store.transaction import Row, SqliteTransaction
+from gateway.store.writer import open_to_read
+
+# What is left out: a counter of this machine, and how far its index of words is, which is made anew.
+COPIED = tuple(one for name, one in TABLES.items() if name not in {"pulse", "turn_cursor"})
+FIRST_ROWS, _MOST_ROWS, _PAGE_BYTES = 50, 500, 4 << 20
+
+
+class RowSource(Protocol):
+    """All rows of one moment, as SQLite has their values."""
+
+    def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]: ...
+    async def last_numbers(self) -> Mapping[str, int]:
+        """The largest number that was given to a row of each table."""
+
+
+class RowTarget(RowSource, Protocol):
+    async def put(self, table: Table, rows: Sequence[Row]) -> None: ...
+    async def finish(self, numbers: Mapping[str, int]) -> None:
+        """Once all rows are there: what follows from them, and on the disk."""
+
+
+async def copy_rows(source: RowSource, target: RowTarget) -> Sequence[CopiedTable]:
+    """Raises CopyRefused if the target does not give back what was put there."""
+    copied = []
+    for table in COPIED:
+        seen = _Seen(table)
+        async for rows in source.rows(table):
+            seen.add(rows)
+            await target.put(table, rows)
+        copied.append(seen.told)
+    await target.finish(await source.last_numbers())
+    for table, told in zip(COPIED, copied, strict=True):
+        found = _Seen(table)
+        async for rows in target.rows(table):
+            found.add(rows)
+        if found.told != told:
+            raise CopyRefused(
+                f"table {table.name} was not copied as it is ({told.rows:,} rows, {found.told.rows:,} "
+                "arrived): run it again"
+            )
+    return copied
+
+
+class _Seen:
+    """Counts rows, and adds up their digests: in whatever order they come, the sum is the same."""
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._rows, self._sum = table, 0, 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self._rows += len(rows)
+        for row in rows:
+            values = [_canonical(row[name]) for name in self._table.types]
+            digest = sha256(to_json(values, bytes_mode="hex")).digest()
+            self._sum += int.from_bytes(digest)
+
+    @property
+    def told(self) -> CopiedTable:
+        return CopiedTable(self._table.name, self._rows, f"{self._sum % (1 << 256):064x}")
+
+
+def _canonical(value: object) -> object:
+    return int(value) if isinstance(value, bool) else value
+
+
+def next_page(size: int, rows: Sequence[Row]) -> int:
+    """How many rows to read next, so that a page stays small whatever stands in them."""
+    held = sum(len(one) for row in rows for one in row.values() if isinstance(one, str | bytes))
+    return max(1, min(_MOST_ROWS, 2 * size, len(rows) * _PAGE_BYTES // max(1, held)))
+
+
+class SqliteRows:
+    """The rows of a database that nobody else writes to."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db, self._path = db, path
+
+    async def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
+        """With the marks of the indexes that hold a row."""
+        marks = {f"in_{name}": f"({condition})" for name, condition in table.marks.items()}
+        select = ", ".join([*table.types, *marks.values()])
+        names, size = [*table.types, *marks], FIRST_ROWS
+        cursor = await to_thread.run_sync(self._db.execute, f"SELECT {select} FROM {table.name}")
+        while found := await to_thread.run_sync(cursor.fetchmany, size):
+            rows = [dict(zip(names, row, strict=True)) for row in found]
+            size = next_page(size, rows)
+            yield rows
+
+    async def last_numbers(self) -> Mapping[str, int]:
+        return await to_thread.run_sync(self._last_numbers)
+
+    def _last_numbers(self) -> Mapping[str, int]:
+        found = dict[str, int]()
+        for table in COPIED:
+            if table.number:
+                select = f"SELECT coalesce(max({table.number}), 0) FROM {table.name}"
+                found[table.name] = int(self._db.execute(select).fetchone()[0])
+        for name, last in self._db.execute("SELECT name, seq FROM sqlite_sequence").fetchall():
+            found[name] = max(found[name], last)
+        return found
+
+    async def put(self, table: Table, rows: Sequence[Row]) -> None:
+        names = [*table.types]
+        marks = ", ".join(f":{name}" for name in names)
+        insert = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})"
+        await to_thread.run_sync(self._db.executemany, insert, rows)
+
+    async def finish(self, numbers: Mapping[str, int]) -> None:
+        await to_thread.run_sync(self._finish, numbers)
+
+    def _finish(self, numbers: Mapping[str, int]) -> None:
+        list_all(SqliteTransaction(self._db))
+        for name in [row[0] for row in self._db.execute("SELECT name FROM sqlite_sequence")]:
+            last = (numbers.get(name, 0), name)
+            self._db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", last)
+        self._db.execute("COMMIT")
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+@contextlib.asynccontextmanager
+async def reading_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
+    db = await to_thread.run_sync(partial(open_to_read, path, any_thread=True))
+    with contextlib.closing(db):
+        yield SqliteRows(db, path)
+
+
+@contextlib.asynccontextmanager
+async def writing_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
+    """A database of its own in a new file, which is whole only at the end."""
+    with _faults(path):
+        db = await to_thread.run_sync(_new_database, path)
+        with contextlib.closing(db):
+            yield SqliteRows(db, path)
+
+
+def _new_database(path: Path) -> sqlite3.Connection:
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA journal_mode = OFF")
+    db.execute("PRAGMA synchronous = OFF")
+    migrate(db)
+    db.execute("BEGIN")
+    return db
+
+
+@contextlib.contextmanager
+def _faults(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise CopyRefused(f"{path} cannot be written: {error}") from error

@@ -1,0 +1,188 @@
+"""Databases and copies of them, looked over before they are trusted."""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.domain.backups import ArchiveDamaged, StoreContents
+from gateway.domain.errors import StoreRefused, StoreUnavailable
+from gateway.domain.events import AuditEntry
+from gateway.store.faults import at_opening, damaged, file_faults
+from gateway.store.tables import (
+    TABLES,
+    VERSION,
+    columns_of,
+    newest_columns,
+    require_known,
+    version_of,
+)
+from gateway.store.transaction import SqliteTransaction, Transaction
+from gateway.store.writer import Held, open_to_read
+
+T = TypeVar("T")
+
+_LEAST_SQLITE = (3, 35, 0)  # RETURNING
+# A database up to this size has its indexes compared with its tables as well: a second at most.
+_THOROUGH_BYTES = 64 * 1024 * 1024
+_PAGE = 1_000
+
+
+def require_library() -> None:
+    if sqlite3.sqlite_version_info < _LEAST_SQLITE:
+        least = ".".join(str(part) for part in _LEAST_SQLITE)
+        raise StoreRefused(
+            f"this Python has SQLite {sqlite3.sqlite_version}, the embedded store needs {least}: "
+            "use a Python with a newer one"
+        )
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        if not db.execute("SELECT sqlite_compileoption_used('ENABLE_FTS5')").fetchone()[0]:
+            raise StoreRefused(
+                "this Python's SQLite was built without FTS5, which the embedded store needs: "
+                "use another Python"
+            )
+
+
+def look_over(path: Path, *, is_thorough: bool = False) -> Held:
+    """What a database holds; nothing if there is none. Raises StoreRefused if it must not be used as it
+    is. Read-only: SQLite cuts a damaged log off
+    when a writing connection closes, and the operator may still want it."""
+    require_library()
+    if not path.exists() or path.stat().st_size == 0:
+        return Held()
+    _require_header(path)
+    try:
+        with contextlib.closing(open_to_read(path)) as db:
+            version = version_of(db)
+            require_known(version, str(path))
+            columns = columns_of(db)
+            _require_ours(version, columns, str(path))
+            is_small = path.stat().st_size <= _THOROUGH_BYTES
+            check = "integrity_check" if is_small or is_thorough else "quick_check"
+            problems = [str(row[0]) for row in db.execute(f"PRAGMA {check}(1)")]
+            if problems != ["ok"]:
+                raise StoreRefused(damaged(str(path), problems[0]))
+            return held_by(db) if ("pulse", "commits") in columns else Held()
+    except sqlite3.Error as error:
+        raise at_opening(error, str(path)) from error
+
+
+def read_once(path: Path, query: Callable[[Transaction], T]) -> T:
+    """Asks the database there, whether a gateway has it open or not, and changes nothing of it. Raises
+    StoreRefused, StoreUnavailable."""
+    if not path.exists():
+        raise StoreUnavailable(f"{path} does not exist")
+    try:
+        with contextlib.closing(open_to_read(path)) as db:
+            require_known(version_of(db), str(path))
+            return query(SqliteTransaction(db))
+    except sqlite3.Error as error:
+        raise at_opening(error, str(path)) from error
+
+
+def _require_header(path: Path) -> None:
+    """SQLite takes a flipped bit here for a file of the future, and calls it read-only."""
+    with file_faults(str(path)), path.open("rb") as file:
+        header = file.read(20)
+    if not header.startswith(b"SQLite format 3\0") or header[18:20] not in {b"\1\1", b"\2\2"}:
+        raise StoreRefused(damaged(str(path), "it does not begin like a database"))
+
+
+def _require_ours(version: int, columns: frozenset[tuple[str, str]], where: str) -> None:
+    missing = sorted(".".join(column) for column in newest_columns() - columns)
+    if version == VERSION and missing:
+        raise StoreRefused(damaged(where, f"columns are missing: {', '.join(missing)}"))
+    if not version and {name for name, _ in columns} - {name for name, _ in newest_columns()}:
+        raise StoreRefused(
+            f"{where} is a database of another program: move the file away or choose another "
+            "data_dir"
+        )
+
+
+def held_by(db: sqlite3.Connection) -> Held:
+    accepted = db.execute("SELECT coalesce(max(id), 0) FROM run").fetchone()[0]
+    pulse = db.execute("SELECT commits FROM pulse").fetchone()
+    return Held(accepted, pulse[0] if pulse else 0)
+
+
+# --- what a copy holds ---------------------------------------------------------------------------
+def contents_of(path: Path) -> StoreContents:
+    """Raises ArchiveDamaged."""
+    with _opened(path) as db:
+        there = {name for name, _ in columns_of(db)} & TABLES.keys()
+        counts = {one: _number(f"SELECT count(*) FROM {one}", db) for one in sorted(there)}
+        held = held_by(db) if "pulse" in there else Held()
+        entry = db.execute(_LAST_ENTRY).fetchone() if "audit" in there else None
+        return StoreContents(
+            schema_version=version_of(db),
+            accepted=held.accepted,
+            commits=held.commits,
+            audit_seq=entry[0] if entry else 0,
+            audit_hash=entry[1] if entry else "",
+            sourceless=_number(_SOURCELESS, db) if {"fact_claim", "node"} <= there else 0,
+            counts=counts,
+        )
+
+
+def _number(query: str, db: sqlite3.Connection) -> int:
+    return int(db.execute(query).fetchone()[0])
+
+
+_LAST_ENTRY = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
+# A fact is known by what was said: a message that is kept, or one whose run has not ended yet.
+_SOURCELESS = """
+SELECT count(*) FROM fact_claim c WHERE message_id IS NOT NULL
+AND NOT EXISTS (SELECT 1 FROM node WHERE id = c.message_id)
+AND message_id NOT IN (SELECT message_id FROM run)
+"""
+
+
+def check_copy(path: Path, told: StoreContents) -> None:
+    """Looks at every page of the copy, compares it with what was told of it, and reads the
+    audit to its end. Raises StoreRefused for a newer schema or damage, ArchiveDamaged."""
+    look_over(path, is_thorough=True)
+    found = contents_of(path)
+    if found != told:
+        raise ArchiveDamaged(
+            f"the store in the archive is not the one that it describes ({_difference(found, told)}): "
+            "take an older archive"
+        )
+    if "audit" in found.counts:
+        with _opened(path) as db:
+            _check_audit(SqliteTransaction(db))
+
+
+def _difference(found: StoreContents, told: StoreContents) -> str:
+    for name in sorted(found.counts.keys() | told.counts.keys()):
+        there, wanted = found.counts.get(name, 0), told.counts.get(name, 0)
+        if there != wanted:
+            return f"table {name} has {there:,} rows instead of {wanted:,}"
+    if found.sourceless != told.sourceless:
+        return f"{found.sourceless:,} claims of facts have lost the message that they are from"
+    return "its version, its counters or the end of its audit differ"
+
+
+def _check_audit(tx: SqliteTransaction) -> None:
+    last: AuditEntry | None = None
+    while rows := tx.find("audit", {"seq >": last.seq if last else 0}, order="seq", limit=_PAGE):
+        for row in rows:
+            entry = AuditEntry(**row)
+            if not entry.follows(last):
+                raise ArchiveDamaged(
+                    f"entry {entry.seq} of the audit in the archive is not what was written there: "
+                    "take an older archive"
+                )
+            last = entry
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A copy that nobody writes to. Raises ArchiveDamaged."""
+    address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:
+            db.execute("PRAGMA trusted_schema = OFF")
+            yield db
+    except sqlite3.Error as error:
+        raise ArchiveDamaged(f"the store in the archive cannot be read ({error})") from error

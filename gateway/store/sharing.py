@@ -1,0 +1,176 @@
+"""Runs that several nodes work on: who has which session, and what only its owner may write."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from gateway.domain.cluster import AT_ONCE, Begun, Fenced, OpenRuns, RunStanding, Tenure
+from gateway.domain.ids import NodeId, RunId, SessionKey
+from gateway.domain.inbox import NO_CHOICE, Ending, Entry, SessionChoice
+from gateway.store.inbox import add_part, begin_attempt, end_run, forgive_attempt, to_entry
+from gateway.store.transaction import Row, Transaction, in_parts, require_session
+from gateway.store.writer import OfStore, reading, writing
+
+MOST_CHOICES = (
+    4_096  # that a node is told of at once; what was taken back is told for so many changes
+)
+MOST_LENIENT = 10  # attempts; beyond them a message may have to do with it that nodes stand still
+
+
+def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns:
+    rows = [
+        row
+        for some in in_parts(partitions)
+        for row in tx.find(
+            "run",
+            {"partition": some, "finished_at": None},
+            "run_id session stop",
+            index="unfinished",
+        )
+    ]
+    keys = tx.keys_of(row["session"] for row in rows if row["run_id"] not in known)
+    stops = {row["run_id"]: row["stop"] for row in rows if row["stop"]}
+    return OpenRuns({*keys.values()}, stops, {row["run_id"] for row in rows})
+
+
+def _require(tx: Transaction, tenure: Tenure) -> Row:
+    """Gives the session's row. The commit changes the session, which is read here: so it comes before the later owner's, or not at all.
+    Raises Fenced."""
+    require_session(tenure.session_key, tx)
+    row = tx.first("session", {"key": tenure.session_key}, "epoch choice")
+    if row is None or row["epoch"] != tenure.epoch:
+        raise Fenced(tenure.session_key)
+    return row
+
+
+def _open_session(tx: Transaction, tenure: Tenure) -> Sequence[Entry]:
+    """The session is read before its runs, and not remembered: whatever ends a run changes it. Nothing is
+    written if it is open already: a later owner is found out when a turn begins."""
+    key = tenure.session_key
+    row, choice = tx.first("session", {"key": key}, "id epoch"), _choice(tx, key)
+    if row is None or row["epoch"] > tenure.epoch:
+        raise Fenced(key)
+    if row["epoch"] < tenure.epoch:
+        tx.change("session", {"key": key}, {"epoch": tenure.epoch, "choice": choice.change})
+    terms = {"session": row["id"], "finished_at": None}
+    rows = tx.find("run", terms, order="seq", index="unfinished")
+    return [to_entry(row, key) for row in rows]
+
+
+def _begin(
+    tx: Transaction, run_id: RunId, tenure: Tenure, node: str = "", alive: Collection[str] = ()
+) -> Begun:
+    chosen = _require(tx, tenure)["choice"]
+    choice = _choice(tx, tenure.session_key) if chosen else NO_CHOICE
+    head, this = require_session(tenure.session_key, tx).head_id, {"run_id": run_id}
+    row = tx.first("run", this, "begun_by attempts forgiven")
+    forgiven = row["forgiven"] if row else 0
+    if row and row["begun_by"] in alive and row["attempts"] < MOST_LENIENT:
+        forgive_attempt(tx, run_id)
+        forgiven += 1
+    attempts = begin_attempt(tx, run_id)
+    tx.change("run", this, {"begun_by": node or None})
+    return Begun(attempts, forgiven, None if head is None else NodeId(head), choice)
+
+
+def _append(
+    tx: Transaction, run_id: RunId, part: int, pack: Callable[[], bytes], tenure: Tenure
+) -> None:
+    _require(tx, tenure)
+    add_part(tx, run_id, part, pack)
+
+
+def _forgive(tx: Transaction, run_id: RunId, tenure: Tenure) -> None:
+    _require(tx, tenure)
+    forgive_attempt(tx, run_id)
+    tx.change("run", {"run_id": run_id, "finished_at": None}, {"begun_by": None})
+
+
+def _finish(tx: Transaction, ending: Ending, tenure: Tenure) -> bool:
+    _require(tx, tenure)
+    return end_run(tx, ending)
+
+
+def _ask_to_stop(tx: Transaction, run_id: RunId, how: str) -> None:
+    tx.change("run", {"run_id": run_id, "finished_at": None}, {"stop": how})
+
+
+def _ask_session_to_stop(tx: Transaction, key: SessionKey) -> int:
+    terms = {"session": key, "finished_at": None}
+    return tx.change("run", terms, {"stop": AT_ONCE}, index="unfinished")
+
+
+def _load(tx: Transaction, key: SessionKey) -> tuple[int, int]:
+    rows = tx.find("run", {"session": key, "finished_at": None}, "state", index="unfinished")
+    waiting = sum(row["state"] == "queued" for row in rows)
+    return len(rows) - waiting, waiting
+
+
+def _choice(tx: Transaction, key: SessionKey) -> SessionChoice:
+    row = tx.first("choice", {"session": str(key)}, "model mode change")
+    return SessionChoice(**row) if row else NO_CHOICE
+
+
+def _choose(tx: Transaction, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice:
+    tx.guard("choice")
+    last, before = tx.first("choice", {}, "change", order="-change"), _choice(tx, key)
+    number = last["change"] if last else 0
+    choice = replace(before, **named, change=number + 1)
+    if choice == before:
+        return replace(before, change=number)
+    row = {"model": choice.model, "mode": choice.mode, "change": choice.change}
+    tx.insert("choice", {"session": str(key), **row}, taken="replace")
+    tx.change("session", {"key": key}, {"choice": choice.change})  # if it has begun
+    tx.delete("choice", {"change": choice.change - MOST_CHOICES, "model": None, "mode": None})
+    return choice
+
+
+def _choices(tx: Transaction, after: int) -> tuple[int, Mapping[SessionKey, SessionChoice]]:
+    rows = tx.find("choice", {"change >": after}, order="-change", limit=MOST_CHOICES)
+    found = {SessionKey.parse(row.pop("session")): SessionChoice(**row) for row in reversed(rows)}
+    return max([after, *(one.change for one in found.values())]), found
+
+
+def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStanding]:
+    found = dict[RunId, RunStanding]()
+    for some in in_parts(run_ids):
+        for row in tx.find("run", {"run_id": some}, "run_id attempts finished_at"):
+            found[row["run_id"]] = RunStanding(row["attempts"], row["finished_at"] is not None)
+    return found
+
+
+def _backlog(tx: Transaction) -> tuple[Mapping[int, int], datetime | None]:
+    rows = tx.sums("run", {}, "partition", index="unfinished")
+    waiting, order = {"state": "queued"}, "accepted_at"
+    oldest = tx.find("run", waiting, order, order=order, limit=1, index="unfinished")
+    since = oldest[0]["accepted_at"] if oldest else None
+    return {row["partition"]: row["calls"] for row in rows}, since
+
+
+def _place_runs(tx: Transaction, place: Callable[[SessionKey], int]) -> int:
+    rows = tx.find("run", {}, "run_id session partition", index="unfinished")
+    keys, moved = tx.keys_of(row["session"] for row in rows), 0
+    for row in rows:
+        if (there := place(keys[row["session"]])) != row["partition"]:
+            moved += tx.change("run", {"run_id": row["run_id"]}, {"partition": there})
+    return moved
+
+
+class StoredSharedRuns(OfStore):
+    """Implements the port SharedRuns."""
+
+    open_runs = reading(_open_runs)
+    open_session = writing(_open_session, durable=True)
+    begin = writing(_begin, durable=False)
+    append = writing(_append, durable=False)
+    forgive = writing(_forgive, durable=False)
+    finish = writing(_finish, durable=True)
+    ask_to_stop = writing(_ask_to_stop, durable=True)
+    ask_session_to_stop = writing(_ask_session_to_stop, durable=True)
+    load = reading(_load)
+    choose = writing(_choose, durable=True)
+    choices = reading(_choices)
+    states = reading(_states)
+    backlog = reading(_backlog)
+    place_runs = writing(_place_runs, durable=True)

@@ -1,0 +1,415 @@
+"""One run of an operation over a SurrealDB server: on the rows that were read for it, in a small SQLite database in memory,
+until it becomes a commit that checks the revision of every row that it relied on."""
+
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from gateway.domain.ids import SessionKey
+from gateway.store.surreal_connection import RecordID
+from gateway.store.surreal_reads import Read, Selection, pinned_by, plain_of
+from gateway.store.surreal_schema import (
+    REVISION,
+    content_of,
+    field_of,
+    record_of,
+    rows_in_memory,
+    taken_by,
+)
+from gateway.store.tables import TABLES, Table
+from gateway.store.transaction import (
+    Row,
+    SessionRow,
+    SqliteTransaction,
+    Taken,
+    Terms,
+    Values,
+)
+
+REMEMBERED = frozenset({"run", "spend", "reservation"})
+_UNKNOWN = 1 << 30  # stands for a number, in a run that is done again
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRow:
+    """A row as the server has it."""
+
+    table: Table
+    record: RecordID
+    revision: int
+    row: Row  # with the marks of the indexes that hold it
+
+
+@dataclass(slots=True)
+class KnownSession:
+    """A session as our last commit left it."""
+
+    loaded: LoadedRow
+    session: SessionRow
+
+
+_UNLESS = "IF ({}) == NONE {{ THROW 'exogate:stale' }}"
+
+
+@dataclass(slots=True)
+class SurrealCommit:
+    """A transaction in the making."""
+
+    parts: list[str] = field(default_factory=list)
+    values: dict[str, object] = field(default_factory=dict)
+    marks: dict[RecordID, int] = field(default_factory=dict)  # revisions that only it writes
+    rows: dict[RecordID, LoadedRow] = field(default_factory=dict)  # as it leaves them
+    gone: list[RecordID] = field(default_factory=list)
+
+    def value(self, value: object) -> str:
+        name = f"v{len(self.values)}"
+        self.values[name] = value
+        return f"${name}"
+
+    def create(self, record: RecordID, content: Mapping[str, object], *, anew: bool) -> None:
+        verb = "CREATE" if anew else "UPSERT"
+        told = f"{self.value(record)} CONTENT {self.value(content)}"
+        self.parts.append(f"{verb} ONLY {told} RETURN NONE")
+
+    def require(self, loaded: LoadedRow, change: str) -> None:
+        """A change of a row that must still be as it was read."""
+        verb, _, rest = change.partition(" ")
+        was = f"WHERE {REVISION} = {self.value(loaded.revision)}"
+        told = f"{verb} ONLY {self.value(loaded.record)} {rest} {was} RETURN BEFORE"
+        self.parts.append(_UNLESS.format(told))
+
+    def guard(self, record: RecordID, seen: int | None) -> None:
+        self.marks[record] = _revision()
+        told = f"{self.value(record)} SET {REVISION} = {self.value(self.marks[record])}"
+        if seen is None:
+            self.parts.append(f"CREATE ONLY {told} RETURN NONE")
+        else:
+            was = f"WHERE {REVISION} = {self.value(seen)}"
+            self.parts.append(_UNLESS.format(f"UPDATE ONLY {told} {was} RETURN BEFORE"))
+
+    @property
+    def text(self) -> str:
+        return f"{{ {'; '.join(self.parts)}; RETURN true }}"
+
+
+@dataclass(slots=True)
+class Reads:
+    """What was read for an operation, in so many requests."""
+
+    answers: dict[Read, Any] = field(default_factory=dict)
+    tables: dict[Read, Table | None] = field(default_factory=dict)
+    requests: int = 0
+    numbers: dict[str, list[int]] = field(default_factory=dict)  # that it gives to new rows
+
+
+class RowMemory:
+    """What a gateway remembers of its store, besides an empty database for the runs of operations."""
+
+    def __init__(self) -> None:
+        self.memory: sqlite3.Connection = rows_in_memory()
+        self.may_hold_notices = True
+        self.rows: dict[RecordID, LoadedRow] = {}
+        self.known: dict[SessionKey, KnownSession] = {}
+        self.series: dict[tuple[str, str, str], int] = {}
+        self.numbers: dict[str, list[int]] = {}
+        self.last_stamp = 0
+
+
+class SurrealTransaction(SqliteTransaction):
+    """One run of an operation on the rows that were read for it."""
+
+    is_whole = False
+    has_erased = False
+    accepted = 0
+
+    def __init__(
+        self,
+        store: RowMemory,
+        reads: "Reads",
+        *,
+        is_first: bool,
+    ) -> None:
+        super().__init__(store.memory)
+        self._store, self._answers, self._is_first = store, reads.answers, is_first
+        self.missing: dict[Read, Table | None] = {}
+        self.unnumbered: set[str] = set()
+        self._loaded: dict[tuple[str, int], LoadedRow] = {}
+        self._relied: set[tuple[str, int]] = set()
+        self._blind: set[RecordID] = set()  # put in the place of whatever is there
+        self._numbers, self._numbered = reads.numbers, Counter[str]()
+        self._guarded: dict[RecordID, int | None] = {}
+        self.later = []
+        self.is_from_memory = False
+        self.may_hold_notices = store.may_hold_notices
+        self.series = dict(store.series)
+        self.last_stamp = store.last_stamp
+
+    # --- reading ---------------------------------------------------------------------------------
+    def find(
+        self,
+        table: str,
+        terms: Terms,
+        columns: str = "",
+        *,
+        order: str = "",
+        limit: int | None = None,
+        index: str = "",
+    ) -> list[Row]:
+        self._require(TABLES[table], terms, order=order, limit=limit, index=index)
+        return super().find(table, terms, columns, order=order, limit=limit, index=index)
+
+    def sums(
+        self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
+    ) -> list[Row]:
+        """As the server has it, without what this operation has written."""
+        read = Selection(TABLES[table], terms, index).sums(columns, amounts)
+        if read not in self._answers:
+            self.missing[read] = None
+        names, found = columns.split(), self._answers.get(read, ())
+        told = (
+            {one: row.get(field_of(one)) for one in (*names, "calls", *amounts.split())}
+            for row in found
+        )
+        return [TABLES[table].decoded(row, names) for row in told]
+
+    def _require(
+        self,
+        table: Table,
+        terms: Terms,
+        *,
+        order: str = "",
+        limit: int | None = None,
+        index: str = "",
+    ) -> bool:
+        """Has these rows read, if they were not. Returns whether they were."""
+        known: dict[str, object] = {}
+        for name, value in terms.items():
+            known[name] = value
+            if isinstance(value, SessionKey) and table.types[name] == "int":
+                session = self.first("session", {"key": value}, "id")
+                if session is None:
+                    return True
+                known[name] = session["id"]
+        if (pinned := pinned_by(table, known)) is None:
+            read = Selection(table, known, index).rows(order, limit)
+        elif self._holds(table, pinned) or self._remembers(table, pinned):
+            return True
+        else:
+            read = Selection(table, pinned, "").rows("", None)
+        if read not in self._answers:
+            self.missing[read] = table
+            return False
+        return True
+
+    def _holds(self, table: Table, pinned: Terms) -> bool:
+        """Whether the memory has that row: the commit relies on it."""
+        where = " AND ".join(f"{name} = ?" for name in pinned)
+        found = self.db.execute(
+            f"SELECT rowid FROM {table.name} WHERE {where}", [*pinned.values()]
+        ).fetchone()
+        if found is not None and (table.name, found[0]) in self._loaded:
+            self._relied.add((table.name, found[0]))
+        return found is not None
+
+    def _remembers(self, table: Table, pinned: Mapping[str, object]) -> bool:
+        """Takes a row as our last commit left it; that it still is so, this one's commit makes sure of."""
+        if not self._is_first or table.name not in REMEMBERED or table.record[0] not in pinned:
+            return False
+        loaded = self._store.rows.get(record_of(table, {**pinned}))
+        if loaded is None:
+            return False
+        self._relied.add(self.load(loaded))
+        self.is_from_memory = True
+        return True
+
+    def session(self, key: SessionKey) -> SessionRow | None:
+        known = self._store.known.get(key)
+        if known is not None and self._is_first and key not in self._sessions:
+            self.load(known.loaded)
+            self._sessions[key] = replace(known.session)
+        return super().session(key)
+
+    def load(self, loaded: LoadedRow) -> tuple[str, int]:
+        table, row = loaded.table, loaded.row
+        insertion, find = _loading(table.name)
+        added = self.db.execute(insertion, [*map(row.get, table.types)])
+        if added.rowcount:
+            place = (table.name, int(added.lastrowid or 0))
+            self._loaded[place] = loaded
+            return place
+        (number,) = self.db.execute(find, [row[name] for name in table.record]).fetchone()
+        return table.name, int(number)
+
+    def guard(self, *names: str) -> None:
+        record = RecordID("guard", names)
+        read: Read = ("SELECT VALUE rev FROM $0", (record,))
+        if read in self._answers:
+            self._guarded[record] = next(iter(self._answers[read]), None)
+        else:
+            self.missing[read] = None
+
+    # --- writing ---------------------------------------------------------------------------------
+    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
+        declared = TABLES[table]
+        if declared.number and declared.number not in row:
+            row = {declared.number: self._next(table), **row}
+        plain = {name: plain_of(value) for name, value in row.items()}
+        if taken != "replace" and not self._is_first:  # before, the commit finds out
+            for names in (declared.record, *declared.once.values()):
+                self._require_none(declared, {one: plain.get(one) for one in names})
+        elif taken == "replace" and not self._was_read(declared, plain):
+            self._blind.add(record_of(declared, plain))
+        return super().insert(table, row, taken=taken)
+
+    def _require_none(self, table: Table, terms: Terms) -> None:
+        """Without a value it is nothing that two rows could have in common."""
+        if None not in terms.values():
+            self._require(table, terms)
+
+    def _was_read(self, table: Table, row: Row) -> bool:
+        record = {one: row[one] for one in table.record}
+        return Selection(table, record, "").rows("", None) in self._answers
+
+    def _next(self, table: str) -> int:
+        """The same in each run of an operation, so that it asks for the same rows."""
+        place = self._numbered[table]
+        self._numbered[table] += 1
+        own, more = self._numbers.setdefault(table, []), self._store.numbers.get(table)
+        if place >= len(own):
+            if not more:
+                self.unnumbered.add(table)
+                return _UNKNOWN + place
+            own.append(more.pop(0))
+        return own[place]
+
+    def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
+        declared = TABLES[table]
+        for row in rows:
+            self._require(declared, {one: row[one] for one in declared.record})
+        super().add(table, rows, amounts)
+
+    def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
+        """Where nothing is known yet, it says that it has changed a row: what comes next is read at
+        the same time."""
+        is_known = self._require(TABLES[table], terms, index=index)
+        return super().change(table, terms, values, index=index) if is_known else 1
+
+    def delete(self, table: str, terms: Terms) -> int:
+        self._require(TABLES[table], terms)
+        return super().delete(table, terms)
+
+    # --- the commit ------------------------------------------------------------------------------
+    def commit(self) -> tuple[SurrealCommit, dict[SessionKey, KnownSession]]:
+        """What this run has changed, and the sessions as they are then."""
+        commit, now = SurrealCommit(), dict[RecordID, LoadedRow]()
+        changed = self._changed()
+        for place in changed:
+            loaded, new = self._loaded.get(place), self._row_at(*place)
+            if new is not None:
+                now[new.record] = new
+            self._move_taken(commit, loaded, new)
+            self._write(commit, loaded, new)
+        if commit.parts:
+            for place in self._relied - {*changed}:
+                new = replace(self._loaded[place], revision=_revision())
+                told = f"UPDATE SET {REVISION} = {commit.value(new.revision)}"
+                commit.require(self._loaded[place], told)
+                now[new.record] = new
+            commit.rows = now
+            commit.marks |= _revisions_of(now.values())
+            for record, revision in self._guarded.items():
+                commit.guard(record, revision)
+        known = dict[SessionKey, KnownSession]()
+        for key, session in self._sessions.items():
+            record = RecordID("session", str(key))
+            before = self._store.known.get(key)
+            row = now.get(record) or (before.loaded if before else None)
+            if row is not None:
+                known[key] = KnownSession(row, session)
+        return commit, known
+
+    def _changed(self) -> Iterable[tuple[str, int]]:
+        """The places of rows that were changed, in their order. That a row was loaded is noted too."""
+        found, new = dict[tuple[str, int], None](), {*self._loaded}
+        for place in self.db.execute("SELECT name, number FROM changed").fetchall():
+            if place in new:
+                new.discard(place)
+            else:
+                found[place] = None
+        return found.keys()
+
+    def _row_at(self, name: str, number: int) -> LoadedRow | None:
+        table, (select, names) = TABLES[name], _reading(name)
+        values = self.db.execute(select, (number,)).fetchone()
+        if values is None:
+            return None
+        row = dict(zip(names, values, strict=True))
+        for one in names[len(table.types) :]:
+            row[one] = True if row[one] else None
+        return LoadedRow(table, record_of(table, row), _revision(), row)
+
+    def _write(self, commit: SurrealCommit, old: LoadedRow | None, new: LoadedRow | None) -> None:
+        if old is not None and (new is None or new.record != old.record):
+            commit.require(old, "DELETE")
+            commit.gone.append(old.record)
+            old = None
+        if new is None:
+            return
+        content = {**content_of(new.table, new.row), REVISION: new.revision}
+        if old is None:
+            commit.create(new.record, content, anew=new.record not in self._blind)
+        else:
+            commit.require(old, f"UPDATE CONTENT {commit.value(content)}")
+
+    def _move_taken(
+        self, commit: SurrealCommit, old: LoadedRow | None, new: LoadedRow | None
+    ) -> None:
+        was, now = _taken(old), _taken(new)
+        for one in was - now:
+            commit.parts.append(f"DELETE {commit.value(one)} RETURN NONE")
+        for one in now - was:
+            assert new is not None
+            blind = new.record in self._blind
+            commit.create(one, {"row": new.record}, anew=not blind)
+
+
+@lru_cache
+def _loading(name: str) -> tuple[str, str]:
+    """Puts a row into the memory, and finds it there."""
+    table = TABLES[name]
+    where = " AND ".join(f"{one} = ?" for one in table.record)
+    marks = ", ".join("?" * len(table.types))
+    insertion = f"INSERT OR IGNORE INTO {name} VALUES ({marks})"
+    return insertion, f"SELECT rowid FROM {name} WHERE {where}"
+
+
+@lru_cache
+def _reading(name: str) -> tuple[str, Sequence[str]]:
+    """Reads a row of the memory with its marks, and what each value is called."""
+    table = TABLES[name]
+    told = [*table.types, *(f"({one})" for one in table.marks.values())]
+    text = f"SELECT {', '.join(told)} FROM {name} WHERE rowid = ?"
+    return text, [*table.types, *(f"in_{one}" for one in table.marks)]
+
+
+def _taken(loaded: LoadedRow | None) -> set[RecordID]:
+    return set() if loaded is None else taken_by(loaded.table, loaded.row)
+
+
+def _revisions_of(rows: Iterable[LoadedRow]) -> dict[RecordID, int]:
+    return {one.record: one.revision for one in rows}
+
+
+def _revision() -> int:
+    """Never the one before: the server skips a write that changes nothing, and it protects nothing."""
+    return random.getrandbits(62)
+
+
+def loaded_row(table: Table, told: Mapping[str, Any]) -> LoadedRow:
+    marks = {f"in_{one}": told.get(f"in_{one}") for one in table.marks}
+    row = {name: told.get(field_of(name)) for name in table.types} | marks
+    return LoadedRow(table, record_of(table, row), told[REVISION], row)

@@ -1,0 +1,97 @@
+"""Tokens that were created while a gateway ran, by the digests of their secrets."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+
+from gateway.domain.budgets import Limit, TokenBudget
+from gateway.domain.errors import Conflict, NotFound
+from gateway.domain.events import Deed
+from gateway.domain.tokens import CreatedToken
+from gateway.store.audit import append_deed
+from gateway.store.transaction import Row, Transaction
+from gateway.store.writer import OfStore, reading, writing
+
+log = logging.getLogger(__name__)
+
+KEYS = "keys"  # tokens, and limits that are raised
+
+
+def note_change(tx: Transaction) -> None:
+    """Other gateways over the same store look whether this has grown."""
+    tx.add("live", [{"name": KEYS, "version": 1}], {"version": 1})
+
+
+def _version(tx: Transaction) -> int:
+    row = tx.first("live", {"name": KEYS}, "version")
+    return int(row["version"]) if row else 0
+
+
+def _create(tx: Transaction, token: CreatedToken, deed: Deed, *, inherits: bool) -> None:
+    tx.guard("token", token.name)
+    for row in tx.find("token", {"name": token.name}, "revoked_at"):
+        if row["revoked_at"] is None:
+            raise Conflict(
+                f"there is a token {token.name!r} already: choose another name, or revoke it"
+            )
+        if not inherits:
+            raise Conflict(
+                f"a token {token.name!r} was revoked, and its sessions and facts are still there: choose "
+                "another name, or say --inherit to give them to the new one"
+            )
+    tx.insert("token", _row_of(token))
+    note_change(tx)
+    append_deed(tx, deed)
+
+
+def _revoke(tx: Transaction, name: str, deed: Deed) -> None:
+    in_force = {"name": name, "revoked_at": None}
+    if not tx.find("token", in_force, "digest"):
+        raise NotFound(f"token {name[:100]!r}")
+    tx.change("token", in_force, {"revoked_at": deed.at})
+    note_change(tx)
+    append_deed(tx, deed)
+
+
+def _note_use(tx: Transaction, digest: bytes, at: datetime) -> None:
+    tx.change("token", {"digest": digest.hex()}, {"last_used_at": at})
+
+
+def _all(tx: Transaction) -> Sequence[CreatedToken]:
+    return [_token_of(row) for row in tx.find("token", {}, order="name created_at")]
+
+
+class StoredTokens(OfStore):
+    """Implements the port TokenStore."""
+
+    create = writing(_create, durable=True)
+    revoke = writing(_revoke, durable=True)
+    tokens = reading(_all, caught_up=True)
+    version = reading(_version)
+
+    def note_use(self, digest: bytes, at: datetime) -> None:
+        self._writer.write_soon(partial(_note_use, digest=digest, at=at), _not_noted)
+
+
+def _not_noted(error: Exception) -> None:
+    log.warning("token_use_not_noted", extra={"why": str(error)})
+
+
+_PLAIN = ("name", "hint", "created_at", "created_by", "expires_at", "revoked_at", "last_used_at")
+
+
+def _row_of(token: CreatedToken) -> Row:
+    budget = None if token.budget is None else json.dumps(asdict(token.budget))
+    plain = {name: getattr(token, name) for name in _PLAIN}
+    scopes = json.dumps(sorted(token.scopes))
+    return {"digest": token.digest.hex(), "scopes": scopes, "budget": budget, **plain}
+
+
+def _token_of(row: Row) -> CreatedToken:
+    kept = None if row["budget"] is None else json.loads(row["budget"])
+    budget = kept and TokenBudget(**{name: Limit(**limit) for name, limit in kept.items()})
+    scopes, plain = frozenset(json.loads(row["scopes"])), {name: row[name] for name in _PLAIN}
+    return CreatedToken(bytes.fromhex(row["digest"]), scopes=scopes, budget=budget, **plain)

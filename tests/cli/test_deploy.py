@@ -1,0 +1,130 @@
+"""What `exogate service print` prints is accepted by those whom it is for, and a gateway speaks with its manager."""
+
+import plistlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.cli.conftest import Shell
+from tests.fakes.gateway import spawn
+
+ANALYZE = shutil.which("systemd-analyze")
+needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+
+
+def printed(shell: Shell, kind: str) -> str:
+    ran = shell("service", "print", f"--{kind}")
+    assert ran.code == 0, ran.err
+    assert not re.search(r"@[A-Z_]+@", ran.out)
+    return ran.out
+
+
+@needs_systemd
+def test_systemd_takes_the_unit_and_finds_it_confined(alone: Shell, tmp_path: Path) -> None:
+    unit = tmp_path / "exogate.service"
+    unit.write_text(printed(alone, "systemd"), encoding="utf-8")
+
+    def analyze(*words: str) -> subprocess.CompletedProcess[str]:
+        ran = [str(ANALYZE), *words, str(unit)]
+        return subprocess.run(ran, capture_output=True, text=True, timeout=60)
+
+    verified = analyze("verify")
+    security = analyze("security", "--offline=true", "--no-pager")
+
+    assert (verified.returncode, verified.stderr) == (0, "")
+    level = re.search(r"exposure level for exogate.service: ([\d.]+) (\w+)", security.stdout)
+    assert level is not None
+    assert float(level[1]) < 5
+    assert level[2] == "OK"
+
+
+def test_the_unit_has_what_the_configuration_says(alone: Shell) -> None:
+    text = alone.config.read_text(encoding="utf-8")
+    gateway = '[gateway]\ndrain_s = 90\ntoken = "${file:gateway_token}"'
+    secrets = alone.config.parent / ".config/exogate/secrets"
+    secrets.mkdir(parents=True)
+    (secrets / "gateway_token").write_text("a-token-of-the-test", encoding="utf-8")
+    (secrets / "gateway_token").chmod(0o600)
+    alone.config.write_text(text.replace("[gateway]", gateway), encoding="utf-8")
+
+    unit = printed(alone, "systemd")
+
+    assert "Type=notify\n" in unit
+    assert "ExecReload=/bin/kill -HUP $MAINPID\n" in unit
+    assert "TimeoutStopSec=105\n" in unit
+    assert "LoadCredential=gateway_token:/etc/exogate/secrets/gateway_token\n" in unit
+    assert "MemoryDenyWriteExecute=" not in unit
+    assert "a-token-of-the-test" not in unit
+
+
+def test_launchd_can_read_the_agent(alone: Shell) -> None:
+    agent = plistlib.loads(printed(alone, "launchd").encode())
+
+    assert agent["ProgramArguments"][-1] == "run"
+    assert str(alone.config) in agent["ProgramArguments"]
+    assert agent["ExitTimeOut"] == 35
+
+
+def test_the_image_runs_as_nobody_and_the_container_writes_nowhere_else(alone: Shell) -> None:
+    image, compose = printed(alone, "docker"), printed(alone, "compose")
+
+    assert re.search(r"^USER [1-9]\d+:[1-9]\d+$", image, re.MULTILINE)
+    assert 'ENTRYPOINT ["exogate"]' in image
+    assert "EXOGATE_CONFIG=/etc/exogate/config.toml" in image
+    assert "HOME=/var/lib/exogate" in image
+    assert "HEALTHCHECK" in image
+    assert 'VOLUME ["/var/lib/exogate"]' in image
+    for line in ("read_only: true", "- ALL", "- no-new-privileges:true", '- "127.0.0.1:7200:7200"'):
+        assert line in compose
+    assert "stop_grace_period: 35s" in compose
+
+
+def test_every_command_in_the_container_finds_the_data_where_it_always_was(
+    alone: Shell, tmp_path: Path
+) -> None:
+    lines = printed(alone, "docker").replace("\\\n", "")
+    (written,) = re.findall(r"^RUN (printf .* > /usr/local/bin/exogate) ", lines, re.MULTILINE)
+    (path,) = re.findall(r"PATH=(\S+)", lines)
+    script = tmp_path / "exogate"
+    made = written.replace("/usr/local/bin/exogate", str(script))
+    subprocess.run(["sh", "-c", made.replace("/opt/exogate/bin/exogate", "echo")], check=True)
+
+    ran = subprocess.run(
+        ["sh", script, "status", "a b"], capture_output=True, text=True, check=True
+    )
+
+    assert ran.stdout == "--data-dir /var/lib/exogate status a b\n"
+    assert path.index("/usr/local/bin") < path.index("/opt/exogate/bin")
+
+
+def test_one_kind_has_to_be_named(alone: Shell) -> None:
+    ran = alone("service", "print")
+
+    assert ran.code == 2
+    assert "--systemd" in ran.err
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no such sockets here")
+def test_a_gateway_tells_its_manager_when_it_is_ready_and_when_it_stops(alone: Shell) -> None:
+    path = alone.config.parent / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(30)
+        gateway = spawn(alone.config, more={"NOTIFY_SOCKET": str(path)})
+        assert anyio.run(gateway.ready)
+        ready = manager.recv(4096).decode()
+        gateway.tell(signal.SIGTERM)
+        stopping = manager.recv(4096).decode()
+        code = gateway.process.wait(20)
+        assert gateway.process.stdout is not None
+        gateway.process.stdout.close()
+
+    assert ready.startswith("READY=1\nSTATUS=serving at http://127.0.0.1:")
+    assert stopping.startswith("STOPPING=1\n")
+    assert code == 0
