@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 
 import anyio
 from anyio import CancelScope
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
 from gateway.domain.facts import Whose
@@ -323,8 +324,10 @@ class SurrealStore(RowMemory):
             await self._write_soon()
 
     async def _write_soon(self) -> None:
-        """What waits is one commit; if that fails, a commit each."""
+        """What waits is one commit; if that fails, a commit each. A commit is shielded, so that a cancelled
+        task is noticed here alone."""
         while self._soon:
+            await checkpoint_if_cancelled()
             some = self._soon[:_GROUP]
             try:
                 together = partial(_all_of, [operation for operation, _ in some])
@@ -338,6 +341,7 @@ class SurrealStore(RowMemory):
             self._moved_on = anyio.Event()
 
     async def _write_alone(self, operation: Operation[Any], failed: _Failed) -> None:
+        await checkpoint_if_cancelled()
         try:
             await self._write(operation)
         except GatewayError as error:
@@ -358,6 +362,8 @@ class SurrealStore(RowMemory):
         with CancelScope(shield=True), anyio.move_on_after(_WITHIN_S):
             await self.caught_up()
         self._stopped = self._stopped or "the store is closed"
+        for _, failed in self._soon:
+            failed(StoreUnavailable(self._stopped))
 
     def _require_open(self) -> None:
         if self._stopped is not None:
