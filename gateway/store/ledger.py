@@ -45,7 +45,7 @@ from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.store.audit import append_deed
 from gateway.store.tokens import note_change
 from gateway.store.transaction import Row, Transaction, given
-from gateway.store.writer import OfStore, Operation, Reading, Remembered, Writing
+from gateway.store.writer import OfStore, Operation, Reading, Remembered, T, Writing
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class StoredLedger(LedgerBooks):
             return
         self._accounts |= new
         try:
-            found = await self._writer.write(lambda tx: spent_in(tx, new), durable=False)
+            found = await self._in_order(partial(spent_in, scopes=new))
             for account, (used, _, warned) in zip(new.values(), found, strict=True):
                 account.used, account.warned = account.used + used, warned
                 account.known.set()
@@ -264,7 +264,7 @@ class StoredLedger(LedgerBooks):
         part.growing += 1
         rows = [(one.row, one.amount) for one in (*spare, part)]
         try:
-            await self._writer.write(partial(_save, rows=rows), durable=False)
+            await self._in_order(partial(_save, rows=rows))
         except GatewayError:
             self._resize(part, part.amount.beyond(need))
             for other, amount in spare.items():
@@ -273,6 +273,15 @@ class StoredLedger(LedgerBooks):
             raise
         finally:
             part.growing -= 1
+
+    async def _in_order(self, operation: Operation[T]) -> T:
+        """Before what is written soon from now on: over a server, what is awaited may come after it."""
+        results, failures = list[T](), list[Exception]()
+        self._writer.write_soon(lambda tx: results.append(operation(tx)), failures.append)
+        await self._writer.caught_up()
+        if failures:
+            raise failures[0]
+        return results[-1]
 
     def _fits(
         self, decide: Decide, accounts: Sequence[_Account], call: Reservation, more: Amount

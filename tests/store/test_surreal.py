@@ -1,7 +1,7 @@
 """The shared store: what is asked of the server, and several gateways over one database."""
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +12,7 @@ from uuid import UUID
 import anyio
 import pytest
 
+from gateway.domain.budgets import Amount, BudgetExceeded, Grant, Tally, day_of, scopes_of
 from gateway.domain.cluster import Tenure
 from gateway.domain.errors import Conflict, GatewayError, StoreRefused, StoreUnavailable
 from gateway.domain.facts import Claim, FactQuery, Whose
@@ -28,9 +29,11 @@ from gateway.store.surreal_reads import Selection
 from gateway.store.tables import TABLES
 from gateway.store.transaction import SEQ_BITS, Transaction, places_of
 from tests.fakes.clock import FakeClock
+from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, an_ending, an_entry, session_key
 from tests.fakes.surreal import PATIENT, ROOT, SurrealDatabase
 
+SCOPES = scopes_of(session_key(), day_of(NOON))
 DELIVERY = NewDelivery("d", "chat", "default", "ann", None, "hello")
 
 
@@ -66,6 +69,7 @@ class Listening(SurrealConnection):
     lose: str = ""
     between: Callable[[], Awaitable[None]] | None = None  # what others do after each of its reads
     is_away: bool = False
+    before_commit: Callable[[], Awaitable[None]] | None = None
     _late: tuple[str, Params | None] | None = None
 
     async def query(
@@ -92,6 +96,8 @@ class Listening(SurrealConnection):
             if how == "late":
                 self._late = (text, params)
             raise OutcomeUnknown("no answer came")
+        if is_commit and self.before_commit is not None:
+            await self.before_commit()
         result = await super().query(text, params, deadline_s=deadline_s)
         if self.between is not None and text.startswith("RETURN"):
             await self.between()
@@ -187,6 +193,35 @@ async def test_what_must_be_durable_waits_for_what_was_to_be_written_before_and_
 
     assert (0 in written, failed) == (True, [])
     assert len(written) < 10_000
+
+
+async def test_what_ends_while_more_is_set_aside_leaves_no_limit_exceeded_by_a_kill(
+    surreal_database: SurrealDatabase,
+) -> None:
+    def up_to_400(tallies: Sequence[Tally]) -> Grant:
+        for one in tallies:
+            if (one.used + one.held).tokens + 100 > 400:
+                raise BudgetExceeded(one, "tokens", 400)
+        return Grant(90, Amount(100))
+
+    async def slowly() -> None:
+        connection.before_commit = None
+        group.start_soon(ledger.settle, a_record(first))
+        for _ in range(9):  # the server would have written it by now
+            await connection.query("RETURN 1")
+
+    async with gateways(surreal_database, 1, is_alone=True) as (gateway,):
+        connection, ledger = gateway.connection, gateway.stores.ledger
+        first, _ = await ledger.reserve(a_reservation("a"), up_to_400)
+        await ledger.reserve(a_reservation("b"), up_to_400)
+        connection.before_commit = slowly
+        async with anyio.create_task_group() as group:
+            await ledger.reserve(a_reservation("c"), up_to_400)
+        await ledger.tallies(SCOPES)  # what has ended is written
+        async with gateways(surreal_database, 1, is_alone=True) as (next_one,):
+            found = await next_one.stores.ledger.tallies(SCOPES)
+
+    assert {(one.used.tokens, one.held.tokens <= 385) for one in found} == {(15, True)}
 
 
 async def test_a_store_that_ends_while_the_server_is_away_tries_nothing_more(
