@@ -46,8 +46,8 @@ from gateway.store.facts import (
     to_told,
 )
 from gateway.store.faults import require_text
-from gateway.store.transaction import SqliteTransaction, place_of
-from gateway.store.writer import OfStore, Reading, Remembered, Writing
+from gateway.store.transaction import Transaction, place_of
+from gateway.store.writer import Engine, OfStore
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last
@@ -67,10 +67,8 @@ class FactBase(OfStore):
     unknown names need no query. Names that are already in the database are loaded a page at a
     time. Only the event loop's thread uses the bits."""
 
-    def __init__(
-        self, writer: Writing, readers: Reading, pen: Remembered, *more: Connection
-    ) -> None:
-        super().__init__(writer, readers, pen, *more)
+    def __init__(self, engine: Engine, *more: Connection) -> None:
+        super().__init__(engine, *more)
         self._turn = anyio.Lock()
         self._bits = bytearray(_BITS // 8)
         self._upto: int | None = 0  # groups up to this one are noted; None: all
@@ -132,13 +130,13 @@ class FactBase(OfStore):
         return await self._writer.write(erase, durable=True)
 
 
-def _groups(after: int, tx: SqliteTransaction) -> Sequence[tuple[int, str]]:
+def _groups(after: int, tx: Transaction) -> Sequence[tuple[int, str]]:
     rows = tx.find("fact_group", {"id >": after}, "id name", order="id", limit=_PAGE)
     return [(row["id"], row["name"]) for row in rows]
 
 
 def _add(
-    tx: SqliteTransaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
+    tx: Transaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
     told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
     kept = [id_ for _, id_ in told]
@@ -147,7 +145,7 @@ def _add(
     return [_with_sources(row, tx) for row in found]
 
 
-def _is_forgotten(claim: Claim, scope: str, tx: SqliteTransaction) -> bool:
+def _is_forgotten(claim: Claim, scope: str, tx: Transaction) -> bool:
     if (source := claim.source) is None:
         return False
     names = names_of(scope, str(source.session_key), source.message_id)
@@ -157,7 +155,7 @@ def _is_forgotten(claim: Claim, scope: str, tx: SqliteTransaction) -> bool:
 
 
 def _rows(
-    terms: Sequence[_Term], rest: str, values: Sequence[object], tx: SqliteTransaction
+    terms: Sequence[_Term], rest: str, values: Sequence[object], tx: Transaction
 ) -> list[FactRow]:
     where = " AND ".join(term for term, _ in terms)
     given = [value for _, some in terms for value in some]
@@ -165,13 +163,13 @@ def _rows(
     return [to_fact_row(row) for row in rows]
 
 
-def _with_sources(row: FactRow, tx: SqliteTransaction) -> Fact:
+def _with_sources(row: FactRow, tx: Transaction) -> Fact:
     found = tx.db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
     named = tuple(dict.fromkeys(one for (one,) in found))
     return replace(row.fact, source_message_ids=named) if named else row.fact
 
 
-def _group_of(whose: Whose, tx: SqliteTransaction) -> int:
+def _group_of(whose: Whose, tx: Transaction) -> int:
     """0 if nothing was learned there. All that was is read, where the tables are elsewhere."""
     if not tx.is_whole:
         load_group("scope", whose.scope or str(whose.room), tx)
@@ -184,7 +182,7 @@ def _group_of(whose: Whose, tx: SqliteTransaction) -> int:
 # --- by what it is about, and when ---------------------------------------------------------------
 
 
-def _select(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
+def _select(query: FactQuery, tx: Transaction) -> Sequence[Fact]:
     terms = _about(query, tx)
     if query.at is not None:
         at = to_micros(query.at)
@@ -195,7 +193,7 @@ def _select(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
     return [_with_sources(row, tx) for row in rows]
 
 
-def _about(query: FactQuery, tx: SqliteTransaction) -> list[_Term]:
+def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
     group, is_room = _group_of(query.whose, tx), query.whose.room is not None
     names: dict[str, str] = {}
     if query.subject is not None:
@@ -230,7 +228,7 @@ def _range(group: int) -> tuple[int, int]:
     return place_of(group, 0), place_of(group + 1, 0)
 
 
-def _known_then(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
+def _known_then(query: FactQuery, tx: Transaction) -> Sequence[Fact]:
     """What the claims known at that time say."""
     assert query.known_at is not None
     about = _about(query, tx)
@@ -255,7 +253,7 @@ def _known_then(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
 
 
 def _told_by(
-    then: datetime, rows: Mapping[int, FactRow], tx: SqliteTransaction
+    then: datetime, rows: Mapping[int, FactRow], tx: Transaction
 ) -> Mapping[tuple[str, int], list[Told]]:
     """Claims by scope and topic."""
     told: dict[tuple[str, int], list[Told]] = {}
@@ -270,9 +268,7 @@ def _told_by(
 # --- by words and names --------------------------------------------------------------------------
 
 
-def _matching(
-    whose: Whose, words: Sequence[str], limit: int, tx: SqliteTransaction
-) -> Sequence[Fact]:
+def _matching(whose: Whose, words: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     """All words in one statement, within the places of the scope, so other facts do not matter."""
     group = _group_of(whose, tx)
     ranges, said_there = [_range(group)], list[_Term]()
@@ -299,9 +295,7 @@ def _matching(
     return facts
 
 
-def _around(
-    whose: Whose, forms: Sequence[str], limit: int, tx: SqliteTransaction
-) -> Sequence[Fact]:
+def _around(whose: Whose, forms: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     group, theirs = _group_of(whose, tx), _theirs(whose)
     found: dict[str, FactRow] = {}
     for name, end in product(forms, ("about", "form")):
@@ -311,7 +305,7 @@ def _around(
     return [_with_sources(row, tx) for row in rows[:limit]]
 
 
-def _origin(fact_id: str, tx: SqliteTransaction) -> Provenance | None:
+def _origin(fact_id: str, tx: Transaction) -> Provenance | None:
     if not tx.is_whole:
         claim = tx.first("fact_claim", {"id": fact_id}, "fact")
         load_facts({"place": claim["fact"] if claim else None}, tx)

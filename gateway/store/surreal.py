@@ -62,7 +62,7 @@ from gateway.store.transaction import (
     Transaction,
 )
 from gateway.store.turns import ExtractionQueue, LocalTurns
-from gateway.store.writer import OF_ONE, OnCommit, OperationFailed, Reading, Remembered, Writing
+from gateway.store.writer import OF_ONE, Engine, OnCommit, OperationFailed
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,10 @@ class SurrealStore(RowMemory):
         self._again = anyio.Lock()
         self._wanted, self._moved_on = anyio.Event(), anyio.Event()
         self._stopped: str | None = None
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(self, self, self, self.copy)
 
     async def open(self) -> None:
         """Makes what is not there yet. Raises StoreUnavailable, StoreRefused."""
@@ -384,8 +388,8 @@ def _cut(kept: dict[Any, Any]) -> None:
 class SharedInbox(StoredInbox):
     """One after the other in a session: the lanes take messages in the order of their accepts."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
         self._lines: dict[SessionKey, tuple[anyio.Lock, int]] = {}  # with how many stand in it
 
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
@@ -452,11 +456,11 @@ async def open_surreal(
         try:
             await when_there(store.open, connection, waiting)
             group.start_soon(store.run)
-            over = (store, store, store)
-            facts = (SharedFacts if is_alone else FactsOfMany)(*over, store.memory)
-            ports = stores_over(*over, clock, store.copy, make_ledger=make_ledger)
-            shared = StoredSharedRuns(*over)
-            stores = replace(ports, inbox=SharedInbox(*over), facts=facts, shared=shared)
+            engine = store.engine
+            facts = (SharedFacts if is_alone else FactsOfMany)(engine, store.memory)
+            ports = stores_over(engine, clock, make_ledger=make_ledger)
+            shared = StoredSharedRuns(engine)
+            stores = replace(ports, inbox=SharedInbox(engine), facts=facts, shared=shared)
             try:
                 yield stores
             finally:

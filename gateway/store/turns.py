@@ -30,13 +30,12 @@ from gateway.store.pruning import Fork, spans_to
 from gateway.store.transaction import (
     SEQ_BITS,
     Row,
-    SqliteTransaction,
     Transaction,
     place_of,
     places_of,
     seq_of,
 )
-from gateway.store.writer import OfStore, Pen, Reading, Remembered, Writing, reading, writing
+from gateway.store.writer import Engine, OfStore, Pen, Writing, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -59,8 +58,8 @@ _NO_WORDS: frozenset[str] = frozenset()
 
 
 class TurnIndex(OfStore):
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
         # By session: how long it was when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
         self._has_small_pages = False
@@ -85,7 +84,7 @@ class TurnIndex(OfStore):
         key: SessionKey,
         words: Sequence[str],
         choose: Choose | None,
-        tx: SqliteTransaction,
+        tx: Transaction,
         *,
         ids: Sequence[str | None],
         limit: int,
@@ -178,7 +177,7 @@ def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[in
 class _Index:
     """The part of the index that holds the visible messages of a session."""
 
-    tx: SqliteTransaction
+    tx: Transaction
     session: int
     trail: Trail
     limit: int
@@ -276,7 +275,7 @@ class _Index:
         return turns
 
 
-def _load_session(key: SessionKey, ids: Sequence[str | None], tx: SqliteTransaction) -> None:
+def _load_session(key: SessionKey, ids: Sequence[str | None], tx: Transaction) -> None:
     """Has read, where the tables are elsewhere, what a search stands on."""
     if tx.is_whole:
         return
@@ -293,8 +292,8 @@ class LocalTurns(TurnIndex):
     """The index of words on this machine, for a store whose tables are elsewhere. It is made anew at each
     start, of the sessions that are asked for."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered, db: Connection) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(self, engine: Engine, db: Connection) -> None:
+        super().__init__(engine)
         self._db = db
         self._indexed: dict[SessionKey, tuple[int, int]] = {}  # session and seq of the last message
         self._looked = 0  # at sessions up to this one

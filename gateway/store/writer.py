@@ -8,7 +8,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from gateway.store.faults import (
     sentence,
     unavailable,
 )
-from gateway.store.transaction import Row, SqliteTransaction
+from gateway.store.transaction import Row, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Mark:
 
 
 # --- what operations write with ------------------------------------------------------------------
-class Pen(SqliteTransaction):
+class Pen(Transaction):
     """The transaction of the writer's thread, and what it knows of the tables."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -110,7 +110,7 @@ SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session),
 """
 
 Operation = Callable[[Pen], T]
-Query = Callable[[SqliteTransaction], T]
+Query = Callable[[Transaction], T]
 Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
 
 
@@ -433,7 +433,7 @@ class Readers:
         await to_thread.run_sync(self.join)
 
     def _run(self) -> None:
-        tx: SqliteTransaction | None = None
+        tx: Transaction | None = None
         while (ticket := self._queue.get()) is not None:
             query, future = ticket
             outcome: Outcome = (
@@ -441,7 +441,7 @@ class Readers:
                 StoreUnavailable("a reader of the store has stopped: restart"),
             )
             try:
-                tx = tx or SqliteTransaction(open_to_read(self._path))
+                tx = tx or Transaction(open_to_read(self._path))
                 outcome = (query(tx), None)
             except sqlite3.Error as fault:
                 outcome = (None, unavailable(fault, str(self._path)))
@@ -500,11 +500,29 @@ class Remembered(Protocol):
     def last_day(self) -> str: ...
 
 
+CopyStore = Callable[[Path, int], Awaitable[None]]  # to a new file, if there is room for so many
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What every subject of a store works with."""
+
+    writer: Writing
+    readers: Reading
+    pen: Remembered
+    copy: CopyStore
+
+
 class OfStore:
     """One subject of the store: operations over its writer and its readers."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        self._writer, self._readers, self._pen = writer, readers, pen
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self._pen = engine, engine.pen
+        self._writer, self._readers = engine.writer, engine.readers
+
+    async def caught_up(self) -> None:
+        """Waits until all that is to be written soon is written."""
+        await self._writer.caught_up()
 
 
 _Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
@@ -516,7 +534,7 @@ def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False)
 
     async def read(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if caught_up:
-            await self._writer.caught_up()
+            await self.caught_up()
         return await self._readers.read(lambda tx: query(tx, *args, **kwargs))
 
     return read
