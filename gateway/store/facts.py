@@ -27,7 +27,7 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.audit import append_deed
-from gateway.store.transaction import SEQ_BITS, Row, Terms, Transaction, in_parts, place_of
+from gateway.store.transaction import SEQ_BITS, Fields, Row, Terms, Transaction, in_parts, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
 
@@ -40,6 +40,7 @@ def names_of(scope: str, session: str, *messages: str | None) -> Names:
 
 def is_forgotten(names: Names, said_at: datetime, tx: Transaction) -> bool:
     """Whether it is marked: a message always, a scope or session for what was said until then."""
+    _load_forgotten(names, tx)
     at = to_micros(said_at)
     return any(tx.db.execute(_FIND, (*name, at)).fetchone() for name in names)
 
@@ -183,8 +184,7 @@ def add(
     for claim, id_ in zip(claims, ids, strict=True):
         names = {"subject": form(claim.subject), "predicate": predicate_form(claim.predicate)}
         topic = _Topic(scope, scope_id, _id_of("fact_topic", {"scope": scope_id, **names}, tx))
-        if not tx.is_whole:
-            load_facts({"topic": topic.id}, tx)
+        load_facts({"topic": topic.id}, tx)
         new = Told(id_, claim, now)
         # An object that was ever claimed to be functional stays functional.
         if not claim.functional and _exists(_OF_OBJECT, (topic.id, 1, new.object), tx):
@@ -206,12 +206,26 @@ def _id_of(table: str, names: Row, tx: Transaction) -> int:
 # --- where the tables are elsewhere --------------------------------------------------------------
 def load_group(kind: str, name: str, tx: Transaction) -> None:
     """Has the facts of a scope or session read, with what belongs to them."""
+    if tx.is_whole:
+        return
     group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if group is not None:
         load_facts({kind: group["id"]}, tx)
 
 
+def _place_of(fact_id: str, tx: Transaction) -> Terms:
+    claim = tx.first("fact_claim", {"id": fact_id}, "fact")
+    return {"place": claim["fact"] if claim else None}
+
+
+def load_fact(fact_id: str, tx: Transaction) -> None:
+    if not tx.is_whole:
+        load_facts(_place_of(fact_id, tx), tx)
+
+
 def load_facts(terms: Terms, tx: Transaction) -> None:
+    if tx.is_whole:
+        return
     facts = tx.find("fact", terms)
     claims = [
         one
@@ -227,23 +241,24 @@ def load_facts(terms: Terms, tx: Transaction) -> None:
 
 def _load_erased(what: Erasure, tx: Transaction) -> None:
     """Also of those whose scope or session may have no facts any more."""
+    if tx.is_whole:
+        return
     if what.fact_id is not None:
-        claim = tx.first("fact_claim", {"id": what.fact_id}, "fact")
-        terms: Terms = {"place": claim["fact"] if claim else None}
+        terms = _place_of(what.fact_id, tx)
     else:
         kind, name = what.kind, str(what.scope or what.session_key)
         group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
         terms = {kind: group["id"] if group else None}
-        load_forgotten([(kind, _digest(name))], tx)
+        _load_forgotten([(kind, _digest(name))], tx)
     for row in tx.find("fact", terms):
         load_facts({"scope": row["scope"]}, tx)
         load_facts({"session": row["session"]}, tx)
         for claim in tx.find("fact_claim", {"session": row["session"]}):
-            load_forgotten([("message", claim["message_id"])] if claim["message_id"] else (), tx)
+            _load_forgotten([("message", claim["message_id"])] if claim["message_id"] else (), tx)
 
 
-def load_forgotten(names: Names, tx: Transaction) -> None:
-    for kind, name in names:
+def _load_forgotten(names: Names, tx: Transaction) -> None:
+    for kind, name in () if tx.is_whole else names:
         tx.first("forgotten", {"kind": kind, "name": name})
 
 
@@ -388,6 +403,12 @@ def _next_place(group: int, tx: Transaction) -> int:
     return place_of(group, tx.db.execute(_NUMBER, (group,)).fetchone()[0])
 
 
+_CLAIMED, _SOURCED = (
+    Fields("object functional confidence"),
+    Fields("message_id quote said_by"),
+)
+
+
 def _keep(topic: _Topic, told: Told, place: int, tx: Transaction) -> None:
     claim, source = told.claim, told.claim.source
     session = _group("session", str(source.session_key if source else claim.session_key), tx)
@@ -396,16 +417,12 @@ def _keep(topic: _Topic, told: Told, place: int, tx: Transaction) -> None:
         "fact": place,
         "topic": topic.id,
         "session": session,
-        "object": claim.object,
-        "functional": claim.functional,
-        "confidence": claim.confidence,
+        **_CLAIMED.row(claim),
         "learned_at": told.learned_at,
         "since": told.since,
         "said_at": told.said,
         "until": claim.valid_to,
-        "message_id": source.message_id if source else None,
-        "quote": source.quote if source else None,
-        "said_by": source.said_by if source else None,
+        **(_SOURCED.row(source) if source else {}),
     }
     tx.insert("fact_claim", row)
 
@@ -457,8 +474,7 @@ def _erased(what: Erasure, tx: Transaction) -> tuple[str, str]:
     """Raises ClaimRefused unless the erasure names one thing."""
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
         raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
-    if not tx.is_whole:
-        _load_erased(what, tx)
+    _load_erased(what, tx)
     if what.fact_id is not None:
         return _IF_FACT, what.fact_id
     column = "session" if what.scope is None else "scope"

@@ -45,10 +45,16 @@ from gateway.domain.events import Deed
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.store.audit import append_deed
 from gateway.store.tokens import note_change
-from gateway.store.transaction import Row, Transaction, given
+from gateway.store.transaction import Fields, Row, Transaction, given
 from gateway.store.writer import Engine, OfStore, Operation, T, reading
 
 log = logging.getLogger(__name__)
+
+_OF_CALL = Fields("id provider model at day input_tokens")
+_SUMS = ("input_tokens", "output_tokens", "nano_usd")
+_OF_RECORD = Fields(
+    "id run_id person input_tokens output_tokens cached_tokens reasoning_tokens nano_usd pricing estimated"
+)
 
 NOTHING = Amount()
 TEND_S = 0.25  # between two looks at slices and open calls
@@ -121,8 +127,8 @@ def _record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
 def _to_record(row: Row, series: Row) -> TokenRecord:
     outcome = "overrun" if row["overran"] else row["outcome"]
     named = {"provider": series["provider"], "model": series["model"], "outcome": outcome}
-    plain = {name: row[name] for name in _OF_RECORD}
-    return TokenRecord(session_key=row["session"], **named, **plain)
+    placed = {"session_key": row["session"], "at": row["at"], "seq": row["seq"]}
+    return TokenRecord(**placed, **named, **_OF_RECORD.values(row))
 
 
 # What tells the records of one sum from those of another; a series is agent, provider and model.
@@ -157,12 +163,6 @@ def _name_of(by: Grouping, row: Row) -> str:
             return str(row["session"].channel)
         case _:
             return str(row[by])
-
-
-_OF_RECORD = (
-    *("id", "at", "run_id", "person", "input_tokens", "output_tokens", "cached_tokens"),
-    *("reasoning_tokens", "nano_usd", "pricing", "estimated", "seq"),
-)
 
 
 # --- what every ledger tells ---------------------------------------------------------------------
@@ -577,8 +577,12 @@ def counter_of(scope: Scope) -> Mapping[str, str]:
 def held_row(call: Reservation, held: Amount) -> Row:
     payer = call.payer
     whose = {"session": payer.session_key, "run_id": payer.run_id, "person": payer.person}
-    plain = {name: getattr(call, name) for name in _PLAIN}
-    return {**plain, **whose, "held_tokens": held.tokens, "held_nano_usd": held.nano_usd}
+    return {
+        **_OF_CALL.row(call),
+        **whose,
+        "held_tokens": held.tokens,
+        "held_nano_usd": held.nano_usd,
+    }
 
 
 def counters_of(call: Reservation, day: str) -> Sequence[Mapping[str, str]]:
@@ -644,22 +648,13 @@ def record_call(
     tx.add("spend", counted, sums)
     is_overrun = record.outcome == "overrun"  # of the outcomes the table knows the first four
     row = {
-        "id": record.id,
+        **_OF_RECORD.row(record),
         "at": (record.at - EPOCH) // MICROSECOND,
         "series": tx.series.get(made) or tx.series_of(*made),
         "session": names[0],
-        "run_id": record.run_id,
         "day": day,
         "outcome": "broken" if is_overrun else record.outcome,
-        "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens,
-        "cached_tokens": record.cached_tokens,
-        "reasoning_tokens": record.reasoning_tokens,
-        "nano_usd": record.nano_usd,
-        "pricing": record.pricing,
-        "estimated": record.estimated,
         "overran": is_overrun,
-        "person": record.person,
     }
     tx.insert("token_record", row)
     if rows:
@@ -720,12 +715,9 @@ def _is_of_token(key: SessionKey) -> bool:
 
 
 def to_reservation(row: Row) -> Reservation:
-    plain = {name: row[name] for name in _PLAIN}
     held = Amount(row["held_tokens"], row["held_nano_usd"])
     payer = Payer(row["session"], row["run_id"], row["person"])
-    return Reservation(payer=payer, held=held, **plain)
+    return Reservation(payer=payer, held=held, **_OF_CALL.values(row))
 
 
 _COUNTED = ("session", "agent", "day", "month", "model", "token_day", "token_month")
-_PLAIN = ("id", "provider", "model", "at", "day", "input_tokens")  # of a reservation, in its row
-_SUMS = ("input_tokens", "output_tokens", "nano_usd")

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio import CancelScope
@@ -109,7 +110,7 @@ class SurrealStore(RowMemory):
         super().__init__()
         self.connection, self._is_alone = connection, is_alone
         self.on_commit: OnCommit = lambda seconds, operations: None
-        self.unsettled: list[Row] = []
+        self.unsettled: Sequence[Row] = []
         self.last_day = ""
         self._soon: list[tuple[Operation[Any], _Failed]] = []
         self._soon_given = self._soon_done = 0  # how many, since the start
@@ -390,19 +391,12 @@ class SharedInbox(StoredInbox):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._lines: dict[SessionKey, tuple[anyio.Lock, int]] = {}  # with how many stand in it
+        self._turns = WeakValueDictionary[SessionKey, anyio.Lock]()
 
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
-        key = entry.session_key
-        lock, others = self._lines.get(key, (anyio.Lock(), 0))
-        self._lines[key] = (lock, others + 1)
-        try:
-            async with lock:
-                return await super().accept(entry, begin=begin)
-        finally:
-            lock, all_ = self._lines.pop(key)
-            if all_ > 1:
-                self._lines[key] = (lock, all_ - 1)
+        turn = self._turns.setdefault(entry.session_key, anyio.Lock())
+        async with turn:
+            return await super().accept(entry, begin=begin)
 
 
 class SharedFacts(FactBase, ExtractionQueue, LocalTurns):

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any, Literal
 
@@ -45,6 +46,20 @@ def seq_of(place: int) -> int:
 def places_of(session: int) -> Terms:
     """The places of its nodes."""
     return {"place >": place_of(session, 0), "place <": place_of(session + 1, 0)}
+
+
+class Fields:
+    """What a value and its row call by the same names."""
+
+    def __init__(self, names: str) -> None:
+        self.names = names.split()
+        self._of_value, self._of_row = attrgetter(*self.names), itemgetter(*self.names)
+
+    def row(self, value: object) -> dict[str, Any]:
+        return dict(zip(self.names, self._of_value(value), strict=True))
+
+    def values(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(self.names, self._of_row(row), strict=True))
 
 
 @dataclass(slots=True)

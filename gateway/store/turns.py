@@ -25,7 +25,7 @@ from gateway.domain.facts import (
     words_of,
 )
 from gateway.domain.ids import NodeId, SessionKey, to_time
-from gateway.store.facts import is_forgotten, load_forgotten, names_of
+from gateway.store.facts import is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
 from gateway.store.transaction import (
     SEQ_BITS,
@@ -140,7 +140,8 @@ class TurnIndex(OfStore):
         return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
-        return await self._readers.read(lambda tx: _keys(_BEHIND, limit, tx.db))
+        rows = await self._readers.read(lambda tx: tx.db.execute(_BEHIND, (limit,)).fetchall())
+        return [SessionKey.parse(key) for (key,) in rows]
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
@@ -267,7 +268,6 @@ class _Index:
             depth, said_at = places[place], to_time(at)
             if has_forgotten:
                 names = names_of(scope_of(key, sender), str(key), id_, answered)
-                load_forgotten(() if self.tx.is_whole else names, self.tx)
                 if is_forgotten(names, said_at, self.tx):
                     continue
             by = sender if role == "user" else None
@@ -465,10 +465,6 @@ ON CONFLICT (session) DO UPDATE SET upto = excluded.upto
 """
 _NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
 _INDEXED = "SELECT place, text FROM node WHERE place > ? AND place <= ? AND role IN (?, ?)"
-
-
-def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
-    return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
 # --- how far patterns and a model have read ------------------------------------------------------
