@@ -1,6 +1,6 @@
 """Facts and claims in SQLite: written, settled, erased, and never learned again after that."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -227,16 +227,14 @@ def load_facts(terms: Terms, tx: Transaction) -> None:
     if tx.is_whole:
         return
     facts = tx.find("fact", terms)
-    claims = [
-        one
-        for some in in_parts([row["place"] for row in facts])
-        for one in tx.find("fact_claim", {"fact": some})
-    ]
-    numbers = {row[name] for row in facts for name in ("scope", "session")}
-    for some in in_parts(numbers | {row["session"] for row in claims}):
-        tx.find("fact_group", {"id": some})
-    for some in in_parts({row["topic"] for row in facts}):
-        tx.find("fact_topic", {"id": some})
+    claims = _load("fact_claim", "fact", {row["place"] for row in facts}, tx)
+    groups = {row[name] for row in facts for name in ("scope", "session")}
+    _load("fact_group", "id", groups | {row["session"] for row in claims}, tx)
+    _load("fact_topic", "id", {row["topic"] for row in facts}, tx)
+
+
+def _load(table: str, column: str, numbers: Collection[int], tx: Transaction) -> list[Row]:
+    return [row for some in in_parts(numbers) for row in tx.find(table, {column: some})]
 
 
 def _load_erased(what: Erasure, tx: Transaction) -> None:
