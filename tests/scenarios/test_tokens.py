@@ -55,6 +55,10 @@ class Stage:
         rows = (await self.operator.call("budget.status"))["budgets"]
         return [row for row in rows if row["scope"].startswith("token:")]
 
+    async def used(self) -> dict[str, int]:
+        rows = (await self.operator.call("budget.status"))["budgets"]
+        return {row["scope"]: row["used"] for row in rows}
+
 
 @asynccontextmanager
 async def staged(folder: Path, reply: Any = None, rest: str = "") -> AsyncIterator[Stage]:
@@ -109,6 +113,34 @@ async def test_a_program_meets_its_limit_and_goes_on_once_it_is_raised(tmp_path:
     assert after["used"] == row["used"] + 1_000
     assert [(one["person"], one["input_tokens"] + one["output_tokens"]) for one in records] == [
         ("program", after["used"])
+    ]
+
+
+async def test_what_is_said_as_somebody_else_counts_once_and_for_them(tmp_path: Path) -> None:
+    own = "[budgets]\ndaily = 90_000\nmonthly = 90_000\nsession = 90_000\nper_agent = 90_000\n"
+    async with staged(tmp_path, rest=FILE + own) as stage:
+        bridge = await stage.create("bridge", scopes=["chat", "impersonate"], budget=9_000)
+        spoken = []
+        async with connected(stage.site.url, bridge) as client:
+            for said in (
+                {"channel": "telegram", "account": "default", "peer": "5512"},
+                {"channel": "telegram", "account": "bridge", "peer": "5512"},  # no token's call
+                {"account": "desk"},
+                {},
+            ):
+                before = await stage.used()
+                end = await client.ask("hi", **said)
+                after = await stage.used()
+                spoken.append({name: after[name] - before.get(name, 0) for name in after})
+                assert end["type"] == "done"
+
+    everyone = {"agent:main": 500, "daily": 500, "monthly": 500}
+    nobody = {"token:bridge": 0, "token:desk": 0}
+    assert spoken == [
+        everyone | nobody,
+        everyone | nobody,
+        everyone | nobody | {"token:desk": 500},
+        everyone | nobody | {"token:bridge": 500},
     ]
 
 
