@@ -14,21 +14,24 @@ import pytest
 
 from tests.cli.conftest import Shell, end, written
 from tests.fakes.client import post_chat
-from tests.fakes.gateway import START_S, Command, spawn
+from tests.fakes.gateway import ENGINE, START_S, Command, spawn
 from tests.forms import is_long
 
-# Killed before this system call on a file of the store, or on the caller's socket.
-STEPS: tuple[tuple[str, str, int], ...] = (
+pytestmark = pytest.mark.shared_store
+Step = tuple[str, str, int]
+# Killed before this system call on a file of the store, or on a socket.
+EMBEDDED: tuple[Step, ...] = (
     ("store.db-wal", "pwrite64", 6),  # in the middle of the commit
     ("store.mark", "pwrite64", 1),  # it is committed, and not in force
     ("", "write", 2),  # the answer: it is in force, and nobody knows
 )
 if is_long():
-    STEPS += (
+    EMBEDDED += (
         ("", "write", 1),  # the handshake: nothing was asked yet
         ("store.db-wal", "pwrite64", 1),
         ("store.db-wal", "fdatasync", 1),
     )
+SHARED: tuple[Step, ...] = tuple(("", "write", when) for when in range(2, 7, 1 if is_long() else 2))
 
 
 @contextmanager
@@ -72,10 +75,10 @@ def test_what_a_kill_cuts_off_is_done_and_audited_or_is_not_there(
 ) -> None:
     shell = Shell(written(tmp_path))
     with shell.config.open("a") as file:
-        file.write("[budgets]\ndaily = 1_000_000\n")
+        file.write(f"[budgets]\ndaily = 1_000_000\n{ENGINE.of(tmp_path)}")
     secrets: dict[str, str] = {}
     least = most = 0  # how often it is done
-    for number, step in enumerate((*STEPS, None)):
+    for number, step in enumerate((*(SHARED if ENGINE.section else EMBEDDED), None)):
         gateway = spawn(shell.config)
         try:
             assert anyio.run(gateway.ready)
