@@ -30,23 +30,21 @@ from gateway.domain.facts import (
 from gateway.domain.ids import to_micros
 from gateway.store import facts as writing
 from gateway.store.facts import (
-    CLAIM,
-    FACT,
+    WITH_SOURCE,
     FactRow,
     claims_of,
+    fact_of,
+    facts_at,
+    facts_in,
     is_forgotten,
     list_all,
-    load_fact,
-    load_facts,
-    load_group,
     names_of,
     ranked,
     require_claims,
-    to_fact_row,
-    to_told,
+    told_in,
 )
 from gateway.store.faults import require_text
-from gateway.store.transaction import Transaction, place_of
+from gateway.store.transaction import Transaction, in_parts, place_of
 from gateway.store.writer import Engine, OfStore, reading
 
 _MOST_WORDS = 64  # of a question
@@ -73,8 +71,7 @@ def _add(
     told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
     kept = [id_ for _, id_ in told]
     writing.add(tx, scope, [claim for claim, _ in told], ids=kept, now=now)
-    found = [_rows([(_OF_CLAIM, (id_,))], "", (), tx)[0] for id_ in kept]
-    return [_with_sources(row, tx) for row in found]
+    return _with_sources([row for id_ in kept for row in fact_of(id_, tx)], tx)
 
 
 def _is_forgotten(claim: Claim, scope: str, tx: Transaction) -> bool:
@@ -84,28 +81,35 @@ def _is_forgotten(claim: Claim, scope: str, tx: Transaction) -> bool:
     return is_forgotten(names, source.at, tx)
 
 
-def _rows(
+def _places(
     terms: Sequence[_Term], rest: str, values: Sequence[object], tx: Transaction
-) -> list[FactRow]:
+) -> list[int]:
     where = " AND ".join(term for term, _ in terms)
     given = [value for _, some in terms for value in some]
-    rows = tx.db.execute(f"{FACT} WHERE {where} {rest}", (*given, *values)).fetchall()
-    return [to_fact_row(row) for row in rows]
+    found = tx.db.execute(f"SELECT f.place FROM fact f WHERE {where} {rest}", (*given, *values))
+    return [place for (place,) in found.fetchall()]
 
 
-def _with_sources(row: FactRow, tx: Transaction) -> Fact:
-    found = tx.db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
-    named = tuple(dict.fromkeys(one for (one,) in found))
-    return replace(row.fact, source_message_ids=named) if named else row.fact
+def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
+    for some in () if tx.is_whole else in_parts([row.place for row in rows]):
+        tx.find("fact_claim", {"fact": some, **WITH_SOURCE})
+    facts = list[Fact]()
+    for row in rows:
+        found = tx.db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
+        named = tuple(dict.fromkeys(one for (one,) in found))
+        facts.append(replace(row.fact, source_message_ids=named) if named else row.fact)
+    return facts
 
 
 def _group_of(whose: Whose, tx: Transaction) -> int:
-    """0 if nothing was learned there. All that was is read, where the tables are elsewhere."""
-    load_group("scope", whose.scope or str(whose.room), tx)
-    load_group("session", str(whose.room), tx)
+    """0 if nothing was learned there. All facts that were are read, where the tables are elsewhere."""
     kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
-    row = tx.db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
-    return int(row[0]) if row else 0
+    row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
+    if row is not None and not tx.is_whole:
+        there = tx.find("fact", {kind: row["id"]}, "topic")
+        for some in in_parts({one["topic"] for one in there}):
+            tx.find("fact_topic", {"id": some})
+    return row["id"] if row else 0
 
 
 # --- by what it is about, and when ---------------------------------------------------------------
@@ -120,8 +124,8 @@ def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
         terms.append(("f.valid_from <= ? AND (f.valid_to IS NULL OR f.valid_to > ?)", (at, at)))
     elif not query.with_history:
         terms.append(_IS_CURRENT)
-    rows = _rows(terms, _OLDEST, (max(0, query.limit),), tx)
-    return [_with_sources(row, tx) for row in rows]
+    places = _places(terms, _OLDEST, (max(0, query.limit),), tx)
+    return _with_sources(facts_at(places, tx), tx)
 
 
 def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
@@ -159,19 +163,25 @@ def _range(group: int) -> tuple[int, int]:
     return place_of(group, 0), place_of(group + 1, 0)
 
 
-def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fact]:
-    """What the claims known at that time say."""
+def _topics_of(query: FactQuery, tx: Transaction) -> list[tuple[int, ...]]:
+    """In parts. Raises QueryRefused if too much was claimed of them."""
     about = _about(query, tx)
     where = " AND ".join(term for term, _ in about)
     values = tuple(value for _, some in about for value in some)
-    topics = f"SELECT DISTINCT f.topic FROM fact f WHERE {where}"
-    if tx.db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
+    found = tx.db.execute(f"SELECT DISTINCT f.topic FROM fact f WHERE {where}", values).fetchall()
+    topics = [*in_parts([topic for (topic,) in found])]
+    if sum(tx.count("fact_claim", {"topic": some}) for some in topics) > MOST_WEIGHED:
         raise QueryRefused(
             f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
             "name a subject that fewer of them are about"
         )
-    in_topics = f"f.topic IN ({topics})"
-    rows = {row.place: row for row in _rows([(in_topics, values)], "", (), tx)}
+    return topics
+
+
+def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fact]:
+    """What the claims known at that time say."""
+    every = [row for some in _topics_of(query, tx) for row in facts_in({"topic": some}, tx)]
+    rows = {row.place: row for row in every}
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
@@ -187,11 +197,9 @@ def _told_by(
 ) -> Mapping[tuple[str, int], list[Told]]:
     """Claims by scope and topic."""
     told: dict[tuple[str, int], list[Told]] = {}
-    for claim in claims_of([*rows], tx):
-        row = rows[claim[2]]
-        one = to_told(claim, row.fact)
+    for place, one in claims_of({place: row.fact for place, row in rows.items()}, tx):
         if one.learned_at <= then:
-            told.setdefault((row.fact.scope, row.topic), []).append(one)
+            told.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)
     return told
 
 
@@ -215,54 +223,46 @@ def _matching(whose: Whose, words: Sequence[str], limit: int, tx: Transaction) -
         ).fetchall():
             if places:
                 hits.setdefault(word, []).extend(map(int, places.split(",")))
-    facts: list[Fact] = []
+    found: list[int] = []
     for place in ranked(hits.values()):
-        if len(facts) >= limit:
+        if len(found) >= limit:
             break
         its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
-        rows = _rows([its, *said_there, _IS_CURRENT], "", (), tx)  # none: erased meanwhile
-        facts += [_with_sources(row, tx) for row in rows]
-    return facts
+        found += _places([its, *said_there, _IS_CURRENT], "", (), tx)  # none: erased meanwhile
+    return _with_sources(facts_at(found, tx), tx)
 
 
 def _around(whose: Whose, forms: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     group, theirs = _group_of(whose, tx), _theirs(whose)
-    found: dict[str, FactRow] = {}
+    found: set[int] = set()
     for name, end in product(forms, ("about", "form")):
         terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
-        found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), tx)}
-    rows = sorted(found.values(), key=lambda row: by_time(row.fact), reverse=True)
-    return [_with_sources(row, tx) for row in rows[:limit]]
+        found.update(_places(terms, _NEWEST, (limit,), tx))
+    rows = sorted(facts_at([*found], tx), key=lambda row: by_time(row.fact), reverse=True)
+    return _with_sources(rows[:limit], tx)
 
 
 def _origin(tx: Transaction, fact_id: str) -> Provenance | None:
-    load_fact(fact_id, tx)
-    load_facts({"superseded_by": fact_id}, tx)
-    rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), tx)
-    if not rows:
+    row = next((one for one in fact_of(fact_id, tx) if one.fact.id == fact_id), None)
+    if row is None:
         return None
-    fact = rows[0].fact
-    claims = tx.db.execute(f"{CLAIM} {_ITS_SOURCES}", (rows[0].place, _MOST_SOURCES)).fetchall()
-    told = [to_told(claim, fact) for claim in claims]
-    older = _rows([("f.superseded_by = ?", (fact_id,))], _OLDEST, (-1,), tx)
+    terms = {"fact": row.place, **WITH_SOURCE}
+    claims = tx.find("fact_claim", terms, order="seq", limit=_MOST_SOURCES)
+    told = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
+    older = [one.fact for one in facts_in({"superseded_by": fact_id}, tx)]
     return Provenance(
-        _with_sources(rows[0], tx),
-        tuple(dict.fromkeys(one.claim.source for one in told if one.claim.source)),
-        tuple(row.fact.id for row in older),
+        _with_sources([row], tx)[0],
+        tuple(dict.fromkeys(source for source in told if source)),
+        tuple(fact.id for fact in sorted(older, key=by_time)),
     )
 
 
 _IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
-_OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
 _OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"
 _NEWEST = "ORDER BY f.valid_from DESC, f.place DESC LIMIT ?"
 _MESSAGES = """
 SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
 """
-_MANY_CLAIMS = """
-SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic IN ({}) LIMIT 1 OFFSET ?)
-"""
-_ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
 # In one piece: a row each would hand the interpreter's lock over and back for every hit.
 _HITS = """
 WITH asked (query) AS (VALUES {})

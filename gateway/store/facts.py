@@ -1,13 +1,13 @@
-"""Facts and claims in SQLite: written, settled, erased, and never learned again after that."""
+"""Facts and claims: written, settled, erased, and never learned again after that."""
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
-from itertools import chain
 from math import log1p
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gateway.domain.events import Deed
 from gateway.domain.facts import (
@@ -25,11 +25,12 @@ from gateway.domain.facts import (
     tombstone_of,
     words_of,
 )
-from gateway.domain.ids import SessionKey, to_micros, to_time
+from gateway.domain.ids import SessionKey
 from gateway.store.audit import append_deed
-from gateway.store.transaction import SEQ_BITS, Fields, Row, Terms, Transaction, in_parts, place_of
+from gateway.store.transaction import Fields, Row, Terms, Transaction, in_parts, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
+WITH_SOURCE: Terms = {"message_id >=": ""}  # that have one
 
 
 def names_of(scope: str, session: str, *messages: str | None) -> Names:
@@ -40,26 +41,25 @@ def names_of(scope: str, session: str, *messages: str | None) -> Names:
 
 def is_forgotten(names: Names, said_at: datetime, tx: Transaction) -> bool:
     """Whether it is marked: a message always, a scope or session for what was said until then."""
-    _load_forgotten(names, tx)
-    at = to_micros(said_at)
-    return any(tx.db.execute(_FIND, (*name, at)).fetchone() for name in names)
+    for kind, name in names:
+        row = tx.first("forgotten", {"kind": kind, "name": name}, "upto")
+        if row is not None and (kind == "message" or row["upto"] >= said_at):
+            return True
+    return False
+
+
+def _forget(names: Names, now: datetime, tx: Transaction) -> None:
+    for kind, name in names:
+        row = tx.first("forgotten", {"kind": kind, "name": name}, "upto")
+        if row is None or row["upto"] < now:
+            tx.insert("forgotten", {"kind": kind, "name": name, "upto": now}, taken="replace")
 
 
 def _digest(name: str) -> str:
     return sha256(name.encode()).hexdigest()
 
 
-_NOTE = """
-INSERT INTO forgotten (kind, name, upto) VALUES (?, ?, ?)
-ON CONFLICT (kind, name) DO UPDATE SET upto = max(upto, excluded.upto)
-"""
-_FIND = """
-SELECT 1 FROM forgotten WHERE kind = ?1 AND name = ?2 AND (kind = 'message' OR upto >= ?3)
-"""
-
 T = TypeVar("T", bound=Hashable)
-
-_AT_ONCE = 500  # values in a query
 
 
 def require_claims(claims: Sequence[Claim], ids: Sequence[str]) -> None:
@@ -82,79 +82,92 @@ def ranked(hits: Iterable[Sequence[T]]) -> list[T]:
     return sorted(scores, key=lambda one: -scores[one])
 
 
-FACT = """
-SELECT f.place, f.room_place, f.topic, f.id, g.name, f.entity_type, f.subject, f.predicate,
-       f.object, f.functional, f.confidence, s.name, f.learned_at, f.valid_from, f.valid_to,
-       f.superseded_at, f.superseded_by
-FROM fact f CROSS JOIN fact_group g ON g.id = f.scope CROSS JOIN fact_group s ON s.id = f.session
-"""
-CLAIM = """
-SELECT c.seq, c.id, c.fact, c.object, c.functional, c.confidence, s.name, c.learned_at, c.since, c.until,
-       c.said_at, c.message_id, c.quote, c.said_by
-FROM fact_claim c CROSS JOIN fact_group s ON s.id = c.session
-"""
-
-
+# --- rows ----------------------------------------------------------------------------------------
 _key = lru_cache(maxsize=256)(SessionKey.parse)  # the facts of a person name few
+_OF_FACT = Fields(
+    "id entity_type subject predicate object functional confidence learned_at valid_from valid_to "
+    "superseded_at superseded_by"
+)
+_CHANGING = Fields("functional confidence valid_from valid_to superseded_at superseded_by")
+_OF_CLAIM, _OF_SOURCE = Fields("object functional confidence"), Fields("message_id quote said_by")
 
 
 @dataclass(frozen=True, slots=True)
 class FactRow:
-    """A fact without its sources, and its places."""
+    """A fact without its sources, its places, and the numbers of what it belongs to."""
 
     place: int
     room_place: int | None
     topic: int
+    scope: int
+    session: int
     fact: Fact
 
 
-def to_fact_row(row: Sequence[Any]) -> FactRow:
-    id_, scope, kind, subject, predicate, object_, functional, confidence, session = row[3:12]
-    learned, since, until, superseded = (None if at is None else to_time(at) for at in row[12:16])
-    assert learned is not None
-    assert since is not None
-    what = (subject, predicate, object_, bool(functional), confidence, _key(session))
-    fact = Fact(id_, scope, kind, *what, learned, since, until, superseded, row[16])
-    place, room_place, topic = row[:3]
-    return FactRow(place, room_place, topic, fact)
+def facts_in(terms: Terms, tx: Transaction, *, index: str = "") -> list[FactRow]:
+    rows = tx.find("fact", terms, index=index)
+    names = _names({row[one] for row in rows for one in ("scope", "session")}, tx)
+    found = list[FactRow]()
+    for row in rows:
+        whose: Row = {"scope": names[row["scope"]], "session_key": _key(names[row["session"]])}
+        places = (row["place"], row["room_place"], row["topic"], row["scope"], row["session"])
+        found.append(FactRow(*places, Fact(**whose, **_OF_FACT.values(row))))
+    return found
 
 
-def to_told(row: Sequence[Any], fact: Fact) -> Told:
+def facts_at(places: Sequence[int], tx: Transaction) -> list[FactRow]:
+    """In the order of these places."""
+    found = {row.place: row for some in in_parts(places) for row in facts_in({"place": some}, tx)}
+    return [found[place] for place in places]
+
+
+def _names(groups: Iterable[int], tx: Transaction) -> Mapping[int, str]:
+    return {
+        row["id"]: row["name"]
+        for some in in_parts({*groups})
+        for row in tx.find("fact_group", {"id": some}, "id name")
+    }
+
+
+def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, Told]]:
+    """The claims of these facts, with their places, in the order in which they were learned."""
+    rows = [row for some in in_parts(facts) for row in tx.find("fact_claim", {"fact": some})]
+    return told_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
+
+
+def told_in(
+    rows: Sequence[Row], facts: Mapping[int, Fact], tx: Transaction
+) -> list[tuple[int, Told]]:
+    names = _names((row["session"] for row in rows), tx)
+    return [
+        (row["fact"], _told(row, _key(names[row["session"]]), facts[row["fact"]])) for row in rows
+    ]
+
+
+def _told(row: Row, key: SessionKey, fact: Fact) -> Told:
     """One claim of this fact."""
-    _, id_, _, object_, functional, confidence, session, learned, since, until, said, *source = row
-    key, said_at = SessionKey.parse(session), to_time(said)
-    message_id, quote, said_by = source
-    what = (fact.subject, fact.predicate, object_, bool(functional), to_time(since))
-    learned_in = fact.session_key if id_ == fact.id else key
-    end = None if until is None else to_time(until)
-    told_by = None if message_id is None else SaidSource(message_id, key, said_at, quote, said_by)
-    claim = Claim(*what, learned_in, fact.entity_type, confidence, end, told_by)
-    return Told(id_, claim, to_time(learned), said_at)
+    source = None
+    if row["message_id"] is not None:
+        source = SaidSource(session_key=key, at=row["said_at"], **_OF_SOURCE.values(row))
+    claim = Claim(
+        fact.subject,
+        fact.predicate,
+        valid_from=row["since"],
+        session_key=fact.session_key if row["id"] == fact.id else key,
+        entity_type=fact.entity_type,
+        valid_to=row["until"],
+        source=source,
+        **_OF_CLAIM.values(row),
+    )
+    return Told(row["id"], claim, row["learned_at"], row["said_at"])
 
 
-def as_told(fact: Fact, said_at: datetime | None) -> Told:
+def _as_one(fact: Fact, said_at: datetime | None) -> Told:
     """All claims of a fact as one claim, last said at `said_at`."""
     key, kind = fact.session_key, fact.entity_type
     what = (fact.subject, fact.predicate, fact.object, fact.functional)
     claim = Claim(*what, fact.valid_from, key, kind, fact.confidence)
     return Told(fact.id, claim, fact.learned_at, said_at)
-
-
-def changing(fact: Fact) -> tuple[object, ...]:
-    """The columns of a fact's row that may change: functional, confidence, times, successor."""
-    times = (fact.valid_from, fact.valid_to, fact.superseded_at)
-    micros = (None if at is None else to_micros(at) for at in times)
-    return (fact.functional, fact.confidence, *micros, fact.superseded_by)
-
-
-def claims_of(places: Sequence[int], tx: Transaction) -> list[Sequence[Any]]:
-    """The claims of these facts, in the order in which they were learned."""
-    found: list[Sequence[Any]] = []
-    for start in range(0, len(places), _AT_ONCE):
-        some = places[start : start + _AT_ONCE]
-        marks = ", ".join("?" * len(some))
-        found += tx.db.execute(f"{CLAIM} WHERE c.fact IN ({marks})", some).fetchall()
-    return sorted(found, key=lambda row: row[0])
 
 
 @dataclass(slots=True)
@@ -184,10 +197,10 @@ def add(
     for claim, id_ in zip(claims, ids, strict=True):
         names = {"subject": form(claim.subject), "predicate": predicate_form(claim.predicate)}
         topic = _Topic(scope, scope_id, _id_of("fact_topic", {"scope": scope_id, **names}, tx))
-        load_facts({"topic": topic.id}, tx)
         new = Told(id_, claim, now)
         # An object that was ever claimed to be functional stays functional.
-        if not claim.functional and _exists(_OF_OBJECT, (topic.id, 1, new.object), tx):
+        as_functional = {**_object(topic.id, new.object), "functional": True}
+        if not claim.functional and tx.find("fact", as_functional, "place"):
             new = Told(id_, replace(claim, functional=True), now)
         known = _known(topic.id, new, tx)
         known.told.append(new)
@@ -203,150 +216,111 @@ def _id_of(table: str, names: Row, tx: Transaction) -> int:
     return int(row["id"]) if row else tx.insert(table, names)
 
 
-# --- where the tables are elsewhere --------------------------------------------------------------
-def load_group(kind: str, name: str, tx: Transaction) -> None:
-    """Has the facts of a scope or session read, with what belongs to them."""
-    if tx.is_whole:
-        return
-    group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
-    if group is not None:
-        load_facts({kind: group["id"]}, tx)
-
-
-def _place_of(fact_id: str, tx: Transaction) -> Terms:
-    claim = tx.first("fact_claim", {"id": fact_id}, "fact")
-    return {"place": claim["fact"] if claim else None}
-
-
-def load_fact(fact_id: str, tx: Transaction) -> None:
-    if not tx.is_whole:
-        load_facts(_place_of(fact_id, tx), tx)
-
-
-def load_facts(terms: Terms, tx: Transaction) -> None:
-    if tx.is_whole:
-        return
-    facts = tx.find("fact", terms)
-    claims = _load("fact_claim", "fact", {row["place"] for row in facts}, tx)
-    groups = {row[name] for row in facts for name in ("scope", "session")}
-    _load("fact_group", "id", groups | {row["session"] for row in claims}, tx)
-    _load("fact_topic", "id", {row["topic"] for row in facts}, tx)
-
-
-def _load(table: str, column: str, numbers: Collection[int], tx: Transaction) -> list[Row]:
-    return [row for some in in_parts(numbers) for row in tx.find(table, {column: some})]
-
-
-def _load_erased(what: Erasure, tx: Transaction) -> None:
-    """Also of those whose scope or session may have no facts any more."""
-    if tx.is_whole:
-        return
-    if what.fact_id is not None:
-        terms = _place_of(what.fact_id, tx)
-    else:
-        kind, name = what.kind, str(what.scope or what.session_key)
-        group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
-        terms = {kind: group["id"] if group else None}
-        _load_forgotten([(kind, _digest(name))], tx)
-    for row in tx.find("fact", terms):
-        load_facts({"scope": row["scope"]}, tx)
-        load_facts({"session": row["session"]}, tx)
-        for claim in tx.find("fact_claim", {"session": row["session"]}):
-            _load_forgotten([("message", claim["message_id"])] if claim["message_id"] else (), tx)
-
-
-def _load_forgotten(names: Names, tx: Transaction) -> None:
-    for kind, name in () if tx.is_whole else names:
-        tx.first("forgotten", {"kind": kind, "name": name})
-
-
 def list_all(tx: Transaction) -> None:
-    """The words of all current facts that were read."""
-    for row in _rows("WHERE f.superseded_at IS NULL", (), tx):
-        _list((row.place, row.room_place), row.fact, tx)
+    """The words of all current facts that are here."""
+    for *places, subject, predicate, object_ in tx.db.execute(_CURRENT_ONES).fetchall():
+        _list(places, f"{subject} {predicate} {object_}", tx)
+
+
+_CURRENT_ONES = (
+    "SELECT place, room_place, subject, predicate, object FROM fact WHERE superseded_at IS NULL"
+)
 
 
 # --- what is known -------------------------------------------------------------------------------
+def _object(topic: int, object_: str) -> Terms:
+    return {"topic": topic, "functional": False, "form": object_}
 
 
 def _known(topic: int, new: Told, tx: Transaction) -> _Known:
-    apart = _exists(_OF_OBJECT, (topic, 0, new.object), tx)
     is_functional = new.claim.functional
-    if not (is_functional and apart):
-        known = _current(topic, new, tx, functional=is_functional)
+    apart = is_functional and tx.find("fact", _object(topic, new.object), "place")
+    if not apart:
+        known = _current(topic, new, tx)
         if known is None and is_functional:
             known = _near(topic, new, tx)
         if known is not None:
             return known
-    rows = _rows(_OF_OBJECT, (topic, 0, new.object), tx)
+    rows = facts_in(_object(topic, new.object), tx)
     if is_functional:
-        rows += _rows(_FUNCTIONAL, (topic,), tx)
+        rows += facts_in({"topic": topic, "functional": True}, tx)
     return _all_of(rows, tx)
 
 
-def _exists(where: str, values: Sequence[object], tx: Transaction) -> bool:
-    return bool(
-        tx.db.execute(f"SELECT EXISTS (SELECT 1 FROM fact f {where})", values).fetchone()[0]
-    )
+def _has_claim(terms: Terms, index: str, tx: Transaction) -> bool:
+    return bool(tx.find("fact_claim", terms, "seq", limit=1, index=index))
 
 
-def _rows(where: str, values: Sequence[object], tx: Transaction) -> list[FactRow]:
-    return [to_fact_row(row) for row in tx.db.execute(f"{FACT} {where}", values).fetchall()]
-
-
-def _current(topic: int, new: Told, tx: Transaction, *, functional: bool) -> _Known | None:
+def _current(topic: int, new: Told, tx: Transaction) -> _Known | None:
     """The current fact is enough if the claim comes in order and ends nothing. None if more has to
     be read."""
-    ends = tx.db.execute(_ANY_END, (topic, to_micros(new.since))).fetchone()[0]
+    ends = _has_claim({"topic": topic}, "ended", tx)
+    ends = ends or _has_claim({"topic": topic, "said_at": new.since}, "dated", tx)
     if new.claim.valid_to is not None or ends:
         return None
     said_at: datetime | None = None
-    if functional:
-        latest = tx.db.execute(_LATEST, (topic,)).fetchone()
-        if latest is None or (to_micros(new.since), to_micros(new.said)) <= latest:
+    if new.claim.functional:
+        latest = tx.first("fact_claim", {"topic": topic}, _TIMES, order="-since -said_at")
+        if latest is None or (new.since, new.said) <= (latest["since"], latest["said_at"]):
             return None
-        said_at = to_time(latest[1])
-        rows = _rows(_ONE_CURRENT, (topic,), tx)
+        said_at = latest["said_at"]
+        rows = facts_in({"topic": topic}, tx, index="one_current")
     else:
-        rows = _rows(_OBJECT_CURRENT, (topic, 0, new.object), tx)
+        rows = facts_in({**_object(topic, new.object), "superseded_at": None}, tx)
     if not rows:
         return None
-    return _Known({row.fact.id: row for row in rows}, [as_told(row.fact, said_at) for row in rows])
+    return _Known({row.fact.id: row for row in rows}, [_as_one(row.fact, said_at) for row in rows])
 
 
 def _near(topic: int, new: Told, tx: Transaction) -> _Known | None:
     """The neighbours in time are enough for a late claim: the facts before and after it, those that
     they followed, and their successors. None if more has to be read."""
     covers_period = new.since < new.said or new.claim.valid_to is not None
-    if covers_period or tx.db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
+    if covers_period or any(_has_claim({"topic": topic}, one, tx) for one in ("ended", "dated")):
         return None
-    at = (to_micros(new.since), to_micros(new.said))
-    earlier = tx.db.execute(_EARLIER, (topic, *at)).fetchone() or (None,)
-    later = tx.db.execute(_LATER, (topic, *at)).fetchone()
-    if later is None or earlier[1:] == at:
+    beside = _beside(topic, (new.since, new.said), tx)
+    if not beside:
         return None
-    rows = _rows(_PLACES, (later[0], earlier[0]), tx)
-    after = max(rows, key=lambda row: row.place == later[0]).fact
-    around = (_rows(_SUPERSEDED_BY, (row.fact.id,), tx) for row in tuple(rows))
-    rows += [*chain(*around), *_rows(_OF_CLAIM, (after.superseded_by,), tx)]
-    known = _all_of(list({row.place: row for row in rows}.values()), tx)
+    following = beside[-1].fact.superseded_by
+    ids = tuple({row.fact.id for row in beside})
+    rows = [*beside, *facts_in({"superseded_by": ids}, tx)]
+    rows += [] if following is None else fact_of(following, tx)
+    known = _all_of(rows, tx)
     # An object that is functional is so in all that was claimed of it.
     known.told[:] = [replace(one, claim=replace(one.claim, functional=True)) for one in known.told]
-    known.fixed = after.superseded_by
+    known.fixed = following
     return known
 
 
+def _beside(topic: int, at: tuple[datetime, datetime], tx: Transaction) -> list[FactRow]:
+    """The facts of the claims before and after this time, in this order. None if there is one of just
+    then, none after it, or one that is not functional."""
+    upto, after = {"topic": topic, "since,said_at <=": at}, {"topic": topic, "since,said_at >": at}
+    earlier = tx.first("fact_claim", upto, f"fact {_TIMES}", order="-since -said_at")
+    later = tx.first("fact_claim", after, "fact", order="since said_at")
+    is_taken = earlier is not None and (earlier["since"], earlier["said_at"]) == at
+    if later is None or is_taken:
+        return []
+    found = facts_at([row["fact"] for row in (earlier, later) if row], tx)
+    return found if all(row.fact.functional for row in found) else []
+
+
+_TIMES = "since said_at"
+
+
+def fact_of(claim: str, tx: Transaction) -> list[FactRow]:
+    """The fact that was claimed; none if there is no such claim."""
+    row = tx.first("fact_claim", {"id": claim}, "fact")
+    return facts_in({"place": row["fact"]}, tx) if row else []
+
+
 def _all_of(rows: Sequence[FactRow], tx: Transaction) -> _Known:
-    facts = {row.place: row.fact for row in rows}
-    claims = claims_of([*facts], tx)
-    told = [to_told(claim, facts[claim[2]]) for claim in claims]
-    places = {claim[1]: claim[2] for claim in claims}
-    return _Known({row.fact.id: row for row in rows}, told, places)
+    claims = claims_of({row.place: row.fact for row in rows}, tx)
+    places = {one.id: place for place, one in claims}
+    return _Known({row.fact.id: row for row in rows}, [one for _, one in claims], places)
 
 
 # --- what changes --------------------------------------------------------------------------------
-
-
 def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> None:
     before = {id_: row.fact for id_, row in known.rows.items()}
     facts = settled(topic.scope, known.told, before=before, now=now)
@@ -360,7 +334,7 @@ def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> Non
         place = _insert(topic, one, tx) if row is None else _update(row, one.fact, tx)
         for told in one.told:
             if known.places.get(told.id, place) != place:
-                tx.db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
+                tx.change("fact_claim", {"id": told.id}, {"fact": place})
             elif told is known.told[-1] and told.id not in known.places:
                 _keep(topic, told, place, tx)
 
@@ -368,17 +342,17 @@ def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> Non
 def _drop(rows: Iterable[FactRow], tx: Transaction) -> None:
     for row in rows:
         _unlist((row.place, row.room_place), tx)
-        tx.db.execute("DELETE FROM fact WHERE place = ?", (row.place,))
+        tx.delete("fact", {"place": row.place})
 
 
 def _update(row: FactRow, fact: Fact, tx: Transaction) -> int:
-    if changing(row.fact) != changing(fact):
-        tx.db.execute(_CHANGE, (*changing(fact), row.place))
+    if (now_so := _CHANGING.row(fact)) != _CHANGING.row(row.fact):
+        tx.change("fact", {"place": row.place}, now_so)
     was, now = (one.superseded_at is None for one in (row.fact, fact))
     if was and not now:
         _unlist((row.place, row.room_place), tx)
     elif now and not was:
-        _list((row.place, row.room_place), fact, tx)
+        _list((row.place, row.room_place), fact.text, tx)
     return row.place
 
 
@@ -388,23 +362,19 @@ def _insert(topic: _Topic, one: Settled, tx: Transaction) -> int:
     session_id = _group("session", session, tx)
     place = _next_place(topic.scope_id, tx)
     room_place = None if session == topic.scope else _next_place(session_id, tx)
-    names = (form(fact.subject), form(fact.object))
-    where = (place, room_place, fact.id, topic.scope_id, session_id, topic.id, *names)
-    what = (fact.entity_type, fact.subject, fact.predicate, fact.object)
-    tx.db.execute(_INSERT, (*where, *what, to_micros(fact.learned_at), *changing(fact)))
+    forms = {"about": form(fact.subject), "form": form(fact.object)}
+    placed = {"place": place, "room_place": room_place, "topic": topic.id}
+    whose = {"scope": topic.scope_id, "session": session_id}
+    tx.insert("fact", {**placed, **whose, **forms, **_OF_FACT.row(fact)})
     if fact.superseded_at is None:
-        _list((place, room_place), fact, tx)
+        _list((place, room_place), fact.text, tx)
     return place
 
 
 def _next_place(group: int, tx: Transaction) -> int:
-    return place_of(group, tx.db.execute(_NUMBER, (group,)).fetchone()[0])
-
-
-_CLAIMED, _SOURCED = (
-    Fields("object functional confidence"),
-    Fields("message_id quote said_by"),
-)
+    row = tx.first("fact_group", {"id": group}, "last") or {"last": 0}
+    tx.change("fact_group", {"id": group}, {"last": row["last"] + 1})
+    return place_of(group, row["last"] + 1)
 
 
 def _keep(topic: _Topic, told: Told, place: int, tx: Transaction) -> None:
@@ -415,18 +385,18 @@ def _keep(topic: _Topic, told: Told, place: int, tx: Transaction) -> None:
         "fact": place,
         "topic": topic.id,
         "session": session,
-        **_CLAIMED.row(claim),
+        **_OF_CLAIM.row(claim),
         "learned_at": told.learned_at,
         "since": told.since,
         "said_at": told.said,
         "until": claim.valid_to,
-        **(_SOURCED.row(source) if source else {}),
+        **(_OF_SOURCE.row(source) if source else {}),
     }
     tx.insert("fact_claim", row)
 
 
-def _list(places: Sequence[int | None], fact: Fact, tx: Transaction) -> None:
-    words = " ".join(words_of(fact.text))
+def _list(places: Sequence[int | None], text: str, tx: Transaction) -> None:
+    words = " ".join(words_of(text))
     listed = [(place, words) for place in places if place is not None]
     tx.db.executemany("INSERT INTO fact_words (rowid, words) VALUES (?, ?)", listed)
 
@@ -437,25 +407,24 @@ def _unlist(places: Sequence[int | None], tx: Transaction) -> None:
 
 
 # --- erasing -------------------------------------------------------------------------------------
-
-
 def count_of(tx: Transaction, what: Erasure) -> int:
-    where, value = _erased(what, tx)
-    return int(tx.db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
+    return tx.count("fact", _erased(what, tx))
 
 
 def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     """Rewrites the index, because old segments of it would keep the words."""
-    where, value = _erased(what, tx)
-    rows = _rows(where, (value,), tx)
-    of_fact = rows if what.fact_id is not None else ()
-    told = [one for row in of_fact for (one,) in tx.db.execute(_TOLD_IN, (row.place,))]
-    names: Names = [("message", one) for one in told]
-    if what.fact_id is None:
+    rows = facts_in(_erased(what, tx), tx)
+    if what.fact_id is not None:
+        said = [
+            one for row in rows for one in tx.find("fact_claim", {"fact": row.place, **WITH_SOURCE})
+        ]
+        names: Names = [("message", one["message_id"]) for one in said]
+    else:
         names = [(what.kind, _digest(str(what.scope or what.session_key)))]
-    tx.db.executemany(_NOTE, [(*name, to_micros(now)) for name in names])
+    _forget(names, now, tx)
     if what.session_key is not None:
-        tx.db.execute(_BLANK, (str(what.session_key),))
+        blank = {"message_id": None, "quote": None, "said_by": None}
+        tx.change("fact_claim", {"session": _number("session", str(what.session_key), tx)}, blank)
     _take_out(rows, now, tx)
     if rows:
         tx.db.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
@@ -468,100 +437,63 @@ def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     return len(rows)
 
 
-def _erased(what: Erasure, tx: Transaction) -> tuple[str, str]:
+def _erased(what: Erasure, tx: Transaction) -> Terms:
     """Raises ClaimRefused unless the erasure names one thing."""
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
         raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
-    _load_erased(what, tx)
     if what.fact_id is not None:
-        return _IF_FACT, what.fact_id
-    column = "session" if what.scope is None else "scope"
-    group = f"(SELECT id FROM fact_group WHERE kind = '{column}' AND name = ?)"
-    return f"WHERE f.{column} = {group}", str(what.scope or what.session_key)
+        claim = tx.first("fact_claim", {"id": what.fact_id}, "fact")
+        return {"place": claim["fact"] if claim else None, "id": what.fact_id}
+    kind = "session" if what.scope is None else "scope"
+    return {kind: _number(kind, str(what.scope or what.session_key), tx)}
+
+
+def _number(kind: str, name: str, tx: Transaction) -> int | None:
+    row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
+    return row["id"] if row else None
 
 
 def _take_out(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
-    gone = {row.place for row in rows}
-    before: list[FactRow] = []
-    groups: set[tuple[int]] = set()
-    for row in rows:
-        before += _rows(_SUPERSEDED_BY, (row.fact.id,), tx)
-        groups |= {(one,) for one in tx.db.execute(_GROUPS, (row.place,)).fetchone()}
-    tx.db.executemany("DELETE FROM fact_claim WHERE fact = ?", [(place,) for place in gone])
+    gone, ids = {row.place for row in rows}, [row.fact.id for row in rows]
+    before = [row for some in in_parts(ids) for row in facts_in({"superseded_by": some}, tx)]
+    emptied = _emptied(rows, tx)
+    for some in in_parts(gone):
+        tx.delete("fact_claim", {"fact": some})
     _drop(rows, tx)
     _end([row for row in before if row.place not in gone], now, tx)
-    tx.db.executemany(_DROP_TOPIC, {(row.topic,) for row in rows})
-    tx.db.executemany(_DROP_GROUP, groups)
+    for table, number in emptied:
+        tx.delete(table, {"id": number})
+
+
+def _emptied(rows: Sequence[FactRow], tx: Transaction) -> list[tuple[str, int]]:
+    """The topics and groups, by their tables, of which nothing is left without these facts."""
+    said = [
+        one["session"]
+        for some in in_parts([row.place for row in rows])
+        for one in tx.find("fact_claim", {"fact": some}, "session")
+    ]
+    topics, scopes = Counter(row.topic for row in rows), Counter(row.scope for row in rows)
+    sessions, claimed = Counter(row.session for row in rows), Counter(said)
+    found = [
+        ("fact_topic", one) for one in topics if tx.count("fact", {"topic": one}) == topics[one]
+    ]
+    for one in scopes.keys() | sessions.keys():
+        left = tx.count("fact", {"scope": one}) - scopes[one]
+        left += tx.count("fact", {"session": one}) - sessions[one]
+        left += tx.count("fact_claim", {"session": one}) - claimed[one]
+        if not left:
+            found.append(("fact_group", one))
+    return found
 
 
 def _end(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
     """Ends facts where the erased ones began; otherwise they would become current again."""
-    lanes: dict[tuple[int, bool, str], FactRow] = {}
+    lanes: dict[tuple[int, str | None], FactRow] = {}
     for row in rows:
-        fact = row.fact
-        assert fact.valid_to is not None
-        tx.db.execute(_END, (to_micros(fact.valid_to), row.place))
-        lanes[row.topic, fact.functional, "" if fact.functional else form(fact.object)] = row
-    for (topic, functional, lane), row in lanes.items():
-        where = _FUNCTIONAL if functional else _OF_OBJECT
-        known = _all_of(_rows(where, (topic,) if functional else (topic, 0, lane), tx), tx)
-        _settle(_Topic(row.fact.scope, row.place >> SEQ_BITS, topic), known, now, tx)
-
-
-FIND_GROUP = "SELECT id FROM fact_group WHERE kind = ? AND name = ?"
-_NUMBER = "UPDATE fact_group SET last = last + 1 WHERE id = ? RETURNING last"
-_OF_OBJECT = "WHERE f.topic = ? AND f.functional = ? AND f.form = ?"
-_FUNCTIONAL = "WHERE f.topic = ? AND f.functional = 1"
-_EARLIER, _LATER = (
-    f"""
-SELECT c.fact, c.since, c.said_at FROM fact_claim c CROSS JOIN fact f ON f.place = c.fact
-WHERE c.topic = ? AND (c.since, c.said_at) {side} (?, ?) AND f.functional
-ORDER BY c.since {order}, c.said_at {order} LIMIT 1
-"""
-    for side, order in (("<=", "DESC"), (">", "ASC"))
-)
-_OF_CLAIM = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
-_IF_FACT = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1"
-_PLACES = "WHERE f.place IN (?, ?)"
-_SUPERSEDED_BY = "WHERE f.superseded_by = ?"
-_ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"
-_OBJECT_CURRENT = f"{_OF_OBJECT} AND f.superseded_at IS NULL"
-_ANY_END = """
-SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND until IS NOT NULL)
-    OR EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND since < said_at AND said_at = ?2)
-"""
-_ANY_SPAN = """
-SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND until IS NOT NULL)
-    OR EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND since < said_at)
-"""
-_LATEST = """
-SELECT since, said_at FROM fact_claim WHERE topic = ? ORDER BY since DESC, said_at DESC LIMIT 1
-"""
-_INSERT = """
-INSERT INTO fact (place, room_place, id, scope, session, topic, about, form, entity_type, subject,
-    predicate, object, learned_at, functional, confidence, valid_from, valid_to, superseded_at,
-    superseded_by)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_CHANGE = """
-UPDATE fact SET functional = ?, confidence = ?, valid_from = ?, valid_to = ?, superseded_at = ?,
-    superseded_by = ?
-WHERE place = ?
-"""
-_TOLD_IN = "SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL"
-_BLANK = """
-UPDATE fact_claim SET message_id = NULL, quote = NULL, said_by = NULL
-WHERE session = (SELECT id FROM fact_group WHERE kind = 'session' AND name = ?)
-"""
-_END = """
-UPDATE fact_claim SET until = ? WHERE seq = (SELECT max(seq) FROM fact_claim WHERE fact = ?)
-"""
-_GROUPS = "SELECT scope, session FROM fact WHERE place = ?"
-_DROP_TOPIC = """
-DELETE FROM fact_topic WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM fact WHERE topic = ?1)
-"""
-_DROP_GROUP = """
-DELETE FROM fact_group WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM fact WHERE scope = ?1)
-    AND NOT EXISTS (SELECT 1 FROM fact WHERE session = ?1)
-    AND NOT EXISTS (SELECT 1 FROM fact_claim WHERE session = ?1)
-"""
+        last = tx.first("fact_claim", {"fact": row.place}, "seq", order="-seq")
+        if last is not None:
+            tx.change("fact_claim", {"seq": last["seq"]}, {"until": row.fact.valid_to})
+        lanes[row.topic, None if row.fact.functional else form(row.fact.object)] = row
+    for (topic, lane), row in lanes.items():
+        terms = {"topic": topic, "functional": True} if lane is None else _object(topic, lane)
+        _settle(_Topic(row.fact.scope, row.scope, topic), _all_of(facts_in(terms, tx), tx), now, tx)

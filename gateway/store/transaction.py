@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from types import NoneType
 from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
@@ -282,8 +281,8 @@ def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> 
     table = TABLES[of]
     parts = [f"({table.where[index]})"] if index in table.where else []
     for name, value in terms.items():
-        if value.__class__ in _CONSTANTS:
-            parts.append(_CONSTANT[value].format(name))
+        if value is None:
+            parts.append(f"{name} IS NULL")
         elif name in table.enumerated:
             parts.append(_part(name, _quoted(value)))
         elif value.__class__ is tuple:
@@ -296,8 +295,6 @@ def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> 
     return f"WHERE {' AND '.join(parts)}" if parts else ""
 
 
-_CONSTANTS = frozenset({NoneType, bool})
-_CONSTANT: Mapping[object, str] = {None: "{} IS NULL", True: "{}", False: "NOT {}"}
 _SESSION = "(SELECT id FROM session WHERE key = ?)"
 
 
