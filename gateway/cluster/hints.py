@@ -9,8 +9,8 @@ import logging
 import re
 import ssl
 from base64 import b32hexencode
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -34,6 +34,7 @@ VERSION: Final = 1  # of a hint
 LARGEST_HINT: Final = 256 * 1024  # bytes
 MOST_WAITING: Final = 4 * 1024 * 1024  # bytes that are not given to the library yet
 _MOST_UNREAD = 4_096  # hints of a subject; beyond it, or MOST_WAITING, the library drops the newest
+_COUNTED = dict.fromkeys(("sent", "received", "dropped", "malformed"), 0)
 _NKEY = re.compile("SU[A-Z2-7]{56}")
 
 
@@ -58,10 +59,8 @@ class NatsHints:
     credentials: Secret
     clock: Clock
     settings: HintSettings = HintSettings()
-    sent: int = 0
-    received: int = 0
-    dropped: int = 0  # hints that were not sent
-    malformed: int = 0  # that came and were none
+    # Of hints; those that were not sent are dropped, those that came and were none are malformed.
+    counts: Counter[str] = field(init=False, default_factory=lambda: Counter(_COUNTED))
     _prefix: str = field(init=False)
     _where: str = field(init=False)
     _client: Client | None = field(init=False, default=None)
@@ -81,19 +80,14 @@ class NatsHints:
     def degraded(self) -> Sequence[str]:
         return () if self._client is not None else ("nats",)
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        names = ("sent", "received", "dropped", "malformed")
-        return {name: getattr(self, name) for name in names}
-
     def publish(self, subject: str, hint: Hint) -> bool:
         client = self._client
         if client is None or not client.is_connected:
-            self.dropped += 1
+            self.counts["dropped"] += 1
             return False
         payload = json.dumps({**hint, "v": VERSION}, separators=(",", ":")).encode()
         if len(payload) > LARGEST_HINT or self._waiting_bytes + len(payload) > MOST_WAITING:
-            self.dropped += 1
+            self.counts["dropped"] += 1
             return False
         self._waiting.append((self._prefix + subject, payload))
         self._waiting_bytes += len(payload)
@@ -182,16 +176,16 @@ class NatsHints:
                     subject, payload = self._waiting.popleft()
                     self._waiting_bytes -= len(payload)
                     await client.publish(subject, payload)
-                    self.sent += 1
+                    self.counts["sent"] += 1
                 await self._changed.wait()
 
     def _reader(self, subject: str) -> Any:
         async def read(message: Msg) -> None:
             hint = parse_hint(message.data)
             if hint is None:
-                self.malformed += 1
+                self.counts["malformed"] += 1
                 return
-            self.received += 1
+            self.counts["received"] += 1
             for listen in tuple(self._listeners.get(subject, ())):
                 listen(hint)
 

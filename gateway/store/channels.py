@@ -10,8 +10,10 @@ from gateway.domain.ids import to_micros
 from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery
 from gateway.store.tables import TABLES
-from gateway.store.transaction import Terms, Transaction, given
+from gateway.store.transaction import Fields, Terms, Transaction, given
 from gateway.store.writer import OfStore, reading, writing
+
+_MESSAGE, _PERSON = Fields("platform_id channel account"), Fields("channel account person")
 
 
 # --- who may talk --------------------------------------------------------------------------------
@@ -52,8 +54,7 @@ def _decide_pairing(
     tx.guard("pairing", asked.channel, asked.account)
     there: Terms = {"channel": asked.channel, "account": asked.account, "state": "paired"}
     owns = state == "paired" and (is_owner or tx.first("pairing", there, "person") is None)
-    whose = _of_person(asked.channel, asked.account, asked.person)
-    tx.change("pairing", whose, {"state": state, "is_owner": owns})
+    tx.change("pairing", _PERSON.row(asked), {"state": state, "is_owner": owns})
     return replace(asked, state=state, is_owner=owns)
 
 
@@ -126,7 +127,7 @@ def _hear(
     write_memos(tx, *memos)
     is_known = _knows(tx, heard.channel, heard.account, heard.platform_id)
     if heard.outcome == "unreadable":
-        is_known = is_known or tx.first("channel_heard", _of_message(heard), "at") is not None
+        is_known = is_known or tx.first("channel_heard", _MESSAGE.row(heard), "at") is not None
     if is_known or (asked is not None and not _ask(tx, asked)):
         return False
     tx.insert("channel_heard", TABLES["channel_heard"].row_of(heard), taken="replace")
@@ -134,14 +135,6 @@ def _hear(
         if tx.first("delivery", {"delivery_id": new.id}, "id") is None:
             add_delivery(new, to_micros(heard.at), tx)
     return True
-
-
-def _of_message(heard: HeardMessage) -> Terms:
-    return {
-        "platform_id": heard.platform_id,
-        "channel": heard.channel,
-        "account": heard.account,
-    }
 
 
 def _unread(
@@ -154,7 +147,7 @@ def _unread(
 
 
 def _drop_unread(tx: Transaction, one: HeardMessage) -> None:
-    tx.delete("channel_heard", {**_of_message(one), "outcome": "unreadable"})
+    tx.delete("channel_heard", {**_MESSAGE.row(one), "outcome": "unreadable"})
 
 
 def _count_unread(tx: Transaction) -> Mapping[str, int]:
@@ -165,7 +158,7 @@ def _count_unread(tx: Transaction) -> Mapping[str, int]:
 def _forget_heard(tx: Transaction, *, before: datetime, limit: int) -> int:
     rows = tx.find("channel_heard", {"at <": before}, order="at", limit=limit)
     for row in rows:
-        tx.delete("channel_heard", _of_message(HeardMessage(**row)))
+        tx.delete("channel_heard", _MESSAGE.values(row))
     return len(rows)
 
 

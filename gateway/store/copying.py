@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -95,9 +95,8 @@ class SqliteRows:
 
     async def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
         """With the marks of the indexes that hold a row."""
-        marks = {f"in_{name}": f"({condition})" for name, condition in table.marks.items()}
-        select = ", ".join([*table.types, *marks.values()])
-        names, size = [*table.types, *marks], FIRST_ROWS
+        select = ", ".join([*table.types, *(f"({one})" for one in table.marks.values())])
+        names, size = [*table.types, *table.marks], FIRST_ROWS
         cursor = await to_thread.run_sync(self._db.execute, f"SELECT {select} FROM {table.name}")
         while found := await to_thread.run_sync(cursor.fetchmany, size):
             rows = [dict(zip(names, row, strict=True)) for row in found]
@@ -146,10 +145,11 @@ async def reading_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
 @contextlib.asynccontextmanager
 async def writing_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
     """A database of its own in a new file, which is whole only at the end."""
-    with _faults(path):
-        db = await to_thread.run_sync(_new_database, path)
-        with contextlib.closing(db):
+    try:
+        with contextlib.closing(await to_thread.run_sync(_new_database, path)) as db:
             yield SqliteRows(db, path)
+    except (sqlite3.Error, OSError) as error:
+        raise CopyRefused(f"{path} cannot be written: {error}") from error
 
 
 def _new_database(path: Path) -> sqlite3.Connection:
@@ -161,11 +161,3 @@ def _new_database(path: Path) -> sqlite3.Connection:
     migrate(db)
     db.execute("BEGIN")
     return db
-
-
-@contextlib.contextmanager
-def _faults(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise CopyRefused(f"{path} cannot be written: {error}") from error

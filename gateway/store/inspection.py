@@ -111,25 +111,20 @@ def contents_of(path: Path) -> StoreContents:
     """Raises ArchiveDamaged."""
     with _opened(path) as db:
         there = {name for name, _ in columns_of(db)} & TABLES.keys()
-        counts = {one: _number(f"SELECT count(*) FROM {one}", db) for one in sorted(there)}
-        held = held_by(db) if "pulse" in there else Held()
-        entry = db.execute(_LAST_ENTRY).fetchone() if "audit" in there else None
+        tx, held = Transaction(db), held_by(db) if "pulse" in there else Held()
+        entry = tx.first("audit", {}, "seq hash", order="-seq") if "audit" in there else None
+        is_known = {"fact_claim", "node"} <= there
         return StoreContents(
             schema_version=version_of(db),
             accepted=held.accepted,
             commits=held.commits,
-            audit_seq=entry[0] if entry else 0,
-            audit_hash=entry[1] if entry else "",
-            sourceless=_number(_SOURCELESS, db) if {"fact_claim", "node"} <= there else 0,
-            counts=counts,
+            audit_seq=entry["seq"] if entry else 0,
+            audit_hash=entry["hash"] if entry else "",
+            sourceless=db.execute(_SOURCELESS).fetchone()[0] if is_known else 0,
+            counts={one: tx.count(one, {}) for one in sorted(there)},
         )
 
 
-def _number(query: str, db: sqlite3.Connection) -> int:
-    return int(db.execute(query).fetchone()[0])
-
-
-_LAST_ENTRY = "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1"
 # A fact is known by what was said: a message that is kept, or one whose run has not ended yet.
 _SOURCELESS = """
 SELECT count(*) FROM fact_claim c WHERE message_id IS NOT NULL

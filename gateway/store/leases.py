@@ -5,7 +5,7 @@ so of two nodes that want one partition the second is told to repeat, and then f
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from secrets import token_hex
 from typing import Any
@@ -119,16 +119,13 @@ class SurrealLeases:
         except StatementRefused:
             await self._join(presence, lease_s)
             found = await self._commit(text, params)
-        return Renewal(
-            _leases(found["mine"]),
-            [one.id for one in found["free"]],
-            [one.id for one in found["members"]],
-        )
+        free, members = ([one.id for one in found[name]] for name in ("free", "members"))
+        return Renewal([*map(_lease, found["mine"])], free, members)
 
     async def take(self, node: str, partitions: Sequence[int], lease_s: float) -> Sequence[Lease]:
         leases = [RecordID("lease", number) for number in partitions]
         params = {"me": node, "leases": leases, "ttl": timedelta(seconds=lease_s)}
-        return _leases(await self._commit(_TAKE, params))
+        return [*map(_lease, await self._commit(_TAKE, params))]
 
     async def release(self, node: str, leases: Sequence[Lease]) -> None:
         given_back = [
@@ -158,21 +155,8 @@ class SurrealLeases:
     async def state(self) -> ClusterState:
         members, leases = await self._connection.query(_STATE, deadline_s=self._deadline_s)
         return ClusterState(
-            [
-                Member(
-                    Presence(
-                        row["id"].id, row["alone"], row["ready"], row["config"], row["leaving"]
-                    ),
-                    row["seen_at"],
-                )
-                for row in members
-            ],
-            [
-                LeaseState(
-                    Lease(row["id"].id, row["epoch"]), row.get("node"), row.get("expires_at")
-                )
-                for row in leases
-            ],
+            [Member(_presence(row), row["seen_at"]) for row in members],
+            [LeaseState(_lease(row), row.get("node"), row.get("expires_at")) for row in leases],
         )
 
     async def _commit(self, text: str, params: dict[str, object]) -> Any:
@@ -192,5 +176,9 @@ def _params(presence: Presence, lease_s: float) -> dict[str, object]:
     }
 
 
-def _leases(rows: Any) -> list[Lease]:
-    return [Lease(row["id"].id, row["epoch"]) for row in rows]
+def _presence(row: Mapping[str, Any]) -> Presence:
+    return Presence(row["id"].id, row["alone"], row["ready"], row["config"], row["leaving"])
+
+
+def _lease(row: Mapping[str, Any]) -> Lease:
+    return Lease(row["id"].id, row["epoch"])

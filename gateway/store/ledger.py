@@ -667,28 +667,33 @@ def resync_days(
     tx: Transaction, *, day: str, was: str, now: datetime, idle: Sequence[_Saved]
 ) -> Resync:
     _save(tx, idle)
-    month, today = day[:7], datetime.fromisoformat(f"{day}T00:00:00+00:00")
-    end = today + timedelta(days=1)
-    for kind, name, since in (("day", day, today), ("month", month, today.replace(day=1))):
-        upto = name if kind == "day" else f"{month}-99"
-        mistaken = tx.find("token_record", {"at >=": since, "at <": end, "day >": upto})
-        _count_again(tx, kind, name, mistaken, now)
-        of_tokens = [row for row in mistaken if _is_of_token(row["session"])]
-        for account in {row["session"].account for row in of_tokens}:
-            own = [row for row in of_tokens if row["session"].account == account]
-            _count_again(tx, f"token_{kind}", f"{name} {account}", own, now)
-    late = tx.find(
-        "token_record", {"at >=": today.replace(day=1), "at <": end, "day >": day}, "seq at"
-    )
+    today = datetime.fromisoformat(f"{day}T00:00:00+00:00")
+    made = {"at >=": today.replace(day=1), "at <": today + timedelta(days=1)}
+    late = tx.find("token_record", {**made, "day >": day})
     for row in late:
+        _count_again(tx, row, day, now)
         tx.change("token_record", {"seq": row["seq"]}, {"day": day_of(row["at"])})
-    for kind, name in (("day", day), ("month", month)):
+    for kind, name in (("day", day), ("month", day[:7])):
         tx.delete("spend", {"kind": kind, "name >": name})
         tx.delete("spend", {"kind": f"token_{kind}", "name >": f"{name}~"})  # behind its own names
     tx.delete("budget_raise", {"day >": day})
     for row in tx.find("reservation", {"day >": day}):
         _move(tx, row, day)
     return Resync(day, was, len(late))
+
+
+def _count_again(tx: Transaction, row: Row, day: str, now: datetime) -> None:
+    """In this day and month, where a record was counted in a later one."""
+    key, counters = row["session"], list[tuple[str, str]]()
+    if day_of(row["at"]) == day:
+        counters.append(("day", day))
+    if row["day"][:7] > day[:7]:
+        counters.append(("month", day[:7]))
+    if key.channel in OWN_CHANNELS and key.account not in OPERATORS:
+        counters += [(f"token_{kind}", f"{name} {key.account}") for kind, name in counters]
+    sums = {"calls": 1, "priced": row["pricing"] != "unpriced", **{one: row[one] for one in _SUMS}}
+    for kind, name in counters:
+        tx.add("spend", [{"kind": kind, "name": name, "since": now, **sums}], sums)
 
 
 def _move(tx: Transaction, row: Row, day: str) -> None:
@@ -700,18 +705,6 @@ def _move(tx: Transaction, row: Row, day: str) -> None:
     known = counters_of(call, row["day"])
     moved = [one for one in counters_of(call, day) if one not in known]
     tx.add("spend", [{**one, **held, "since": row["at"]} for one in moved], held)
-
-
-def _count_again(tx: Transaction, kind: str, name: str, rows: Sequence[Row], now: datetime) -> None:
-    sums = {f"{one} +": sum(row[one] for row in rows) for one in _SUMS}
-    priced = sum(row["pricing"] != "unpriced" for row in rows)
-    tx.insert("spend", {"kind": kind, "name": name, "since": now}, taken="keep")
-    counts = {"calls +": len(rows), "priced +": priced, **sums}
-    tx.change("spend", {"kind": kind, "name": name}, counts)
-
-
-def _is_of_token(key: SessionKey) -> bool:
-    return key.channel in OWN_CHANNELS and key.account not in OPERATORS
 
 
 def to_reservation(row: Row) -> Reservation:

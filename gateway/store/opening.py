@@ -8,9 +8,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from anyio import CancelScope, to_thread
 
@@ -123,15 +124,15 @@ def read_owner(data_dir: Path) -> Owner | None:
 
 def write_address(data_dir: Path, url: str) -> None:
     """Only for the process that holds the lock."""
-    _note(data_dir, lambda owner: replace(owner, url=url))
+    _note(data_dir, url=url)
 
 
-def _note(data_dir: Path, change: Callable[[Owner], Owner]) -> None:
+def _note(data_dir: Path, **what: Any) -> None:
     path = data_dir / LOCK
     with file_faults(str(path)):
         lock = os.open(path, os.O_RDWR)
     try:
-        _write_owner(lock, change(_parsed(path) or Owner(os.getpid())), str(path))
+        _write_owner(lock, replace(_parsed(path) or Owner(os.getpid()), **what), str(path))
     finally:
         os.close(lock)
 
@@ -145,11 +146,7 @@ async def note_node(data_dir: Path, node: str) -> None:
     """Writes what our gateway is called where it shares a store: who holds the lock after us knows that
     this node is no more."""
 
-    def note() -> None:
-        place = _place(data_dir / LOCK)
-        _note(data_dir, lambda owner: replace(owner, node=node, place=place))
-
-    await to_thread.run_sync(note)
+    await to_thread.run_sync(lambda: _note(data_dir, node=node, place=_place(data_dir / LOCK)))
 
 
 # --- the store in it -----------------------------------------------------------------------------

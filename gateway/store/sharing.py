@@ -12,23 +12,16 @@ from gateway.store.inbox import add_part, begin_attempt, end_run, forgive_attemp
 from gateway.store.transaction import Row, Transaction, in_parts, require_session
 from gateway.store.writer import OfStore, reading, writing
 
-MOST_CHOICES = (
-    4_096  # that a node is told of at once; what was taken back is told for so many changes
-)
+# That a node is told of at once; what was taken back is told for so many changes.
+MOST_CHOICES = 4_096
 MOST_LENIENT = 10  # attempts; beyond them a message may have to do with it that nodes stand still
 
 
 def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns:
-    rows = [
-        row
-        for some in in_parts(partitions)
-        for row in tx.find(
-            "run",
-            {"partition": some, "finished_at": None},
-            "run_id session stop",
-            index="unfinished",
-        )
-    ]
+    rows = list[Row]()
+    for some in in_parts(partitions):
+        terms = {"partition": some, "finished_at": None}
+        rows += tx.find("run", terms, "run_id session stop", index="unfinished")
     keys = tx.keys_of(row["session"] for row in rows if row["run_id"] not in known)
     stops = {row["run_id"]: row["stop"] for row in rows if row["stop"]}
     return OpenRuns({*keys.values()}, stops, {row["run_id"] for row in rows})

@@ -23,13 +23,10 @@ FROM pragma_page_count, pragma_freelist_count, pragma_page_size
 
 
 def copier(source: Path) -> CopyStore:
-    async def copy(into: Path, copies: int) -> None:
-        await to_thread.run_sync(take_snapshot, source, into, copies)
-
-    return copy
+    return lambda into, copies: to_thread.run_sync(_take_snapshot, source, into, copies)
 
 
-def take_snapshot(source: Path, into: Path, copies: int) -> None:
+def _take_snapshot(source: Path, into: Path, copies: int) -> None:
     """Writes what is in use of the database to a new file. Raises BackupRefused, also if there is no
     room for so many copies."""
     try:

@@ -58,10 +58,7 @@ from gateway.store.surreal_transaction import (
     loaded_row,
 )
 from gateway.store.tables import Table
-from gateway.store.transaction import (
-    Row,
-    Transaction,
-)
+from gateway.store.transaction import Row, Transaction
 from gateway.store.turns import ExtractionQueue, LocalTurns
 from gateway.store.writer import OF_ONE, Engine, OnCommit, OperationFailed
 
@@ -199,11 +196,11 @@ class SurrealStore(RowMemory):
     async def _is_there(self, run: "_Run") -> bool:
         """Whether a commit of which no answer came was carried out. Raises OutcomeUnknown if the store
         does not come back in time."""
-        records, marks = list(run.commit.marks), run.commit.marks
+        marks = run.commit.marks
         end = anyio.current_time() + _DOUBT_S
         while self._stopped is None and anyio.current_time() < end:
             try:
-                (found,) = await self.connection.query(_MARKS, {"records": records})
+                (found,) = await self.connection.query(_MARKS, {"records": [*marks]})
             except (StoreUnavailable, StoreRefused):
                 await anyio.sleep(_LONGEST_PAUSE_S)
                 continue
@@ -214,13 +211,7 @@ class SurrealStore(RowMemory):
         where = self.connection.where
         raise OutcomeUnknown(f"whether {where} has written it is not known: look, then repeat it")
 
-    def _run(
-        self,
-        operation: Operation[T],
-        reads: "Reads",
-        *,
-        is_first: bool,
-    ) -> "_Run":
+    def _run(self, operation: Operation[T], reads: "Reads", *, is_first: bool) -> "_Run":
         """Without waiting, so that runs of several operations never meet in the memory."""
         transaction = SurrealTransaction(self, reads, is_first=is_first)
         run = _Run(transaction)

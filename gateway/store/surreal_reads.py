@@ -24,7 +24,7 @@ class Selection:
         self._source, rest = self._within(table, dict(terms))
         conditions = [self._condition(table, name, value) for name, value in rest.items()]
         self._table = table
-        self._mark = f"in_{index} = true" if index in table.marks else ""
+        self._mark = f"in_{index} = true" if f"in_{index}" in table.marks else ""
         if self._mark:
             conditions.append(self._mark)
         self._where = f"WHERE {' AND '.join(conditions)}" if conditions else ""

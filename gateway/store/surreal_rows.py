@@ -82,7 +82,7 @@ class SurrealRows:
         contents, taken = [], []
         for row in rows:
             record = record_of(table, row)
-            marks = {name: True for name in row if name.startswith("in_") and row[name]}
+            marks = {name: True for name in table.marks if row.get(name)}
             told = {**content_of(table, {one: row[one] for one in table.types}), **marks}
             contents.append({"id": record, REVISION: random.getrandbits(62), **told})
             taken += [{"id": one, "row": record} for one in taken_by(table, {**row, **marks})]

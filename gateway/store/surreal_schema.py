@@ -41,7 +41,7 @@ def definitions() -> str:
     for table in TABLES.values():
         parts.append(f"DEFINE TABLE IF NOT EXISTS `{table.name}` SCHEMAFULL")
         types = {one.name: (_TYPES[one.type], one.is_optional) for one in table.columns}
-        types |= {REVISION: ("int", False), **{f"in_{one}": ("bool", True) for one in table.marks}}
+        types |= {REVISION: ("int", False), **dict.fromkeys(table.marks, ("bool", True))}
         for name, (kind, is_optional) in types.items():
             told = f"option<{kind}>" if is_optional else kind
             parts.append(_DEFINE.format(field_of(name), table.name, told))
@@ -59,7 +59,7 @@ def _indexes(table: Table) -> dict[str, Sequence[str]]:
     whatever no two rows have in common is a record of its own, in `taken`."""
     found = dict[str, Sequence[str]]()
     for one in table.indexes:
-        mark = [f"in_{one.name}"] if one.name in table.marks else []
+        mark = [f"in_{one.name}"] if f"in_{one.name}" in table.marks else []
         found[one.name] = [*mark, *one.columns.split(", ")]
     found = {**table.once, **found}
     if table.number and [table.number] != [*table.record]:
@@ -85,7 +85,7 @@ def taken_by(table: Table, row: Row) -> set[RecordID]:
     found = set[RecordID]()
     for name, columns in table.once.items():
         values = tuple(row.get(one) for one in columns)
-        if None not in values and (name not in table.marks or row.get(f"in_{name}")):
+        if None not in values and (f"in_{name}" not in table.marks or row.get(f"in_{name}")):
             found.add(RecordID("taken", (f"{table.name}_{name}", *values)))
     return found
 

@@ -61,9 +61,14 @@ class SurrealCommit:
 
     parts: list[str] = field(default_factory=list)
     values: dict[str, object] = field(default_factory=dict)
-    marks: dict[RecordID, int] = field(default_factory=dict)  # revisions that only it writes
+    guarded: dict[RecordID, int] = field(default_factory=dict)
     rows: dict[RecordID, LoadedRow] = field(default_factory=dict)  # as it leaves them
     gone: list[RecordID] = field(default_factory=list)
+
+    @property
+    def marks(self) -> Mapping[RecordID, int]:
+        """Revisions that only it writes."""
+        return {**{one.record: one.revision for one in self.rows.values()}, **self.guarded}
 
     def value(self, value: object) -> str:
         name = f"v{len(self.values)}"
@@ -83,8 +88,8 @@ class SurrealCommit:
         self.parts.append(_UNLESS.format(told))
 
     def guard(self, record: RecordID, seen: int | None) -> None:
-        self.marks[record] = _revision()
-        told = f"{self.value(record)} SET {REVISION} = {self.value(self.marks[record])}"
+        self.guarded[record] = _revision()
+        told = f"{self.value(record)} SET {REVISION} = {self.value(self.guarded[record])}"
         if seen is None:
             self.parts.append(f"CREATE ONLY {told} RETURN NONE")
         else:
@@ -126,13 +131,7 @@ class SurrealTransaction(Transaction):
     has_erased = False
     accepted = 0
 
-    def __init__(
-        self,
-        store: RowMemory,
-        reads: "Reads",
-        *,
-        is_first: bool,
-    ) -> None:
+    def __init__(self, store: RowMemory, reads: "Reads", *, is_first: bool) -> None:
         super().__init__(store.memory)
         self._store, self._answers, self._is_first = store, reads.answers, is_first
         self.missing: dict[Read, Table | None] = {}
@@ -149,18 +148,9 @@ class SurrealTransaction(Transaction):
         self.last_stamp = store.last_stamp
 
     # --- reading ---------------------------------------------------------------------------------
-    def find(
-        self,
-        table: str,
-        terms: Terms,
-        columns: str = "",
-        *,
-        order: str = "",
-        limit: int | None = None,
-        index: str = "",
-    ) -> list[Row]:
-        self._require(TABLES[table], terms, order=order, limit=limit, index=index)
-        return super().find(table, terms, columns, order=order, limit=limit, index=index)
+    def find(self, table: str, terms: Terms, columns: str = "", **how: Any) -> list[Row]:
+        self._require(TABLES[table], terms, **how)
+        return super().find(table, terms, columns, **how)
 
     def sums(
         self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
@@ -320,7 +310,6 @@ class SurrealTransaction(Transaction):
                 commit.require(self._loaded[place], told)
                 now[new.record] = new
             commit.rows = now
-            commit.marks |= _revisions_of(now.values())
             for record, revision in self._guarded.items():
                 commit.guard(record, revision)
         known = dict[SessionKey, KnownSession]()
@@ -393,15 +382,11 @@ def _reading(name: str) -> tuple[str, Sequence[str]]:
     table = TABLES[name]
     told = [*table.types, *(f"({one})" for one in table.marks.values())]
     text = f"SELECT {', '.join(told)} FROM {name} WHERE rowid = ?"
-    return text, [*table.types, *(f"in_{one}" for one in table.marks)]
+    return text, [*table.types, *table.marks]
 
 
 def _taken(loaded: LoadedRow | None) -> set[RecordID]:
     return set() if loaded is None else taken_by(loaded.table, loaded.row)
-
-
-def _revisions_of(rows: Iterable[LoadedRow]) -> dict[RecordID, int]:
-    return {one.record: one.revision for one in rows}
 
 
 def _revision() -> int:
@@ -410,6 +395,5 @@ def _revision() -> int:
 
 
 def loaded_row(table: Table, told: Mapping[str, Any]) -> LoadedRow:
-    marks = {f"in_{one}": told.get(f"in_{one}") for one in table.marks}
-    row = {name: told.get(field_of(name)) for name in table.types} | marks
+    row = {name: told.get(field_of(name)) for name in (*table.types, *table.marks)}
     return LoadedRow(table, record_of(table, row), told[REVISION], row)

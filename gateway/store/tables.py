@@ -128,9 +128,9 @@ class Table:
 
     @cached_property
     def marks(self) -> Mapping[str, str]:
-        """The same without those that hold whatever has a value in their own column."""
+        """The same as `in_NAME`, without those that hold whatever has a value in their own column."""
         own = {one.name: f"{one.columns.split(', ')[0]} IS NOT NULL" for one in self.indexes}
-        return {name: told for name, told in self.where.items() if told != own[name]}
+        return {f"in_{name}": told for name, told in self.where.items() if told != own[name]}
 
     def decoders(self, names: Sequence[str]) -> Sequence[tuple[str, Callable[[Any], object]]]:
         """Of the columns whose values in a row are no longer those of the database."""

@@ -137,7 +137,7 @@ async def test_without_a_server_hints_are_dropped_and_come_back_with_it(
     assert degraded == ("nats",)
     assert came
     assert not [one for one in came if "old" in one]
-    assert a.dropped == 3
+    assert a.counts["dropped"] == 3
     of_a = [record.msg for record in caplog.records if record.name == "gateway.cluster.hints"]
     assert of_a.count("nats_disconnected") == 6  # said once for each of two nodes and three outages
     assert not [record for record in caplog.records if record.name.startswith("nats")]
@@ -235,7 +235,7 @@ async def test_what_is_too_large_or_too_much_is_dropped(nats_server: NatsServer)
         await heard(b, a)
 
     assert sent.count(True) == 2 * MOST_WAITING // LARGEST_HINT - 1
-    assert a.dropped == 1 + sent.count(False)
+    assert a.counts["dropped"] == 1 + sent.count(False)
 
 
 async def test_a_listener_that_fails_disturbs_no_other_hint(
