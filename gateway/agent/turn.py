@@ -346,13 +346,14 @@ class Turn:
         state.sent = state.context_tokens
         state.watch_tokens()
         options, ticket = _options(leaf, self.job.agent.model), Ticket(self, leaf)
-        old = self.old_messages
+        shown, old = tuple(self.messages), self.old_messages
+        if self.replies:  # the tree may have put anything between calls and their results
+            shown = (*shown[:old], *paired(shown[old:]))
         ask = AskModel(
             ticket.number,
             self.replies,
             self.system,
-            # Whatever the tree put between them; the history was paired when it was packed.
-            (*self.messages[:old], *paired(tuple(self.messages[old:]))),
+            shown,
             self._offered(options["tools"]),
             self.output.model or options["model"],
             options["budget"],
