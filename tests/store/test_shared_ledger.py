@@ -89,8 +89,8 @@ async def in_doubt(
         group.start_soon(connection.run)
         store = SurrealStore(connection)
         await store.open()
-        writer = Doubtful(store, [*lost])
-        ledger = SharedLedger(writer, store, store, node="a", alive=alive, within_s=within_s)
+        engine = replace(store.engine, writer=Doubtful(store, [*lost]))
+        ledger = SharedLedger(engine, node="a", alive=alive, within_s=within_s)
         group.start_soon(ledger.run)
         yield ledger
         group.cancel_scope.cancel()
@@ -109,7 +109,7 @@ async def node(
         group.start_soon(connection.run)
         store = SurrealStore(connection)
         await store.open()
-        ledger = SharedLedger(store, store, store, node=name, alive=here)
+        ledger = SharedLedger(store.engine, node=name, alive=here)
         group.start_soon(ledger.run)
         yield ledger
         group.cancel_scope.cancel()
