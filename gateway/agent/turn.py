@@ -275,8 +275,7 @@ class Turn:
 
     def exceed(self, ticket: int) -> None:
         """Stops the turn if the reply that is being heard goes beyond the token budget."""
-        may_go_on = self.state.watch_tokens()
-        if may_go_on or self.open[ticket].leaf.option("interruptible") is False:
+        if self.state.watch_tokens() or self.open[ticket].leaf.option("interruptible") is False:
             return
         self.interrupt(reason="token_budget")
         self.advance()
@@ -680,8 +679,7 @@ def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
     for name in leaf.plan.options.keys() & options.keys():
         value = leaf.option(name)
         options[name] = number(value) if name in _NUMBERS else value
-    if options["budget"] is not None:
-        options["budget"] = int(options["budget"]) or None
+    options["budget"] = int(options["budget"] or 0) or None
     if not isinstance(options["model"], str) or options["model"] in {"", usual}:
         options["model"] = None
     return options

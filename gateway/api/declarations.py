@@ -128,17 +128,21 @@ def plain(value: Any) -> Any:
     if kind is SessionKey:
         return str(value)
     if is_dataclass(kind):
-        shown: Json = {}
-        for name, may_lack in _members(kind):
-            inside = getattr(value, name)
-            if not (inside is _ABSENT or (inside is None and may_lack)):
-                shown[name] = inside if type(inside) in _ATOMS else plain(inside)
-        return shown
+        return _plain_fields(value, kind)
     if isinstance(value, Mapping):
         return {name: plain(inside) for name, inside in value.items()}
     if isinstance(value, list | tuple | frozenset):
         return [plain(inside) for inside in value]
     return value
+
+
+def _plain_fields(value: Any, kind: Any) -> Json:
+    shown: Json = {}
+    for name, may_lack in _members(kind):
+        inside = getattr(value, name)
+        if not (inside is _ABSENT or (inside is None and may_lack)):
+            shown[name] = inside if type(inside) in _ATOMS else plain(inside)
+    return shown
 
 
 def differing(value: Any) -> Any:

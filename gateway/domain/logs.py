@@ -21,10 +21,10 @@ USED = ("input_tokens", "output_tokens", "cost_usd")
 Line = Mapping[str, Any]
 
 
-def stamp(at: datetime | float) -> str:
-    """A moment as log lines have it; a number is seconds since 1970."""
-    moment = at.astimezone(UTC) if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def stamp(at: datetime) -> str:
+    """A moment as log lines have it."""
+    text = at.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import ClassVar, Literal, TextIO
@@ -51,7 +51,7 @@ _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 def facts_of(record: logging.LogRecord, bound: Facts) -> dict[str, object]:
     """What a line holds. The event of a library is its text: only ours are constants."""
-    shown: dict[str, object] = {"at": stamp(record.created), "level": record.levelname.lower()}
+    shown: dict[str, object] = {"at": stamped(record.created), "level": record.levelname.lower()}
     if record.name.startswith("gateway."):
         shown["event"] = record.getMessage()
         shown["logger"] = record.name.replace("gateway.", "exogate.", 1)
@@ -64,6 +64,11 @@ def facts_of(record: logging.LogRecord, bound: Facts) -> dict[str, object]:
     if record.exc_info:
         shown["exception"] = logging.Formatter().formatException(record.exc_info)
     return shown
+
+
+def stamped(seconds: float) -> str:
+    """Seconds since 1970 as lines have them."""
+    return stamp(datetime.fromtimestamp(seconds, UTC))
 
 
 def json_line(facts: Facts) -> str:
@@ -231,7 +236,7 @@ class Log(logging.Handler):
                 case (logging.LogRecord() as record, facts):
                     shown = facts_of(record, facts)
                 case (name, facts, at):
-                    head = {"at": stamp(at), "level": "info", "event": name, "logger": RUNS}
+                    head = {"at": stamped(at), "level": "info", "event": name, "logger": RUNS}
                     shown = {**head, **facts}
             self._write(shown)
             if self.dropped > self._told:
@@ -243,7 +248,7 @@ class Log(logging.Handler):
             self._files.close()
 
     def _own(self, event: str, **facts: object) -> Facts:
-        at = stamp(time.time())  # noqa: TID251  # as in a record
+        at = stamped(time.time())  # noqa: TID251  # as in a record
         return {"at": at, "level": "warning", "event": event, "logger": OWN, **facts}
 
     def _open(self, files: LogFiles) -> None:

@@ -487,8 +487,7 @@ class ReplyReader(ABC):
         """The failure to raise. If no text was emitted the rest is not either, so that the call can be
         repeated; otherwise all that came is emitted."""
         if self.started:
-            self._release()
-            self.emit(is_end=True)
+            self._emit_rest()
         detail = self._scrub(detail)
         if not sent:
             return NeverSent(self.provider, kind, detail)
@@ -502,15 +501,12 @@ class ReplyReader(ABC):
             finish = "refusal"
         if finish is None:
             raise self.failed("truncated", "the stream ended before the reply was complete")
-        if self.recovers or finish == "overrun":
-            self._release()
-        self.emit(is_end=True)
+        self._emit_rest()
         text, thinking = "".join(self._text), "".join(self._thinking)
         calls: tuple[ToolCall, ...] = ()
         extras = None
         if finish != "overrun":
-            if self.calls or self.recovers:
-                calls = self._finished_calls(finish, text)
+            calls = self._finished_calls(finish, text)
             if opaque := self.extras(calls):
                 extras = Extras(self.provider, json_bytes(opaque).decode())
                 self.grow(len(extras.json))  # it is sent again with every request
@@ -527,8 +523,8 @@ class ReplyReader(ABC):
             extras=extras,
         )
 
-    def _release(self) -> None:
-        """At the end: what was held back because it might have been markup is new text too."""
+    def _emit_rest(self) -> None:
+        """At the end: what was held back because it might have been markup is emitted too."""
         if self.recovers:
             deque(self.recover(), maxlen=0)
             self._new_text.append(self._text_recovery.finish())
@@ -539,6 +535,8 @@ class ReplyReader(ABC):
                 kept = "".join(unheard).encode()[:room]
                 unheard[:] = [kept.decode(errors="ignore")] if kept else []
                 room -= len(kept)
+        if self._new_text or self._new_thinking:
+            self.emit(is_end=True)
 
     def _finished_calls(self, finish: FinishReason, answer: str) -> tuple[ToolCall, ...]:
         drafts = self.calls = [*filter(CallDraft.is_begun, self.calls)]

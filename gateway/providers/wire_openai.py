@@ -160,22 +160,24 @@ class OpenAiReader(ReplyReader):
         if usage := chunk.get("usage"):
             self._usage = usage  # cumulative where it comes often: the last one counts
         for choice in chunk.get("choices") or ():
-            if choice.get("index"):  # one answer was asked for
-                continue
-            delta = choice.get("delta") or choice.get("message") or {}
-            content = delta.get("content")
-            if len(delta) == 1 and type(content) is str:  # what nearly all are
-                self.progress.size += len(content.encode())
-                self.texts.append(content)
-                if self._guesses:
-                    self._guesses -= 1
-                    self.around_text = self.around_text or _around_text(chunk, data)
-            elif delta:
-                self._read_delta(delta)
-            if (reason := choice.get("finish_reason")) == "error":
+            if not choice.get("index"):  # one answer was asked for
+                self._read_choice(choice, chunk, data)
+
+    def _read_choice(self, choice: dict[str, Any], chunk: dict[str, Any], data: bytes) -> None:
+        delta = choice.get("delta") or choice.get("message") or {}
+        content = delta.get("content")
+        if len(delta) == 1 and type(content) is str:  # what nearly all are
+            self.progress.size += len(content.encode())
+            self.texts.append(content)
+            if self._guesses:
+                self._guesses -= 1
+                self.around_text = self.around_text or _around_text(chunk, data)
+        elif delta:
+            self._read_delta(delta)
+        if reason := choice.get("finish_reason"):
+            if reason == "error":
                 raise self.failed("server", "the provider gave up in the middle of its reply")
-            if reason:
-                self.finish = _FINISH.get(reason, "stop")
+            self.finish = _FINISH.get(reason, "stop")
 
     def read_body(self, body: dict[str, Any]) -> None:
         self.read_event(body, b"")

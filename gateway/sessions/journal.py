@@ -244,17 +244,23 @@ def _values(plain: Mapping[str, Any]) -> dict[str, Any]:
 Line = bytes | tuple[str, tuple[Any, ...]]  # a chunk, or an entry
 
 
-def packed(lines: Sequence[Line], secrets: Sequence[str] = (), *, is_cut: bool = False) -> bytes:
-    """A part of a journal, with every secret blotted out, also one that came in two pieces. What has
-    no form is left out, and the run cannot be replayed: it ends all the same."""
-    came = bytearray()
+def _provider_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
+    """All bytes of providers, a character a byte, without any secret, also one that came in two
+    pieces."""
+    whole = bytearray()
     for one in lines:
         if isinstance(one, tuple) and one[0] == "bytes":
-            came += one[1][0]
-    data = bytes(came)
+            whole += one[1][0]
+    data = bytes(whole)
     if data and secrets:
         data = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(data)
-    text, at, is_broken = data.decode("latin-1"), 0, False  # a character a byte
+    return data.decode("latin-1")
+
+
+def packed(lines: Sequence[Line], secrets: Sequence[str] = (), *, is_cut: bool = False) -> bytes:
+    """A part of a journal, with every secret blotted out. What has no form is left out, and the run
+    cannot be replayed: it ends all the same."""
+    text, at, is_broken = _provider_text(lines, secrets), 0, False
     packed_lines: list[bytes] = []
     for one in lines:
         if isinstance(one, bytes):

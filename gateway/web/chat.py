@@ -69,10 +69,8 @@ class ChatMethods:
             same.pop("traceparent", None)
             fingerprint = encode({**same, "account": account}).decode()
         address = address_in(params.channel, account, params.peer, is_raw=False)
-        if (params.guild, params.team, params.thread) != (None, None, None):
-            address = replace(address, guild=params.guild, team=params.team, thread=params.thread)
         inbound = Inbound(
-            address,
+            replace(address, guild=params.guild, team=params.team, thread=params.thread),
             params.content,
             key=params.idempotency_key,
             fingerprint=fingerprint,
