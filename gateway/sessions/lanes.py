@@ -189,6 +189,7 @@ class TurnBatch:
     took: Sequence[LiveRun] = ()
     crowded: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
+    has_claimed: bool = True  # notices, or it may have
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]

@@ -428,10 +428,12 @@ class PartitionedWork:
     async def begin(self, run_id: RunId, tenure: Tenure) -> Begun:
         """The turn is as it was chosen, also where no look has found that yet."""
         node, key = self.mirrors.node, tenure.session_key
-        begun = await self.runs.begin(run_id, tenure, node, {node, *self.members()})
+        turn, alive = self._turns.get(key), {node, *self.members()}
+        sender = turn[2].run.new.sender if turn else None
+        begun = await self.runs.begin(run_id, tenure, node, alive, sender=sender)
         if begun.choice.change:
             self.queues.choose(key, begun.choice)
-        if (turn := self._turns.get(key)) is not None:
+        if turn is not None:
             turn[2].model = begun.choice.model
         return begun
 

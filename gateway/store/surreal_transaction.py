@@ -114,6 +114,9 @@ class RowMemory:
         self.may_hold_notices = True
         self.rows: dict[RecordID, LoadedRow] = {}
         self.known: dict[SessionKey, KnownSession] = {}
+        self.keys: dict[
+            int, SessionKey
+        ] = {}  # of sessions that we have written to, by their numbers
         self.series: dict[tuple[str, str, str], int] = {}
         self.numbers: dict[str, list[int]] = {}
         self.last_stamp = 0
@@ -232,6 +235,12 @@ class SurrealTransaction(SqliteTransaction):
             self.load(known.loaded)
             self._sessions[key] = replace(known.session)
         return super().session(key)
+
+    def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
+        """What a number is the number of never changes."""
+        keys, wanted = self._store.keys, {one for one in sessions if one is not None}
+        known = {one: keys[one] for one in wanted & keys.keys()}
+        return known | super().keys_of(wanted - known.keys())
 
     def load(self, loaded: LoadedRow) -> tuple[str, int]:
         table, row = loaded.table, loaded.row
