@@ -244,8 +244,10 @@ class SurrealTransaction(SqliteTransaction):
 
     def load(self, loaded: LoadedRow) -> tuple[str, int]:
         table, row = loaded.table, loaded.row
-        insertion, find = _loading(table.name)
-        added = self.db.execute(insertion, [*map(row.get, table.types)])
+        insertion, find, is_numbered = _loading(table.name)
+        # A number of its own, which no row has that comes in the place of one that was deleted.
+        own = () if is_numbered else (-1 - len(self._loaded),)
+        added = self.db.execute(insertion, [*own, *map(row.get, table.types)])
         if added.rowcount:
             place = (table.name, int(added.lastrowid or 0))
             self._loaded[place] = loaded
@@ -387,13 +389,15 @@ class SurrealTransaction(SqliteTransaction):
 
 
 @lru_cache
-def _loading(name: str) -> tuple[str, str]:
-    """Puts a row into the memory, and finds it there."""
+def _loading(name: str) -> tuple[str, str, bool]:
+    """Puts a row into the memory, and finds it there; and whether its number there is one of its values."""
     table = TABLES[name]
     where = " AND ".join(f"{one} = ?" for one in table.record)
-    marks = ", ".join("?" * len(table.types))
-    insertion = f"INSERT OR IGNORE INTO {name} VALUES ({marks})"
-    return insertion, f"SELECT rowid FROM {name} WHERE {where}"
+    is_numbered = "INTEGER PRIMARY KEY" in table.sql
+    names = [*table.types] if is_numbered else ["rowid", *table.types]
+    told = f"{', '.join(names)}) VALUES ({', '.join('?' * len(names))}"
+    insertion = f"INSERT OR IGNORE INTO {name} ({told})"
+    return insertion, f"SELECT rowid FROM {name} WHERE {where}", is_numbered
 
 
 @lru_cache

@@ -176,6 +176,24 @@ async def test_nodes_together_grant_no_more_than_a_limit_and_count_every_token(
         assert granted[-1] == "late"
 
 
+async def test_calls_that_end_at_the_same_time_are_held_no_more(
+    surreal_database: SurrealDatabase,
+) -> None:
+    names, failed = ("one", "two", "three"), list[Exception]()
+    async with (
+        node(surreal_database, "a", {"a"}) as ledger,
+        node(surreal_database, "b", set()) as other,
+    ):
+        for name in names:
+            await ledger.reserve(call(name), partial(within, tokens=100), kinds=OF_DAY)
+        for name in names:
+            ledger.settle_soon(a_record(call(name), 30, 10), failed.append)
+        [tally] = await ledger.tallies([DAILY])
+
+        assert (tally.used.tokens, tally.held, failed) == (120, Amount(), [])
+        assert await other.unsettled() == []
+
+
 async def test_what_a_dead_node_held_is_settled_once(surreal_database: SurrealDatabase) -> None:
     alive = {"a", "b", "c"}
     async with (
