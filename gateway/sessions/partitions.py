@@ -207,9 +207,10 @@ class PartitionedWork:
             scope.cancel()
         self._withdraw(lambda key: self.partition(key) == number)
 
-    def _withdraw(self, is_lost: Callable[[SessionKey], bool]) -> None:
+    def _withdraw(self, is_lost: Callable[[SessionKey], bool], *, with_taken: bool = False) -> None:
         # Before it is open nothing is taken up, and there may be no queues.
-        for run in self.queues.withdraw(is_lost) if self._is_open else ():
+        lost = self.queues.withdraw(is_lost, with_taken=with_taken) if self._is_open else ()
+        for run in lost:
             if isinstance(run, SharedRun):
                 run.let_go()
 
@@ -420,7 +421,7 @@ class PartitionedWork:
         for one in (*batch.earlier, *batch.took, batch.run):
             if isinstance(one, SharedRun):
                 one.let_go()
-        self._withdraw(key.__eq__)
+        self._withdraw(key.__eq__, with_taken=True)
         if is_lost:
             self.figures.turns_lost.add(())
             self.look_soon(self.partition(key))
