@@ -458,7 +458,7 @@ class SharedInbox(StoredInbox):
                 self._lines[key] = (lock, all_ - 1)
 
 
-class SharedRuns(StoredSharedRuns):
+class RunsOfMany(StoredSharedRuns):
     """Reads what a turn asks about first in one request."""
 
     def __init__(self, store: SurrealStore) -> None:
@@ -535,7 +535,7 @@ async def open_surreal(
             over = (store, store, store)
             facts = (SharedFacts if is_alone else FactsOfMany)(*over, store.memory)
             ports = stores_over(*over, clock, store.copy, make_ledger=make_ledger)
-            shared = SharedRuns(store)
+            shared = RunsOfMany(store)
             stores = replace(ports, inbox=SharedInbox(*over), facts=facts, shared=shared)
             try:
                 yield stores
