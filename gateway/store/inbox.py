@@ -17,6 +17,7 @@ from gateway.store.channels import require_unheard, write_memos
 from gateway.store.conversations import prune
 from gateway.store.outbox import add_delivery, find_delivery
 from gateway.store.transaction import (
+    Fields,
     Row,
     SessionRow,
     Transaction,
@@ -95,13 +96,15 @@ class StoredJournal(OfStore):
 
 MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest go
 
-_PLAIN = tuple(one.name for one in fields(Notice) if one.name not in {"data", "expires_at"})
+_OF_NOTICE = Fields(
+    " ".join(one.name for one in fields(Notice) if one.name not in {"data", "expires_at"})
+)
 
 
 def pack_notice(notice: Notice) -> str:
     """A notice as JSON, without `expires_at`."""
-    plain = {name: getattr(notice, name) for name in _PLAIN}
-    return to_json({**plain, "data": dict(notice.data)}, fallback=str).decode()
+    told = {**_OF_NOTICE.row(notice), "data": dict(notice.data)}
+    return to_json(told, fallback=str).decode()
 
 
 def unpack_notice(expires_at: datetime | None, packed: str) -> Notice:
@@ -135,6 +138,12 @@ def _post(ending: Ending, session: SessionRow, tx: Transaction) -> None:
 
 
 # --- a message is accepted -----------------------------------------------------------------------
+_AS_ACCEPTED = Fields(
+    "run_id message_id matched_by platform_id digest sender context_id whence content partition"
+)
+_AS_IT_STANDS = Fields("seq state attempts forgiven")
+
+
 def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
     if entry.whence is not None:
         require_unheard(entry, tx)
@@ -146,24 +155,15 @@ def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
         session = session or tx.make_session(key, at)
         seq = session.last_run + 1
         row = {
-            "run_id": entry.run_id,
-            "message_id": entry.message_id,
+            **_AS_ACCEPTED.row(entry),
             "session": session.id,
             "seq": seq,
             "state": "running" if begin else "queued",
             "attempts": int(begin),
             "accepted_at": at,
-            "matched_by": entry.matched_by,
             "channel": key.channel,
             "account": key.account,
-            "platform_id": entry.platform_id,
-            "digest": entry.digest,
-            "sender": entry.sender,
-            "context_id": entry.context_id,
             "limits": to_json(entry.limits).decode() if entry.limits else None,
-            "whence": entry.whence,
-            "content": entry.content,
-            "partition": entry.partition,
         }
         added = tx.insert("run", row, taken="keep")
         if added:
@@ -310,10 +310,8 @@ def to_entries(rows: Sequence[Row], tx: Transaction) -> list[Entry]:
 
 def to_entry(row: Row, key: SessionKey) -> Entry:
     limits = from_json(row["limits"]) if row["limits"] else {}
-    what = (row["message_id"], row["run_id"], key, row["content"], row["accepted_at"])
-    how = (row["matched_by"], row["platform_id"], row["digest"], row["context_id"], row["sender"])
-    new = NewEntry(*what, *how, limits, row["whence"], partition=row["partition"])
-    return Entry(new, row["seq"], row["state"], row["attempts"], row["forgiven"])
+    made = {"session_key": key, "accepted_at": row["accepted_at"], "limits": limits}
+    return Entry(NewEntry(**made, **_AS_ACCEPTED.values(row)), **_AS_IT_STANDS.values(row))
 
 
 class StoredInbox(OfStore):

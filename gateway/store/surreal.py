@@ -19,6 +19,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio import CancelScope
@@ -67,7 +68,7 @@ from gateway.store.transaction import (
     Transaction,
 )
 from gateway.store.turns import ExtractionQueue, LocalTurns
-from gateway.store.writer import OF_ONE, OnCommit, OperationFailed, Reading, Remembered, Writing
+from gateway.store.writer import OF_ONE, Engine, OnCommit, OperationFailed
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class SurrealStore(RowMemory):
         super().__init__()
         self.connection, self._is_alone = connection, is_alone
         self.on_commit: OnCommit = lambda seconds, operations: None
-        self.unsettled: list[Row] = []
+        self.unsettled: Sequence[Row] = []
         self.last_day = ""
         self._soon: list[tuple[Operation[Any], _Failed]] = []
         self._soon_given = self._soon_done = 0  # how many, since the start
@@ -125,6 +126,10 @@ class SurrealStore(RowMemory):
         self._writes = Counter[str]()  # of ours, by table
         # Until when, the writes that its table had seen, and the rows.
         self._ahead: dict[Read, tuple[float, int, Sequence[LoadedRow]]] = {}
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(self, self, self, self.copy)
 
     async def open(self) -> None:
         """Makes what is not there yet. Raises StoreUnavailable, StoreRefused."""
@@ -441,28 +446,21 @@ def _cut(kept: dict[Any, Any]) -> None:
 class SharedInbox(StoredInbox):
     """One after the other in a session: the lanes take messages in the order of their accepts."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
-        self._lines: dict[SessionKey, tuple[anyio.Lock, int]] = {}  # with how many stand in it
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._turns = WeakValueDictionary[SessionKey, anyio.Lock]()
 
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
-        key = entry.session_key
-        lock, others = self._lines.get(key, (anyio.Lock(), 0))
-        self._lines[key] = (lock, others + 1)
-        try:
-            async with lock:
-                return await super().accept(entry, begin=begin)
-        finally:
-            lock, all_ = self._lines.pop(key)
-            if all_ > 1:
-                self._lines[key] = (lock, all_ - 1)
+        turn = self._turns.setdefault(entry.session_key, anyio.Lock())
+        async with turn:
+            return await super().accept(entry, begin=begin)
 
 
 class RunsOfMany(StoredSharedRuns):
     """Reads what a turn asks about first in one request."""
 
     def __init__(self, store: SurrealStore) -> None:
-        super().__init__(store, store, store)
+        super().__init__(store.engine)
         self._store = store
 
     async def begin(
@@ -532,11 +530,11 @@ async def open_surreal(
         try:
             await when_there(store.open, connection, waiting)
             group.start_soon(store.run)
-            over = (store, store, store)
-            facts = (SharedFacts if is_alone else FactsOfMany)(*over, store.memory)
-            ports = stores_over(*over, clock, store.copy, make_ledger=make_ledger)
+            engine = store.engine
+            facts = (SharedFacts if is_alone else FactsOfMany)(engine, store.memory)
+            ports = stores_over(engine, clock, make_ledger=make_ledger)
             shared = RunsOfMany(store)
-            stores = replace(ports, inbox=SharedInbox(*over), facts=facts, shared=shared)
+            stores = replace(ports, inbox=SharedInbox(engine), facts=facts, shared=shared)
             try:
                 yield stores
             finally:

@@ -24,9 +24,9 @@ from gateway.store.tables import TABLES, Table
 from gateway.store.transaction import (
     Row,
     SessionRow,
-    SqliteTransaction,
     Taken,
     Terms,
+    Transaction,
     Values,
 )
 
@@ -122,7 +122,7 @@ class RowMemory:
         self.last_stamp = 0
 
 
-class SurrealTransaction(SqliteTransaction):
+class SurrealTransaction(Transaction):
     """One run of an operation on the rows that were read for it."""
 
     is_whole = False

@@ -92,7 +92,8 @@ async def in_doubt(
         store = SurrealStore(connection)
         await store.open()
         writer = Doubtful(store, [*lost])
-        ledger = SharedLedger(writer, store, store, node="a", alive=alive, within_s=within_s)
+        engine = replace(store.engine, writer=writer)
+        ledger = SharedLedger(engine, node="a", alive=alive, within_s=within_s)
         group.start_soon(ledger.run)
         yield ledger, writer
         group.cancel_scope.cancel()
@@ -111,7 +112,7 @@ async def node(
         group.start_soon(connection.run)
         store = SurrealStore(connection)
         await store.open()
-        ledger = SharedLedger(store, store, store, node=name, alive=here)
+        ledger = SharedLedger(store.engine, node=name, alive=here)
         group.start_soon(ledger.run)
         yield ledger
         group.cancel_scope.cancel()
