@@ -38,7 +38,7 @@ from gateway.store.facts import (
     list_all,
     load_fact,
     load_facts,
-    load_group,
+    load_learned,
     names_of,
     ranked,
     require_claims,
@@ -101,8 +101,7 @@ def _with_sources(row: FactRow, tx: Transaction) -> Fact:
 
 def _group_of(whose: Whose, tx: Transaction) -> int:
     """0 if nothing was learned there. All that was is read, where the tables are elsewhere."""
-    load_group("scope", whose.scope or str(whose.room), tx)
-    load_group("session", str(whose.room), tx)
+    load_learned(whose, tx)
     kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
     row = tx.db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
     return int(row[0]) if row else 0

@@ -18,6 +18,7 @@ from gateway.domain.facts import (
     SaidSource,
     Settled,
     Told,
+    Whose,
     form,
     predicate_form,
     require_claim,
@@ -204,6 +205,12 @@ def _id_of(table: str, names: Row, tx: Transaction) -> int:
 
 
 # --- where the tables are elsewhere --------------------------------------------------------------
+def load_learned(whose: Whose, tx: Transaction) -> None:
+    """Has all that was learned there read, where the tables are elsewhere."""
+    load_group("scope", whose.scope or str(whose.room), tx)
+    load_group("session", str(whose.room), tx)
+
+
 def load_group(kind: str, name: str, tx: Transaction) -> None:
     """Has the facts of a scope or session read, with what belongs to them."""
     if tx.is_whole:
