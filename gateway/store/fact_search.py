@@ -71,7 +71,8 @@ def _add(
     told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
     kept = [id_ for _, id_ in told]
     writing.add(tx, scope, [claim for claim, _ in told], ids=kept, now=now)
-    return _with_sources([row for id_ in kept for row in fact_of(id_, tx)], tx)
+    places = [row.place for id_ in kept for row in fact_of(id_, tx)]
+    return _with_sources(_rows(places, tx), tx)
 
 
 def _is_forgotten(claim: Claim, scope: str, tx: Transaction) -> bool:
@@ -90,9 +91,14 @@ def _places(
     return [place for (place,) in found.fetchall()]
 
 
-def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
-    for some in () if tx.is_whole else in_parts([row.place for row in rows]):
+def _rows(places: Sequence[int], tx: Transaction) -> list[FactRow]:
+    """In the order of these places; their sources are read with them, where the tables are elsewhere."""
+    for some in () if tx.is_whole else in_parts(places):
         tx.find("fact_claim", {"fact": some, **WITH_SOURCE})
+    return facts_at(places, tx)
+
+
+def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
     facts = list[Fact]()
     for row in rows:
         found = tx.db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
@@ -101,14 +107,23 @@ def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
     return facts
 
 
+def groups_of(whose: Whose, tx: Transaction) -> Sequence[int]:
+    """Of a room also those of whoever has its name: in a direct chat all facts lie at the person's own
+    places."""
+    room = [] if whose.room is None else [_group_of(Whose(scope=str(whose.room)), tx)]
+    return [_group_of(whose, tx), *room]
+
+
 def _group_of(whose: Whose, tx: Transaction) -> int:
     """0 if nothing was learned there. All facts that were are read, where the tables are elsewhere."""
     kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
     row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if row is not None and not tx.is_whole:
-        there = tx.find("fact", {kind: row["id"]}, "topic")
+        there = tx.find("fact", {kind: row["id"]}, "topic scope session")
         for some in in_parts({one["topic"] for one in there}):
             tx.find("fact_topic", {"id": some})
+        for some in in_parts({one[name] for one in there for name in ("scope", "session")}):
+            tx.find("fact_group", {"id": some})
     return row["id"] if row else 0
 
 
@@ -125,7 +140,7 @@ def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
     elif not query.with_history:
         terms.append(_IS_CURRENT)
     places = _places(terms, _OLDEST, (max(0, query.limit),), tx)
-    return _with_sources(facts_at(places, tx), tx)
+    return _with_sources(_rows(places, tx), tx)
 
 
 def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
@@ -208,16 +223,14 @@ def _told_by(
 
 def _matching(whose: Whose, words: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     """All words in one statement, within the places of the scope, so other facts do not matter."""
-    group = _group_of(whose, tx)
-    ranges, said_there = [_range(group)], list[_Term]()
-    if whose.room is not None:  # in a direct chat everything lies at the person's own places
-        said_there.append(("f.session = ?", (group,)))
-        ranges.append(_range(_group_of(Whose(scope=str(whose.room)), tx)))
+    groups, said_there = groups_of(whose, tx), list[_Term]()
+    if whose.room is not None:
+        said_there.append(("f.session = ?", (groups[0],)))
     if not tx.is_whole:
         list_all(tx)
     hits: dict[str, list[int]] = {}
     asked, most = _HITS.format(", ".join(["(?)"] * len(words))), max(limit, _MOST_HITS)
-    for some in ranges if words else ():
+    for some in map(_range, groups if words else ()):
         for word, places in tx.db.execute(
             asked, (*map('"{}"'.format, words), *some, most)
         ).fetchall():
@@ -229,7 +242,7 @@ def _matching(whose: Whose, words: Sequence[str], limit: int, tx: Transaction) -
             break
         its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
         found += _places([its, *said_there, _IS_CURRENT], "", (), tx)  # none: erased meanwhile
-    return _with_sources(facts_at(found, tx), tx)
+    return _with_sources(_rows(found, tx), tx)
 
 
 def _around(whose: Whose, forms: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
@@ -238,7 +251,7 @@ def _around(whose: Whose, forms: Sequence[str], limit: int, tx: Transaction) -> 
     for name, end in product(forms, ("about", "form")):
         terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
         found.update(_places(terms, _NEWEST, (limit,), tx))
-    rows = sorted(facts_at([*found], tx), key=lambda row: by_time(row.fact), reverse=True)
+    rows = sorted(_rows([*found], tx), key=lambda row: by_time(row.fact), reverse=True)
     return _with_sources(rows[:limit], tx)
 
 
@@ -251,7 +264,7 @@ def _origin(tx: Transaction, fact_id: str) -> Provenance | None:
     told = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
     older = [one.fact for one in facts_in({"superseded_by": fact_id}, tx)]
     return Provenance(
-        _with_sources([row], tx)[0],
+        _with_sources(_rows([row.place], tx), tx)[0],
         tuple(dict.fromkeys(source for source in told if source)),
         tuple(fact.id for fact in sorted(older, key=by_time)),
     )

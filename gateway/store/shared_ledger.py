@@ -90,7 +90,7 @@ class SharedLedger(LedgerBooks):
         self._news, self._rest = anyio.Event(), anyio.Event()
         self._open: dict[str, Reservation] = {}
         self._bare: dict[str, asyncio.TimerHandle] = {}  # of calls that are not written down
-        self._unheld: set[str] = set()  # could not be written down
+        self._unheld: set[str] = set()  # perhaps not written down
         self._known: dict[Scope, Tally] = {}  # as a commit of ours left them
 
     # --- a call begins --------------------------------------------------------------------------
@@ -165,12 +165,8 @@ class SharedLedger(LedgerBooks):
             timer.cancel()
         warned = self._count(call, ended, due)
         if isinstance(ended, TokenRecord) or timer is None:
-            is_again = call.id in self._unheld
-            is_held = timer is None and not is_again
-            again = partial(self._not_written, call, failed, is_held=is_held)
-            self._unheld.discard(call.id)
-            step = _Step(call, ended=ended, is_held=is_held, is_again=is_again, warned=warned)
-            step.failed = again
+            step = _Step(call, ended=ended, is_held=timer is None, warned=warned)
+            step.failed = partial(self._not_written, step, failed)
             self._commit_soon(step)
         return warned
 
@@ -187,16 +183,11 @@ class SharedLedger(LedgerBooks):
         return warned
 
     def _not_written(
-        self,
-        call: Reservation,
-        failed: Callable[[Exception], None],
-        error: Exception,
-        *,
-        is_held: bool,
+        self, step: _Step, failed: Callable[[Exception], None], error: Exception
     ) -> None:
-        self._open[call.id] = call
-        if not is_held:
-            self._unheld.add(call.id)
+        self._open[step.call.id] = step.call
+        if not step.is_held:
+            self._unheld.add(step.call.id)
         failed(error)
 
     # --- commits --------------------------------------------------------------------------------
@@ -227,9 +218,12 @@ class SharedLedger(LedgerBooks):
     async def _carry_out(self, batch: Sequence[_Step]) -> None:
         """In one commit. If a step of it breaks a rule, each step is a commit, so that the others hold."""
         try:
+            for step in batch:  # since it was given, the one before may have failed
+                step.is_again = step.is_again or step.call.id in self._unheld
             raised = self._with_raises
             done = partial(_carry_out_all, batch=batch, node=self._node, raised=raised)
             self._known |= await self._writer.write(done, durable=False)
+            self._unheld -= {step.call.id for step in batch if step.ended}
         except GatewayError as error:
             if len(batch) > 1 and not isinstance(error, StoreUnavailable):
                 for step in batch:
@@ -312,8 +306,9 @@ def _hold(tx: Transaction, call: Reservation, node: str) -> None:
 def _end(tx: Transaction, step: _Step, ended: Ended) -> None:
     """A call that stood there and does no more was settled before, by another node perhaps."""
     call = step.call
-    was_held = _let_go(tx, call)
-    is_new = was_held or not (step.is_held or (step.is_again and _is_recorded(tx, call)))
+    was_held = (step.is_held or step.is_again) and _let_go(tx, call)
+    is_over = _is_recorded(tx, call) if step.is_again else step.is_held
+    is_new = was_held or not is_over
     if is_new and isinstance(ended, TokenRecord):
         record_call(tx, record=ended, call=call, rows=(), warned=step.warned)
 

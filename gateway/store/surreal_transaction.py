@@ -119,6 +119,9 @@ class RowMemory:
         self.may_hold_notices = True
         self.rows: dict[RecordID, LoadedRow] = {}
         self.known: dict[SessionKey, KnownSession] = {}
+        self.keys: dict[
+            int, SessionKey
+        ] = {}  # of sessions that we have written to, by their numbers
         self.series: dict[tuple[str, str, str], int] = {}
         self.numbers: dict[str, list[int]] = {}
         self.last_stamp = 0
@@ -185,6 +188,8 @@ class SurrealTransaction(Transaction):
                     return True
                 known[name] = session["id"]
         if (pinned := pinned_by(table, known)) is None:
+            if self._holds_all(table, known):
+                return True
             read = Selection(table, known, index).rows(order, limit)
         elif self._holds(table, pinned) or self._remembers(table, pinned):
             return True
@@ -197,13 +202,23 @@ class SurrealTransaction(Transaction):
 
     def _holds(self, table: Table, pinned: Terms) -> bool:
         """Whether the memory has that row: the commit relies on it."""
-        where = " AND ".join(f"{name} = ?" for name in pinned)
-        found = self.db.execute(
-            f"SELECT rowid FROM {table.name} WHERE {where}", [*pinned.values()]
-        ).fetchone()
-        if found is not None and (table.name, found[0]) in self._loaded:
-            self._relied.add((table.name, found[0]))
+        found = self._number_of(table, pinned)
+        if found is not None and (table.name, found) in self._loaded:
+            self._relied.add((table.name, found))
         return found is not None
+
+    def _holds_all(self, table: Table, terms: Terms) -> bool:
+        """Whether the memory has the rows with these numbers, which the terms are about alone."""
+        numbers = terms.get(str(table.number)) if len(terms) == 1 else None
+        return isinstance(numbers, tuple) and None not in [
+            self._number_of(table, {str(table.number): one}) for one in numbers
+        ]
+
+    def _number_of(self, table: Table, pinned: Terms) -> int | None:
+        where = " AND ".join(f"{name} = ?" for name in pinned)
+        find = f"SELECT rowid FROM {table.name} WHERE {where}"
+        row = self.db.execute(find, [*pinned.values()]).fetchone()
+        return row[0] if row else None
 
     def _remembers(self, table: Table, pinned: Mapping[str, object]) -> bool:
         """Takes a row as our last commit left it; that it still is so, this one's commit makes sure of."""
@@ -223,10 +238,18 @@ class SurrealTransaction(Transaction):
             self._sessions[key] = replace(known.session)
         return super().session(key)
 
+    def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
+        """What a number is the number of never changes."""
+        keys, wanted = self._store.keys, {one for one in sessions if one is not None}
+        known = {one: keys[one] for one in wanted & keys.keys()}
+        return known | super().keys_of(wanted - known.keys())
+
     def load(self, loaded: LoadedRow) -> tuple[str, int]:
         table, row = loaded.table, loaded.row
-        insertion, find = _loading(table.name)
-        added = self.db.execute(insertion, [*map(row.get, table.types)])
+        insertion, find, is_numbered = _loading(table.name)
+        # A number of its own, which no row has that comes in the place of one that was deleted.
+        own = () if is_numbered else (-1 - len(self._loaded),)
+        added = self.db.execute(insertion, [*own, *map(row.get, table.types)])
         if added.rowcount:
             place = (table.name, int(added.lastrowid or 0))
             self._loaded[place] = loaded
@@ -367,13 +390,15 @@ class SurrealTransaction(Transaction):
 
 
 @lru_cache
-def _loading(name: str) -> tuple[str, str]:
-    """Puts a row into the memory, and finds it there."""
+def _loading(name: str) -> tuple[str, str, bool]:
+    """Puts a row into the memory, and finds it there; and whether its number there is one of its values."""
     table = TABLES[name]
     where = " AND ".join(f"{one} = ?" for one in table.record)
-    marks = ", ".join("?" * len(table.types))
-    insertion = f"INSERT OR IGNORE INTO {name} VALUES ({marks})"
-    return insertion, f"SELECT rowid FROM {name} WHERE {where}"
+    is_numbered = "INTEGER PRIMARY KEY" in table.sql
+    names = [*table.types] if is_numbered else ["rowid", *table.types]
+    told = f"{', '.join(names)}) VALUES ({', '.join('?' * len(names))}"
+    insertion = f"INSERT OR IGNORE INTO {name} ({told})"
+    return insertion, f"SELECT rowid FROM {name} WHERE {where}", is_numbered
 
 
 @lru_cache
