@@ -36,13 +36,12 @@ class SurrealRows:
         self._connection, self._moment = connection, moment
 
     async def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
-        """A limit does not end the server's look through a range, so each range ends where a page does."""
+        """A limit does not end the server's look through a range, so each page is read by its ids."""
         start, size = 0, FIRST_ROWS
         while ids := await self._read(_IDS.format(table.name, start, _MOST_IDS)):
             start, first = start + len(ids), 0
             while page := ids[first : first + size]:
-                text, params = _range(page[0], page[-1])
-                found = await self._read(f"SELECT * FROM `{table.name}`:{text}", params)
+                found = await self._read("SELECT * FROM $page", {"page": page})
                 rows = [{name: row.get(field_of(name)) for name in table.types} for row in found]
                 first, size = first + len(page), next_page(size, rows)
                 yield rows
@@ -100,21 +99,3 @@ class SurrealRows:
             if last:
                 values = {"record": RecordID("numbers", name), "next": last + 1}
                 await self._connection.commit(_NUMBER, values)
-
-
-def _range(first: RecordID, last: RecordID) -> tuple[str, Mapping[str, object]]:
-    """Both included, and the values of the text."""
-    params = dict[str, object]()
-    return f"{_key(first.id, params)}..={_key(last.id, params)}", params
-
-
-def _key(key: object, params: dict[str, object]) -> str:
-    match key:
-        case int():
-            return str(key)
-        case tuple():
-            names = [f"k{len(params) + place}" for place in range(len(key))]
-            params.update(zip(names, key, strict=True))
-            return f"[{', '.join(f'${one}' for one in names)}]"
-    escaped = str(key).replace("\\", "\\\\").replace("`", "\\`")
-    return f"`{escaped}`"

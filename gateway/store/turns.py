@@ -319,9 +319,8 @@ class LocalTurns(TurnIndex):
         found = await self._readers.read(partial(_texts_after, asked=asked, limit=limit))
         behind = list[SessionKey]()
         for key, (session, last, rows) in found.items():
-            said = [(row["place"], row["text"]) for row in rows if row["role"] in SAID_BY]
             upto = seq_of(rows[-1]["place"]) if rows else asked[key][1]
-            self._add(session, said, upto)
+            self._add(session, _said(rows), upto)
             self._indexed[key] = (session, max(upto, asked[key][1]))
             if upto < last:
                 behind.append(key)
@@ -329,7 +328,7 @@ class LocalTurns(TurnIndex):
 
     def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> None:
         _change_index(_ADD_WORDS, said, self._db)
-        self._db.execute(_SET_CURSOR, (session, upto))
+        _set_cursor(session, upto, Transaction(self._db))
         self._db.execute("DELETE FROM changed")  # it is nobody else's
 
 
@@ -362,19 +361,30 @@ def _advance(pen: Pen, *, keys: Sequence[SessionKey], left: int) -> Sequence[Ses
         session = pen.session(key)
         if session is None:
             continue
-        row = pen.db.execute(_CURSOR, (session.id,)).fetchone()
-        upto = row[0] if row else 0
-        bounds = (place_of(session.id, upto), place_of(session.id + 1, 0), left)
-        rows = pen.db.execute(_NEXT, bounds).fetchall() if upto < session.last_seq else []
-        said = [(place, text) for place, role, text in rows if role in SAID_BY]
-        _change_index(_ADD_WORDS, said, pen.db)
+        upto = _indexed_upto(session.id, pen)
+        terms = {**places_of(session.id), "place >": place_of(session.id, upto)}
+        rows = pen.find("node", terms, "place role text", order="place", limit=left)
+        _change_index(_ADD_WORDS, _said(rows), pen.db)
         if left:
-            upto = seq_of(rows[-1][0]) if len(rows) == left else session.last_seq
-            pen.db.execute(_SET_CURSOR, (session.id, upto))
+            upto = seq_of(rows[-1]["place"]) if len(rows) == left else session.last_seq
+            _set_cursor(session.id, upto, pen)
         left -= len(rows)
         if upto < session.last_seq:
             behind.append(key)
     return behind
+
+
+def _indexed_upto(session: int, tx: Transaction) -> int:
+    row = tx.first("turn_cursor", {"session": session}, "upto")
+    return row["upto"] if row else 0
+
+
+def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
+    tx.insert("turn_cursor", {"session": session, "upto": upto}, taken="replace")
+
+
+def _said(rows: Sequence[Row]) -> list[tuple[int, str]]:
+    return [(row["place"], row["text"]) for row in rows if row["role"] in SAID_BY]
 
 
 def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
@@ -387,9 +397,9 @@ def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Con
 def forget_turns(pen: Pen, session: int) -> None:
     """Takes the words of a session out of the index: before its texts are erased, in the same
     transaction."""
-    row = pen.db.execute(_CURSOR, (session,)).fetchone()
-    bounds = (place_of(session, 0), place_of(session, row[0] if row else 0))
-    texts = pen.db.execute(_INDEXED, (*bounds, *SAID_BY)).fetchall()
+    here = Transaction(pen.db)
+    upto = place_of(session, _indexed_upto(session, here))
+    texts = _said(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
     if pen.is_whole:
         _change_index(_TAKE_WORDS, texts, pen.db)
     else:  # the index is on this machine, the commit is not
@@ -456,15 +466,8 @@ _BEHIND = """
 SELECT s.key FROM session s LEFT JOIN turn_cursor c ON c.session = s.id
 WHERE s.last_seq > coalesce(c.upto, 0) ORDER BY s.id LIMIT ?
 """
-_CURSOR = "SELECT upto FROM turn_cursor WHERE session = ?"
 _ADD_WORDS = "INSERT INTO turn (rowid, words) VALUES (?, ?)"
 _TAKE_WORDS = "INSERT INTO turn (turn, rowid, words) VALUES ('delete', ?, ?)"
-_SET_CURSOR = """
-INSERT INTO turn_cursor (session, upto) VALUES (?, ?)
-ON CONFLICT (session) DO UPDATE SET upto = excluded.upto
-"""
-_NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
-_INDEXED = "SELECT place, text FROM node WHERE place > ? AND place <= ? AND role IN (?, ?)"
 
 
 # --- how far patterns and a model have read ------------------------------------------------------
