@@ -1,11 +1,14 @@
 """The process that `tests.fakes.commands` forks commands from: it has imported the whole command line."""
 
+import atexit
 import gc
 import json
 import os
 import signal
 import socket
 import sys
+import threading
+from typing import NoReturn
 
 from gateway.app import shared_store
 from gateway.cli import (
@@ -80,6 +83,25 @@ def _begin(caller: socket.socket) -> None:
     os.chdir(command["cwd"])
 
 
+def command() -> NoReturn:
+    """Ends as Python does, but for its tidying up, which takes 50 ms after so many imports."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    if not isinstance(code, int):
+        sys.exit(str(code))
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads that are no daemons
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python has its own way to say that
+    os._exit(code)
+
+
 if __name__ == "__main__":
     serve(sys.argv.pop())
-    main()
+    command()

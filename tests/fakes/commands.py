@@ -23,9 +23,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).parents[2]
-START = (
-    "from tests.fakes.commands import serve; serve({!r}); from gateway.launcher import main; main()"
-)
 
 
 @dataclass(frozen=True)

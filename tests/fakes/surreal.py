@@ -21,7 +21,9 @@ from gateway.store.surreal_connection import ConnectionSettings, Credentials, Su
 USER, PASSWORD = "root", "a password of the tests"
 ROOT = Credentials(USER, Secret(PASSWORD))
 # Of the password, made with the least work that Argon2 knows: the usual hash costs 20 ms at each sign-in.
-HASH = "$argon2id$v=19$m=8,t=1,p=1$c2FsdC1vZi10aGUtdGVzdHM$LVX3XoYGr+QuYYoYqjpfLpXBaTtgm1ANSh1FuUkJW1g"
+HASH = (
+    "$argon2id$v=19$m=8,t=1,p=1$c2FsdC1vZi10aGUtdGVzdHM$LVX3XoYGr+QuYYoYqjpfLpXBaTtgm1ANSh1FuUkJW1g"
+)
 # A server on a busy machine may take its time for an answer.
 PATIENT = ConnectionSettings(connect_s=60, call_s=60, silent_s=60, lost_s=60)
 MISSING = "no SurrealDB server: set EXOGATE_SURREAL_BIN, or put `surreal` on the PATH"
