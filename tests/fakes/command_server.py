@@ -74,9 +74,14 @@ def _begin(caller: socket.socket) -> None:
     caller.close()
     # As for one that a person begins, also where the tests themselves run in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, file in enumerate(files):
+    for number, (name, file) in enumerate(zip(("stdin", "stdout", "stderr"), files, strict=True)):
         os.dup2(file, number)
         os.close(file)
+        old = getattr(sys, name)  # it knows what the file before could do
+        kept = {"encoding": old.encoding, "errors": old.errors, "closefd": False}
+        new = os.fdopen(number, old.mode, **kept)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     sys.argv[1:] = command["words"]
     os.environ.clear()  # noqa: TID251  # a command is given its own
     os.environ.update(command["env"])  # noqa: TID251
