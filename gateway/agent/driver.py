@@ -554,7 +554,14 @@ class Driver:
         elif first is not None and agent.fallback is None:
             failure, first = first, None  # which says more of what was asked for
         is_last = failure.started or failure.kind == "unmetered" or agent.fallback is None
-        told = {"kind": failure.kind, "model": agent.model, "why": str(failure)}
+        told = {
+            "provider": failure.provider,
+            "model": agent.model,
+            "kind": failure.kind,
+            "status": failure.status,
+            "attempts": failure.attempts,
+            "why": failure.detail,
+        }
         log.warning("model_failed" if is_last else "model_fallback", extra=told)
         return (failure, None) if is_last else (first or failure, agent.fallback)
 

@@ -280,15 +280,24 @@ def _agent(document: Table, id_: str | None) -> Table:
 
 
 def with_budget(text: str, scope: str, tokens: int) -> str:
-    """Limits session, daily, monthly, per_agent or agent:ID; a limit in USD stays as it is."""
+    """Limits session, daily, monthly, per_agent or agent:ID; a limit in USD stays as it is, for an agent
+    without a limit of its own that of per_agent."""
     kind, _, agent = scope.partition(":")
+    if kind == "token":
+        raise CannotEdit(
+            "the budget of a token is given with `exogate token create` or in its [[tokens]]; raise it for "
+            f"today with `exogate budget raise {scope} +N --today`"
+        )
     if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
         there_are = ", ".join((*_BUDGETS, "agent:ID"))
         raise CannotEdit(f"{quoted(scope)} is no scope; there are: {there_are}")
     document = _opened(text)
-    table = _named(document, "budgets")
-    table, key = (_named(table, "agent"), agent) if agent else (table, kind)
-    if isinstance(table.get(key), dict):
+    budgets = _named(document, "budgets")
+    table, key = (_named(budgets, "agent"), agent) if agent else (budgets, kind)
+    usual = budgets.get("per_agent")
+    if agent and key not in table and isinstance(usual, dict) and "usd" in usual:
+        table[key] = {"tokens": tokens, "usd": usual["usd"]}
+    elif isinstance(table.get(key), dict):
         table[key]["tokens"] = tokens
     else:
         table[key] = tokens

@@ -179,6 +179,7 @@ class ModelFailed(GatewayError):
 
     code = "provider_error"
     sent = True
+    attempts = 1  # the client counts them
 
     def __init__(
         self,

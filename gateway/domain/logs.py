@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from heapq import merge
 from typing import Any, Literal, get_args
 
+from gateway.domain.budgets import Scope, shown
 from gateway.domain.ids import to_time
 from gateway.domain.journal import JournalUnreadable, lines_of
 from gateway.domain.outbox import RunStory
@@ -87,12 +88,15 @@ class _Teller:
             case ["reply", *_]:
                 self.tell("model_replied", provider=self._of("provider"), model=self._of("model"))
             case ["failed", failure]:
-                about = _some(failure or {}, ("provider", "kind", "status", "detail"))
-                self.tell("model_failed", None, "warning", **about)
-            case ["refused", str(kind), str(name), *_]:
-                self.tell(
-                    "budget_refused", level="warning", scope=":".join(filter(None, (kind, name)))
-                )
+                names = {"provider": self._of("provider"), "model": self._of("model")}
+                about = _some(failure or {}, ("kind", "status", "attempts"))
+                why = {"why": failure["detail"]} if failure else {}
+                self.tell("model_failed", None, "warning", **names, **about, **why)
+            case ["refused", kind, str(name), unit, used, limit, reserved, *_]:
+                amounts = [shown(unit, one) for one in (used, reserved, limit)]
+                about = dict(zip(("used", "reserved", "limit"), amounts, strict=True))
+                scope = str(Scope(kind, name))
+                self.tell("budget_refused", None, "warning", scope=scope, **about, unit=unit)
             case _:
                 return
         self._open.append(self.lines[-1])
@@ -155,8 +159,10 @@ def told(story: RunStory, decode: Callable[[bytes], Any]) -> Iterator[Line]:
 
 
 def merged(lines: Iterable[Line], journal: Iterable[Line]) -> Iterator[Line]:
-    """Both in the order of time."""
-    return merge(journal, lines, key=_at)
+    """Both in the order of time; what both tell is told as the journal has it."""
+    of_journal = list(journal)
+    both = {line["event"] for line in of_journal}
+    return merge(of_journal, (one for one in lines if one.get("event") not in both), key=_at)
 
 
 def _at(line: Line) -> str:

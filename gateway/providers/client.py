@@ -85,13 +85,17 @@ class ProviderClient:
                 if tried < self._max_retries:
                     pause = pause_s(failed, tried, left_s, self._random)
                 if pause is None:
+                    failed.attempts = tried + 1
                     raise
                 log.info(
                     "model_retry",
                     extra={
                         "provider": failed.provider,
+                        "model": request.model,
                         "kind": failed.kind,
-                        "detail": failed.detail,
+                        "status": failed.status,
+                        "attempt": tried + 1,
+                        "why": failed.detail,
                         "pause_s": round(pause, 3),
                     },
                 )

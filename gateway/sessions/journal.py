@@ -46,7 +46,7 @@ _LONG_PACKED = 16 * 1024  # bytes that are unpacked in a thread
 _LONG = 256 * 1024  # bytes that are packed in a thread
 _ENTRY_BYTES = 32  # that an entry takes besides its texts
 _TEXTS = frozenset({"bytes", "text", "thinking"})
-_FAILURE = ("provider", "kind", "detail", "started", "status", "retry_after_s")
+FAILURE = ("provider", "kind", "detail", "started", "status", "retry_after_s")
 
 Pack = Callable[[], bytes]
 
@@ -354,8 +354,8 @@ class RecordedJournal(RunJournal):
             amounts = (tally.used.of(unit), failure.bound, tally.held.of(unit))
             self("refused", *tally.scope, unit, *amounts, failure.retry_after_s)
         elif isinstance(failure, ModelFailed):
-            known = {name: getattr(failure, name) for name in _FAILURE}
-            self("failed", None if self.has_sent else known)
+            known = {name: getattr(failure, name) for name in FAILURE}
+            self("failed", {**known, "attempts": failure.attempts})
 
     async def grant(self, name: str, kind: str, *values: object) -> None:
         if kind != "reply":  # that stands there already

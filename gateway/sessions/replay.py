@@ -60,6 +60,7 @@ from gateway.domain.model import (
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, SessionStore, ToolScope
 from gateway.memory.context import Episode
 from gateway.sessions.journal import (
+    FAILURE,
     NO_REQUEST,
     Difference,
     RequestParts,
@@ -450,7 +451,9 @@ class ReplayedModel:
 
 
 def _failure(values: Mapping[str, Any]) -> ModelFailed:
-    return ModelFailed(**values)
+    failed = ModelFailed(**{name: values[name] for name in FAILURE})
+    failed.attempts = values.get("attempts", 1)
+    return failed
 
 
 def _metered(

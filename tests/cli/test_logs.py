@@ -64,6 +64,49 @@ async def test_the_story_of_a_run_is_the_same_with_and_without_a_gateway(tmp_pat
     assert "its journal is not shown" in nobody.err
 
 
+async def test_a_failed_run_tells_once_who_was_asked_how_often_and_why(tmp_path: Path) -> None:
+    refusals = [Reply(status=status, body=b'{"error": {"message": "no"}}') for status in (500, 401)]
+    tokens = "".join(
+        f'[[tokens]]\nname = "{name}"\ntoken = "{name}-0123456789"\nbudget = {limit}\n'
+        for name, limit in (("rich", 90_000), ("poor", 99))
+    )
+    async with scripted_server(refusals) as model:
+        path = await Setup(model.url, rest=tokens).written(tmp_path)
+        async with command(path) as started:
+            answers = [
+                await post_chat(started.url, "hi", token=f"{name}-0123456789")
+                for name in ("rich", "poor")
+            ]
+            runs = [answer.json["run_id"] for answer in answers]
+            online = [await asked(path, "logs", "--run", run, "--json") for run in runs]
+            for_people = await asked(path, "logs", "--run", runs[0], "--event", "model_failed")
+            logged = await asked(path, "logs", "--level", "warning", "--json")
+        offline = [await asked(path, "logs", "--run", run, "--json") for run in runs]
+
+    asked_of = {"provider": "fake", "model": "m"}
+    failed = {**asked_of, "kind": "auth", "status": 401, "attempts": 2, "why": "HTTP 401: no"}
+    tried = {**asked_of, "kind": "server", "status": 500, "attempt": 1, "why": "HTTP 500: no"}
+    refused = {"scope": "token:poor", "used": 0, "reserved": 0, "limit": 99, "unit": "tokens"}
+    (begun, _, _, retry, failure, *ends), (_, _, _, refusal, *_) = (
+        [json.loads(line) for line in one.out.splitlines()] for one in online
+    )
+    assert [one.out for one in offline] == [one.out for one in online]
+    assert (begun["event"], *(one["event"] for one in ends)) == (STORY[0], *STORY[-3:])
+    for line, event, about in (
+        (retry, "model_retry", tried),
+        (failure, "model_failed", failed),
+        (refusal, "budget_refused", refused),
+        *zip(
+            map(json.loads, logged.out.splitlines()),
+            (failure["event"], refusal["event"]),
+            (failed, refused),
+            strict=True,
+        ),
+    ):
+        assert (line["event"], {name: line.get(name) for name in about}) == (event, about)
+    assert "provider='fake' model='m' kind='auth' status=401 attempts=2" in for_people.out
+
+
 async def test_without_a_gateway_the_journal_in_a_shared_store_is_said_to_be_missing(
     tmp_path: Path,
 ) -> None:

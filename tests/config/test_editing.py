@@ -432,6 +432,22 @@ def test_agents_that_are_none_get_nothing(text: str) -> None:
         ("[budgets.agent]\na = 9\n", "agent:a", "[budgets.agent]\na = 5\n"),
         ("[budgets.agent]\na = 9\n", "daily", "[budgets.agent]\na = 9\n\n[budgets]\ndaily = 5\n"),
         ("[budgets]\nagent = { a = 9 }\n", "agent:a", "[budgets]\nagent = { a = 5 }\n"),
+        (
+            "budgets.agent.a.usd = 2\n",
+            "agent:a",
+            "budgets.agent.a.usd = 2\nbudgets.agent.a.tokens = 5\n",
+        ),
+        (
+            "[budgets]\nper_agent = { usd = 1.5, tokens = 9 }\n",
+            "agent:a",
+            "[budgets]\nper_agent = { usd = 1.5, tokens = 9 }\n\n[budgets.agent]\n"
+            "a = { tokens = 5, usd = 1.5 }\n",
+        ),
+        (
+            "[budgets.per_agent]\nusd = 1.5\n[budgets.agent]\na = 9\n",
+            "agent:a",
+            "[budgets.per_agent]\nusd = 1.5\n[budgets.agent]\na = 5\n",
+        ),
     ],
 )
 def test_a_budget_is_set_and_all_else_stays(text: str, scope: str, after: str) -> None:
@@ -442,6 +458,8 @@ def test_a_budget_is_set_and_all_else_stays(text: str, scope: str, after: str) -
 def test_what_is_no_scope_is_refused(scope: str) -> None:
     with pytest.raises(CannotEdit, match="is no scope"):
         with_budget("", scope, 5)
+    with pytest.raises(CannotEdit, match=r"budget raise token:shop \+N --today"):
+        with_budget("", "token:shop", 5)
 
 
 def one_more(text: str) -> str:

@@ -60,81 +60,59 @@ def books(
     return account(records, found, {"p": kept if history is None else history})
 
 
-def test_messages_that_went_as_they_should_are_valid() -> None:
-    closed = books(answered("a"), answered("b", sent_at=2, acked_at=3), Record("never sent", "p"))
-
-    assert closed.is_valid
-    assert (closed.attempted, closed.acknowledged, closed.answered) == (2, 2, 2)
-
-
-def test_an_acknowledged_message_without_an_answer_is_lost() -> None:
-    closed = books(answered("a"), audits={"a": replace(audit("a"), log=())})
-
-    assert closed.lost == ["a"]
-
-
-def test_an_answer_that_is_in_no_history_is_lost() -> None:
-    assert books(answered("a"), history=[]).lost == ["a"]
-
-
-def test_the_answer_to_another_message_is_no_answer() -> None:
-    assert books(answered("a"), audits={"a": replace(audit("a"), log=told("b"))}).lost == ["a"]
-
-
-def test_a_message_that_was_never_acknowledged_is_not_lost() -> None:
-    closed = books(Record("a", "p", sent_at=0, frames=1))
-
-    assert closed.is_valid
-    assert (closed.attempted, closed.acknowledged) == (1, 0)
-
-
 @pytest.mark.parametrize(
-    "log",
+    ("field", "audits", "history"),
     [
-        [*told("a"), done("a", seq=3)],
-        told("a", number=2),
-        [event("content", 1, content="x"), done("a", seq=7)],
+        pytest.param("lost", {"a": Audit((), audit("a").ids)}, None, id="no answer"),
+        pytest.param("lost", None, [], id="an answer that is in no history"),
+        pytest.param("lost", {"a": replace(audit("a"), log=told("b"))}, None, id="of another"),
+        *(
+            pytest.param("duplicated", {"a": replace(audit("a"), log=log)}, None, id="two ends")
+            for log in (
+                [*told("a"), done("a", seq=3)],
+                told("a", number=2),
+                [event("content", 1, content="x"), done("a", seq=7)],
+            )
+        ),
+        pytest.param(
+            "duplicated", {"a": replace(audit("a"), ids=("m-2", "r-2"))}, None, id="other ids"
+        ),
+        pytest.param("duplicated", None, exchange("a") * 2, id="a question that stands twice"),
     ],
 )
-def test_two_ends_of_one_message_are_a_duplicate(log: Sequence[Message]) -> None:
-    closed = books(answered("a"), audits={"a": replace(audit("a"), log=log)})
-
-    assert closed.duplicated == ["a"]
-
-
-def test_other_ids_for_a_copy_are_a_duplicate() -> None:
-    closed = books(answered("a"), audits={"a": replace(audit("a"), ids=("m-2", "r-2"))})
-
-    assert closed.duplicated == ["a"]
+def test_what_is_lost_or_duplicated_is_found(
+    field: str, audits: Mapping[str, Audit] | None, history: Sequence[Message] | None
+) -> None:
+    assert getattr(books(answered("a"), audits=audits, history=history), field) == ["a"]
 
 
-def test_a_question_that_stands_twice_in_the_history_is_a_duplicate() -> None:
-    assert books(answered("a"), history=exchange("a") * 2).duplicated == ["a"]
+def test_what_went_as_it_should_is_valid_and_what_was_never_acknowledged_is_not_lost() -> None:
+    closed = books(answered("a"), answered("b", sent_at=2, acked_at=3), Record("never sent", "p"))
+    unheard = books(Record("a", "p", sent_at=0, frames=1))
+
+    assert closed.is_valid
+    assert unheard.is_valid
+    assert (closed.attempted, closed.acknowledged, closed.answered) == (2, 2, 2)
+    assert (unheard.attempted, unheard.acknowledged) == (1, 0)
 
 
 def test_a_question_that_nobody_asked_is_unexpected() -> None:
-    history = [*exchange("a"), *exchange("x")]
-
-    assert books(answered("a"), history=history).unexpected == ["x"]
+    assert books(answered("a"), history=[*exchange("a"), *exchange("x")]).unexpected == ["x"]
 
 
-def test_a_message_whose_acknowledgement_was_lost_is_recovered() -> None:
-    record = Record("a", "p", sent_at=0, frames=2)
+@pytest.mark.parametrize("half_sent", [False, True])
+def test_a_message_whose_acknowledgement_was_lost_is_recovered_unless_half_of_it_was_sent(
+    half_sent: bool,
+) -> None:
+    record = Record("a", "p", sent_at=0, frames=1 if half_sent else 2, half_sent=half_sent)
     record.acknowledge(ack("a", duplicate=True), 1)
     for heard in told("a"):
         record.hear(heard)
 
     closed = books(record)
 
-    assert closed.is_valid
-    assert closed.recovered == 1
-
-
-def test_half_a_frame_that_became_a_message_is_a_broken_promise() -> None:
-    record = Record("a", "p", sent_at=0, frames=1, half_sent=True)
-    record.acknowledge(ack("a", duplicate=True), 1)
-
-    assert "half a frame" in str(books(record).problems)
+    assert closed.is_valid != half_sent
+    assert ("half a frame" in str(closed.problems), closed.recovered) == (half_sent, 1)
 
 
 @pytest.mark.parametrize("seq", [1, 3, 9])
@@ -165,17 +143,13 @@ def test_an_end_that_says_other_things_than_were_heard_is_a_broken_promise() -> 
     assert record.problems == ["what was heard is not the answer that is kept"]
 
 
-def test_a_message_that_overtakes_an_earlier_one_is_a_broken_promise() -> None:
-    first, second = answered("a"), answered("b", sent_at=2, acked_at=3)
-    swapped = [*exchange("b"), *exchange("a")]
+@pytest.mark.parametrize(("acked_at", "problems"), [(1, ["p: b overtook a"]), (5, [])])
+def test_a_message_overtakes_only_one_that_was_not_on_its_way_with_it(
+    acked_at: int, problems: Sequence[str]
+) -> None:
+    first, second = answered("a", acked_at=acked_at), answered("b", sent_at=2, acked_at=3)
 
-    assert books(first, second, history=swapped).problems == ["p: b overtook a"]
-
-
-def test_messages_that_were_on_their_way_together_have_no_order() -> None:
-    first, second = answered("a", acked_at=5), answered("b", sent_at=2, acked_at=3)
-
-    assert books(first, second, history=[*exchange("b"), *exchange("a")]).is_valid
+    assert books(first, second, history=[*exchange("b"), *exchange("a")]).problems == problems
 
 
 def call(*, result: bool) -> list[Message]:
@@ -185,16 +159,12 @@ def call(*, result: bool) -> list[Message]:
     return [question, asked, *([ended] if result else []), answer]
 
 
-def test_a_call_with_its_result_is_as_it_should_be() -> None:
+def test_a_history_without_a_result_an_answer_or_an_order_is_a_broken_promise() -> None:
     assert books(answered("a"), history=call(result=True)).is_valid
-
-
-def test_a_call_without_a_result_is_a_broken_promise() -> None:
     assert books(answered("a"), history=call(result=False)).problems
-
-
-def test_a_question_without_an_answer_is_a_broken_promise() -> None:
     assert books(answered("a"), history=exchange("a")[:1]).problems
+    two = [exchange("a")[0], *exchange("b")]  # in a row, and not merged
+    assert books(answered("a"), answered("b", sent_at=2, acked_at=3), history=two).problems
 
 
 def test_a_finished_tool_that_is_told_again_is_fine_and_one_that_ran_again_is_not() -> None:
@@ -257,26 +227,13 @@ def superseded(name: str) -> tuple[Record, Audit]:
     return record, Audit([end], (f"m-{name}", f"r-{name}"))
 
 
-def test_a_superseded_message_with_a_newer_one_behind_it_is_not_lost() -> None:
+def test_a_superseded_message_has_a_newer_one_behind_it_and_is_not_lost() -> None:
     record, its = superseded("a")
-    newer = answered("b", sent_at=2, acked_at=3)
-
-    closed = books(record, newer, audits={"a": its})
+    closed = books(record, answered("b", sent_at=2, acked_at=3), audits={"a": its})
 
     assert closed.is_valid
     assert (closed.answered, closed.superseded) == (1, 1)
-
-
-def test_a_message_that_nothing_superseded_is_a_broken_promise() -> None:
-    record, its = superseded("a")
-
     assert books(record, audits={"a": its}).problems == ["a: nothing came after it"]
-
-
-def test_two_questions_in_a_row_are_a_broken_promise_unless_they_were_merged() -> None:
-    history = [exchange("a")[0], *exchange("b")]
-
-    assert books(answered("a"), answered("b", sent_at=2, acked_at=3), history=history).problems
 
 
 def test_a_call_that_was_skipped_and_is_made_after_all_has_run_once() -> None:
