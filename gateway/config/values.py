@@ -371,4 +371,5 @@ class GatewayConfig:
     origin: Path | None = None  # None: a start without a file
     rule_folder: RuleFolder | None = None
     notices: tuple[ConfigFinding, ...] = ()  # what an operator should know that is no error
+    secret_folders: tuple[Path, ...] = ()  # of ${file:NAME}; the first that has it counts
     other_files: tuple[Path, ...] = ()  # and folders, that it is or would be made of besides

@@ -1,5 +1,6 @@
 """Changes to a file of the operator's: small, whole or not at all, and nothing else is touched."""
 
+import os
 import stat
 import tomllib
 from collections.abc import Callable
@@ -302,15 +303,17 @@ def test_a_difference_shows_references_and_no_secret() -> None:
     assert difference(before, before, "config.toml") == ""
 
 
-def test_what_is_saved_is_there_at_once_with_the_files_mode(arena: Arena) -> None:
+def test_what_is_saved_is_there_at_once_with_the_files_mode_and_owner(arena: Arena) -> None:
     path = arena.write("[gateway]\nport = 1\n")
     path.chmod(0o640)
+    owner = 65_532 if os.geteuid() == 0 else os.geteuid()  # only root gives files away
+    os.chown(path, owner, -1)
     before = current(path, around(arena))
 
     save(path, before, before.replace("1", "2"), around(arena))
 
     assert path.read_text() == "[gateway]\nport = 2\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o640, owner)
     assert list(arena.cwd.iterdir()) == [path]
 
 
