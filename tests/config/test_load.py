@@ -10,7 +10,7 @@ import pytest
 from gateway.config.environment import key_variables, value_of
 from gateway.config.load import find_file
 from gateway.config.reading import UsualProvider, default_model, usual_choice
-from gateway.config.values import Overrides, Surroundings
+from gateway.config.values import Overrides, Surroundings, shorter_name
 from tests.config.arena import KNOWN, Arena
 
 
@@ -40,6 +40,12 @@ def test_an_empty_file_is_as_good_as_none(arena: Arena) -> None:
 
     empty = arena.load("")
     assert replace(empty, origin=None, other_files=without.other_files) == without
+
+
+def test_a_file_is_called_by_a_name_that_is_short_and_clear() -> None:
+    file, home = Path("/etc/own/config.toml"), Path("/root")
+    for cwd, name in (("/etc", "own/config.toml"), ("/", str(file)), ("/tmp", str(file))):
+        assert shorter_name(file, home=home, cwd=Path(cwd)) == name
 
 
 def test_a_file_that_names_no_agent_keeps_the_usual_one(arena: Arena) -> None:
