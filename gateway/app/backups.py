@@ -38,7 +38,7 @@ from gateway.domain.backups import (
     StoreContents,
     is_safe_name,
 )
-from gateway.domain.errors import Busy, DataDirInUse
+from gateway.domain.errors import Busy, DataDirInUse, StoreUnavailable
 from gateway.domain.events import Deed
 from gateway.domain.ports import Clock, Stores
 from gateway.domain.version import VERSION
@@ -119,7 +119,11 @@ class BackupMaker:
                 await to_thread.run_sync(partial(copy.unlink, missing_ok=True))
         detail = {"file": made.file, "sha256": made.sha256, "bytes": made.bytes}
         deed = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
-        await self.stores.audit.append(Deed(self.clock.now(), "backup.created", by, deed))
+        try:
+            await self.stores.audit.append(Deed(self.clock.now(), "backup.created", by, deed))
+        except StoreUnavailable as error:  # as on a full disk: whoever makes room needs the archive
+            why = f"{target} was made and is whole, and could not be noted in the audit: {error}"
+            raise BackupRefused(why) from error
         self.note(now)
         return made
 

@@ -62,9 +62,8 @@ class Lazy(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if near := meant(args[0], self.texts()):
-                error.message = error.message.removesuffix(".") + near
-            raise
+            told = error.message.removesuffix(".") + (meant(args[0], self.texts()) or ".")
+            raise click.UsageError(told, error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         texts = self.texts()

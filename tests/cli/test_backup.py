@@ -188,7 +188,7 @@ def test_what_root_makes_in_a_data_directory_belongs_to_its_owner(tmp_path: Path
     made = Path(shell("--json", "backup", "create").json["file"])
     owners = {made.stat().st_uid, made.parent.stat().st_uid}
 
-    done = shell("backup", "restore", shutil.copy(made, tmp_path), "--force")
+    done = shell("backup", "restore", str(made.rename(tmp_path / "a.zip")), "--force")
 
     assert (done.code, owners) == (0, {owner})
     assert {one.stat().st_uid for one in (data, *data.rglob("*"))} == {owner}

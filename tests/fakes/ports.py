@@ -112,3 +112,9 @@ class PartOfStoreCare(_Part):
     sweep: Any
     expire: Any
     close: Any
+
+
+class PartOfAudit(_Part):
+    append_soon: Any
+    newest: Any
+    after: Any
