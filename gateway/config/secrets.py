@@ -108,7 +108,12 @@ def resolve(
         path = _file(Path(given or ""), found[2])
         if given is not None and path.parent == Path(given) and path.is_file():
             return _plain_secret(path, path.read_bytes())  # its mode is its manager's affair
-        return read_secret(_file(home / FOLDER, found[2]))
+        try:
+            return read_secret(_file(home / FOLDER, found[2]))
+        except SecretProblem as problem:
+            if given is not None and problem.code == Code.BAD_SECRET_FILE:
+                problem.fix += f", or have the service manager put it into {given}, and restart"
+            raise
 
     value = REFERENCE.sub(referred, text)
     if not is_sendable(value):

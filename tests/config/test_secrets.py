@@ -126,3 +126,8 @@ def test_a_secret_of_the_service_manager_comes_before_the_folder_at_home(tmp_pat
     ]
 
     assert found == ["of the manager", "of home"]
+    with pytest.raises(SecretProblem) as missing:
+        resolve("${file:third}", environment, tmp_path)
+    assert missing.value.fix.endswith(
+        f"or have the service manager put it into {given}, and restart"
+    )
