@@ -168,7 +168,7 @@ class SharedStore:
             *around, node.partitions, pace, node.epoch, episodes.forget, self.figures
         )
         work.members = lambda: node.members
-        work.mirrors = Mirrors(self.name, inbox, *around, pace, work.partition, self.figures, key)
+        work.mirrors = Mirrors(self.name, *around, pace, work.partition, self.figures, key)
         await runs.place_runs(work.partition)
         own = (OwnInbox(inbox, work, episodes), OwnJournal(self.stores.journal, work))
         member = Membership(node, settings, work, *own, hints, clock, self.figures)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import NO_CHOICE, Ending, Entry, SessionChoice
+from gateway.domain.inbox import NO_CHOICE, Ending, Entry, RunRecord, SessionChoice
 
 
 @lru_cache(maxsize=8192)
@@ -189,10 +189,16 @@ class SharedRuns(Protocol):
         """Its open runs, in order. From then on no earlier owner commits anything there."""
 
     async def begin(
-        self, run_id: RunId, tenure: Tenure, node: str = "", alive: Collection[str] = ()
+        self,
+        run_id: RunId,
+        tenure: Tenure,
+        node: str = "",
+        alive: Collection[str] = (),
+        *,
+        sender: str | None = None,
     ) -> Begun:
         """Counts an attempt of this node. The one before is forgiven if its node is alive: it has lost the
-        session, and did not die of the message."""
+        session, and did not die of the message. `sender`: whoever speaks, whom the turn asks about first."""
 
     async def append(
         self, run_id: RunId, part: int, pack: Callable[[], bytes], tenure: Tenure
@@ -222,6 +228,9 @@ class SharedRuns(Protocol):
         last one."""
 
     async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStanding]:
+        """Of those that there are."""
+
+    async def records(self, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:
         """Of those that there are."""
 
     async def backlog(self) -> tuple[Mapping[int, int], datetime | None]:

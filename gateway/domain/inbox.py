@@ -161,6 +161,7 @@ class Ending:
     deliveries: tuple[NewDelivery, ...] = ()
     person: str = ""  # whose run it was
     posts: tuple[Notice, ...] = ()  # for other sessions of this agent and person
+    has_claimed: bool = True  # notices, or it may have
     leaves_claimed: bool = False  # what it had claimed was told to nobody: the next one has it
     rule_state: str | None = None  # JSON object, of this session; None: as it was
     merged: tuple[Merged, ...] = ()

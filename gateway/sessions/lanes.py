@@ -189,6 +189,7 @@ class TurnBatch:
     took: Sequence[LiveRun] = ()
     crowded: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
+    has_claimed: bool = True  # notices, or it may have
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]
@@ -259,16 +260,22 @@ class SessionQueues:
         if queue.at_work:
             self._offer(queue)
 
-    def withdraw(self, is_lost: Callable[[SessionKey], bool]) -> Sequence[LiveRun]:
-        """Takes out what waits in these sessions; what is at work goes on."""
-        queues = [queue for key, queue in self._queues.items() if is_lost(key)]
-        withdrawn = [one for queue in queues for one in queue.waiting]
-        for queue in queues:
-            if queue.at_work:
-                for one in queue.waiting:
-                    queue.at_work[-1].control.withdraw(one.run_id)
+    def withdraw(
+        self, is_lost: Callable[[SessionKey], bool], *, with_taken: bool = False
+    ) -> Sequence[LiveRun]:
+        """Takes out what waits in these sessions; what is at work goes on, with what it has taken over."""
+        withdrawn = list[LiveRun]()
+        for queue in [queue for key, queue in self._queues.items() if is_lost(key)]:
+            waiting = [*queue.waiting]
             queue.waiting.clear()
+            for one in waiting:
+                stays = self._is_taken(one, queue) and not with_taken
+                (queue.waiting if stays else withdrawn).append(one)
         return withdrawn
+
+    def _is_taken(self, one: LiveRun, queue: _Queue) -> bool:
+        """By the turn at work. If not, it is offered to it no more."""
+        return one.is_offered and not queue.at_work[-1].control.withdraw(one.run_id)
 
     def stop(self, run: LiveRun, *, at_once: bool) -> None:
         """A run that waits ends when its turn comes. One that a turn at work has taken over ends
@@ -277,7 +284,7 @@ class SessionQueues:
         for one in (*queue.at_work, *queue.waiting):
             if one is run:
                 one.stop("cancelled", at_once=at_once)
-                if one.is_offered and not queue.at_work[-1].control.withdraw(run.run_id):
+                if self._is_taken(one, queue):
                     queue.at_work[-1].stop("cancelled", at_once=at_once)
 
     def stop_all(self, key: SessionKey) -> int:

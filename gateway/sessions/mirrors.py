@@ -26,13 +26,14 @@ from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Entry, RunRecord
 from gateway.domain.messages import Chunk
-from gateway.domain.ports import Clock, Inbox
+from gateway.domain.ports import Clock
 from gateway.sessions.runs import Listener, LiveRun, LiveRuns
 
 log = logging.getLogger(__name__)
 
 ASKED_AGAIN_S = 0.5  # for chunks that did not come
 MOST_UNSEEN = 5  # looks
+RECORDS_AT_ONCE = 16  # runs whose chunks are read in one request
 MOST_TOLD = 8  # nodes that follow one run
 
 
@@ -129,7 +130,6 @@ class Mirrors:
     stands in the store; that a run has ended, only the store says."""
 
     node: str
-    inbox: Inbox
     runs: SharedRuns
     live: LiveRuns
     hints: Hints
@@ -161,27 +161,32 @@ class Mirrors:
         """Looks into the store for all of them. Raises StoreUnavailable."""
         mirrors = self._mirrors
         states = await self.runs.states([one.run_id for one in mirrors]) if mirrors else {}
-        for one in mirrors:
-            if (state := states.get(one.run_id)) is not None:
-                await self._look_at(one, state)
+        known = [one for one in mirrors if one.run_id in states]
+        for one in known:
+            one.count_look()
+        due = [one.run_id for one in known if self._is_due(one, states[one.run_id])]
+        for first in range(0, len(due), RECORDS_AT_ONCE):
+            for record in await self.runs.records(due[first : first + RECORDS_AT_ONCE]):
+                self._take(record)
+        for one in known:
+            if one.ended or one.tenure:
+                continue
+            if not one.unseen:
+                self.ask(one)
+            elif one.unseen > MOST_UNSEEN and not one.is_counted:
+                self.live.pop(one.run_id, None)
 
-    async def _look_at(self, one: SharedRun, state: RunStanding) -> None:
-        one.count_look()
+    def _is_due(self, one: SharedRun, state: RunStanding) -> bool:
+        """Whether what the store has of it is to be read."""
         is_silent = self.clock.monotonic() - one.heard_at >= self.poll_s
-        if state.is_over or (state.attempts and is_silent and not one.unseen):
-            await self._read(one)
-        if one.ended or one.tenure:
-            return
-        if not one.unseen:
-            self.ask(one)
-        elif one.unseen > MOST_UNSEEN and not one.is_counted:
-            self.live.pop(one.run_id, None)
+        return state.is_over or bool(state.attempts and is_silent and not one.unseen)
 
-    async def _read(self, one: SharedRun) -> None:
-        record = await self.inbox.find_run(one.run_id)
-        if record is not None and one.tenure is None:
-            self._note(one)
-            one.hear_all(record)
+    def _take(self, record: RunRecord) -> None:
+        one = self.live.get(record.entry.new.run_id)
+        if not isinstance(one, SharedRun) or one.tenure is not None or one.ended:
+            return
+        self._note(one)
+        one.hear_all(record)
         if one.ended:
             self.live.pop(one.run_id, None)
             one.leave()

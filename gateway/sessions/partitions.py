@@ -207,9 +207,10 @@ class PartitionedWork:
             scope.cancel()
         self._withdraw(lambda key: self.partition(key) == number)
 
-    def _withdraw(self, is_lost: Callable[[SessionKey], bool]) -> None:
+    def _withdraw(self, is_lost: Callable[[SessionKey], bool], *, with_taken: bool = False) -> None:
         # Before it is open nothing is taken up, and there may be no queues.
-        for run in self.queues.withdraw(is_lost) if self._is_open else ():
+        lost = self.queues.withdraw(is_lost, with_taken=with_taken) if self._is_open else ()
+        for run in lost:
             if isinstance(run, SharedRun):
                 run.let_go()
 
@@ -420,7 +421,7 @@ class PartitionedWork:
         for one in (*batch.earlier, *batch.took, batch.run):
             if isinstance(one, SharedRun):
                 one.let_go()
-        self._withdraw(key.__eq__)
+        self._withdraw(key.__eq__, with_taken=True)
         if is_lost:
             self.figures.turns_lost.add(())
             self.look_soon(self.partition(key))
@@ -428,10 +429,12 @@ class PartitionedWork:
     async def begin(self, run_id: RunId, tenure: Tenure) -> Begun:
         """The turn is as it was chosen, also where no look has found that yet."""
         node, key = self.mirrors.node, tenure.session_key
-        begun = await self.runs.begin(run_id, tenure, node, {node, *self.members()})
+        turn, alive = self._turns.get(key), {node, *self.members()}
+        sender = turn[2].run.new.sender if turn else None
+        begun = await self.runs.begin(run_id, tenure, node, alive, sender=sender)
         if begun.choice.change:
             self.queues.choose(key, begun.choice)
-        if (turn := self._turns.get(key)) is not None:
+        if turn is not None:
             turn[2].model = begun.choice.model
         return begun
 

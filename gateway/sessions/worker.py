@@ -420,6 +420,7 @@ class RunWorker:
         if settings.kept or run.new.limits:
             agent = with_settings(agent, settings, run.new.limits)
         found = read or await self._read(batch, agent, episode, rules)
+        batch.has_claimed = bool(found.notices)
         job = runner.job(self._assignment(batch, agent, episode, found), journal)
         if job.context.tokens >= job.near_at and await self._was_near(episode):
             job = replace(job, was_near=True)
@@ -524,6 +525,7 @@ class RunWorker:
             deliveries=deliveries,
             person=run.person,
             posts=result.posts,
+            has_claimed=batch.has_claimed,
             leaves_claimed=not result.has_read_notices,
             rule_state=None if result.kept is None else encode(dict(result.kept)).decode(),
             merged=self._merged(batch, end) if batch.earlier or batch.took else (),

@@ -9,7 +9,7 @@ import anyio
 from gateway.domain.events import AuditEntry, Deed, DeedKind, entry_after
 from gateway.store.tables import TABLES
 from gateway.store.transaction import Transaction, given
-from gateway.store.writer import OfStore, Reading, Remembered, Writing, reading
+from gateway.store.writer import Engine, OfStore, reading
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ def _after(tx: Transaction, seq: int, *, limit: int) -> Sequence[AuditEntry]:
 class StoredAudit(OfStore):
     """Implements the port Audit."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
         self._turn = anyio.Lock()
 
     async def append(self, deed: Deed) -> None:

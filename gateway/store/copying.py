@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from gateway.domain.backups import CopiedTable, CopyRefused
 from gateway.store.facts import list_all
 from gateway.store.tables import TABLES, Table, migrate
-from gateway.store.transaction import Row, SqliteTransaction
+from gateway.store.transaction import Row, Transaction
 from gateway.store.writer import open_to_read
 
 # What is left out: a counter of this machine, and how far its index of words is, which is made anew.
@@ -127,7 +127,7 @@ class SqliteRows:
         await to_thread.run_sync(self._finish, numbers)
 
     def _finish(self, numbers: Mapping[str, int]) -> None:
-        list_all(SqliteTransaction(self._db))
+        list_all(Transaction(self._db))
         for name in [row[0] for row in self._db.execute("SELECT name FROM sqlite_sequence")]:
             last = (numbers.get(name, 0), name)
             self._db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", last)

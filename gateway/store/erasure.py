@@ -11,7 +11,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import Erased
 from gateway.store import facts
 from gateway.store.outbox import ERASED
-from gateway.store.transaction import SqliteTransaction, Terms, Transaction, in_parts, places_of
+from gateway.store.transaction import Terms, Transaction, in_parts, places_of
 from gateway.store.turns import forget_turns, rewrite_index
 from gateway.store.writer import OfStore, Pen, reading, writing
 
@@ -68,7 +68,7 @@ def _shown(session: int) -> Terms:
     return {**places_of(session), "standing <": 2}
 
 
-def _count(tx: SqliteTransaction, key: SessionKey, what: Erasure) -> Erased:
+def _count(tx: Transaction, key: SessionKey, what: Erasure) -> Erased:
     session = tx.first("session", {"key": key}, "id")
     if session is None:
         raise NotFound(f"session {key}")

@@ -36,9 +36,9 @@ from gateway.store.facts import (
     claims_of,
     is_forgotten,
     list_all,
+    load_fact,
     load_facts,
-    load_forgotten,
-    load_group,
+    load_learned,
     names_of,
     ranked,
     require_claims,
@@ -46,8 +46,8 @@ from gateway.store.facts import (
     to_told,
 )
 from gateway.store.faults import require_text
-from gateway.store.transaction import SqliteTransaction, place_of
-from gateway.store.writer import OfStore, Reading, Remembered, Writing
+from gateway.store.transaction import Transaction, place_of
+from gateway.store.writer import Engine, OfStore, reading
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last
@@ -62,83 +62,13 @@ _BITS = 1 << 22  # half a megabyte; a million names leave three of four others a
 _PAGE = 2_000  # names a look
 
 
-class FactBase(OfStore):
-    """It has a bit for each name under which anything was ever written, so that most questions about
-    unknown names need no query. Names that are already in the database are loaded a page at a
-    time. Only the event loop's thread uses the bits."""
-
-    def __init__(
-        self, writer: Writing, readers: Reading, pen: Remembered, *more: Connection
-    ) -> None:
-        super().__init__(writer, readers, pen, *more)
-        self._turn = anyio.Lock()
-        self._bits = bytearray(_BITS // 8)
-        self._upto: int | None = 0  # groups up to this one are noted; None: all
-
-    async def add_facts(
-        self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
-    ) -> Sequence[Fact]:
-        require_claims(claims, ids)
-        said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
-        self._note(scope, *map(str, said_in))  # before they are written
-        add = partial(_add, scope=scope, claims=claims, ids=ids, now=now)
-        async with self._turn:  # facts of one scope rely on each other
-            return await self._writer.write(add, durable=False)
-
-    def _note(self, *names: str) -> None:
-        for name in names:
-            place, bit = divmod(hash(name) % _BITS, 8)
-            self._bits[place] |= 1 << bit
-
-    def knows(self, whose: Whose) -> bool:
-        place, bit = divmod(hash(whose.scope or str(whose.room)) % _BITS, 8)
-        return self._upto is not None or bool(self._bits[place] & 1 << bit)
-
-    async def _has_any(self, whose: Whose) -> bool:
-        if self._upto is not None:
-            rows = await self._readers.read(partial(_groups, self._upto))
-            self._note(*(name for _, name in rows))
-            self._upto = rows[-1][0] if len(rows) == _PAGE else None
-        return self.knows(whose)
-
-    async def facts_matching(
-        self, whose: Whose, words: Sequence[str], *, limit: int
-    ) -> Sequence[Fact]:
-        if not await self._has_any(whose):
-            return []
-        even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
-        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
-
-    async def facts_around(
-        self, whose: Whose, names: Sequence[str], *, limit: int
-    ) -> Sequence[Fact]:
-        require_text("a name", *names)  # also if there is nothing to look through
-        if not await self._has_any(whose):
-            return []
-        forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
-        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
-
-    async def select_facts(self, query: FactQuery) -> Sequence[Fact]:
-        find = _select if query.known_at is None else _known_then
-        return await self._readers.read(partial(find, query))
-
-    async def origin_of(self, fact_id: str) -> Provenance | None:
-        return await self._readers.read(partial(_origin, fact_id))
-
-    async def erase_facts(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
-        if dry_run:
-            return await self._readers.read(partial(writing.count_of, what=what))
-        erase = partial(writing.erase, what=what, now=now)
-        return await self._writer.write(erase, durable=True)
-
-
-def _groups(after: int, tx: SqliteTransaction) -> Sequence[tuple[int, str]]:
+def _groups(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
     rows = tx.find("fact_group", {"id >": after}, "id name", order="id", limit=_PAGE)
     return [(row["id"], row["name"]) for row in rows]
 
 
 def _add(
-    tx: SqliteTransaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
+    tx: Transaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
     told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
     kept = [id_ for _, id_ in told]
@@ -147,17 +77,15 @@ def _add(
     return [_with_sources(row, tx) for row in found]
 
 
-def _is_forgotten(claim: Claim, scope: str, tx: SqliteTransaction) -> bool:
+def _is_forgotten(claim: Claim, scope: str, tx: Transaction) -> bool:
     if (source := claim.source) is None:
         return False
     names = names_of(scope, str(source.session_key), source.message_id)
-    if not tx.is_whole:
-        load_forgotten(names, tx)
     return is_forgotten(names, source.at, tx)
 
 
 def _rows(
-    terms: Sequence[_Term], rest: str, values: Sequence[object], tx: SqliteTransaction
+    terms: Sequence[_Term], rest: str, values: Sequence[object], tx: Transaction
 ) -> list[FactRow]:
     where = " AND ".join(term for term, _ in terms)
     given = [value for _, some in terms for value in some]
@@ -165,17 +93,15 @@ def _rows(
     return [to_fact_row(row) for row in rows]
 
 
-def _with_sources(row: FactRow, tx: SqliteTransaction) -> Fact:
+def _with_sources(row: FactRow, tx: Transaction) -> Fact:
     found = tx.db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
     named = tuple(dict.fromkeys(one for (one,) in found))
     return replace(row.fact, source_message_ids=named) if named else row.fact
 
 
-def _group_of(whose: Whose, tx: SqliteTransaction) -> int:
+def _group_of(whose: Whose, tx: Transaction) -> int:
     """0 if nothing was learned there. All that was is read, where the tables are elsewhere."""
-    if not tx.is_whole:
-        load_group("scope", whose.scope or str(whose.room), tx)
-        load_group("session", str(whose.room), tx)
+    load_learned(whose, tx)
     kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
     row = tx.db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
     return int(row[0]) if row else 0
@@ -184,7 +110,9 @@ def _group_of(whose: Whose, tx: SqliteTransaction) -> int:
 # --- by what it is about, and when ---------------------------------------------------------------
 
 
-def _select(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
+def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
+    if query.known_at is not None:
+        return _known_at(query.known_at, query, tx)
     terms = _about(query, tx)
     if query.at is not None:
         at = to_micros(query.at)
@@ -195,7 +123,7 @@ def _select(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
     return [_with_sources(row, tx) for row in rows]
 
 
-def _about(query: FactQuery, tx: SqliteTransaction) -> list[_Term]:
+def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
     group, is_room = _group_of(query.whose, tx), query.whose.room is not None
     names: dict[str, str] = {}
     if query.subject is not None:
@@ -230,9 +158,8 @@ def _range(group: int) -> tuple[int, int]:
     return place_of(group, 0), place_of(group + 1, 0)
 
 
-def _known_then(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
+def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fact]:
     """What the claims known at that time say."""
-    assert query.known_at is not None
     about = _about(query, tx)
     where = " AND ".join(term for term, _ in about)
     values = tuple(value for _, some in about for value in some)
@@ -247,15 +174,15 @@ def _known_then(query: FactQuery, tx: SqliteTransaction) -> Sequence[Fact]:
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
-        for (scope, _), told in _told_by(query.known_at, rows, tx).items()
-        for belief in settled(scope, told, before=before, now=query.known_at)
+        for (scope, _), told in _told_by(then, rows, tx).items()
+        for belief in settled(scope, told, before=before, now=then)
         if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
     ]
     return sorted(facts, key=by_time)[: max(0, query.limit)]
 
 
 def _told_by(
-    then: datetime, rows: Mapping[int, FactRow], tx: SqliteTransaction
+    then: datetime, rows: Mapping[int, FactRow], tx: Transaction
 ) -> Mapping[tuple[str, int], list[Told]]:
     """Claims by scope and topic."""
     told: dict[tuple[str, int], list[Told]] = {}
@@ -270,9 +197,7 @@ def _told_by(
 # --- by words and names --------------------------------------------------------------------------
 
 
-def _matching(
-    whose: Whose, words: Sequence[str], limit: int, tx: SqliteTransaction
-) -> Sequence[Fact]:
+def _matching(whose: Whose, words: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     """All words in one statement, within the places of the scope, so other facts do not matter."""
     group = _group_of(whose, tx)
     ranges, said_there = [_range(group)], list[_Term]()
@@ -299,9 +224,7 @@ def _matching(
     return facts
 
 
-def _around(
-    whose: Whose, forms: Sequence[str], limit: int, tx: SqliteTransaction
-) -> Sequence[Fact]:
+def _around(whose: Whose, forms: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     group, theirs = _group_of(whose, tx), _theirs(whose)
     found: dict[str, FactRow] = {}
     for name, end in product(forms, ("about", "form")):
@@ -311,11 +234,9 @@ def _around(
     return [_with_sources(row, tx) for row in rows[:limit]]
 
 
-def _origin(fact_id: str, tx: SqliteTransaction) -> Provenance | None:
-    if not tx.is_whole:
-        claim = tx.first("fact_claim", {"id": fact_id}, "fact")
-        load_facts({"place": claim["fact"] if claim else None}, tx)
-        load_facts({"superseded_by": fact_id}, tx)
+def _origin(tx: Transaction, fact_id: str) -> Provenance | None:
+    load_fact(fact_id, tx)
+    load_facts({"superseded_by": fact_id}, tx)
     rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), tx)
     if not rows:
         return None
@@ -349,3 +270,68 @@ SELECT query, (SELECT group_concat(place) FROM (
     ORDER BY rowid DESC LIMIT ?))
 FROM asked
 """
+
+
+# --- what every store has ------------------------------------------------------------------------
+class FactBase(OfStore):
+    """It has a bit for each name under which anything was ever written, so that most questions about
+    unknown names need no query. Names that are already in the database are loaded a page at a
+    time. Only the event loop's thread uses the bits."""
+
+    def __init__(self, engine: Engine, *more: Connection) -> None:
+        super().__init__(engine, *more)
+        self._turn = anyio.Lock()
+        self._bits = bytearray(_BITS // 8)
+        self._upto: int | None = 0  # groups up to this one are noted; None: all
+
+    async def add_facts(
+        self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
+    ) -> Sequence[Fact]:
+        require_claims(claims, ids)
+        said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
+        self._note(scope, *map(str, said_in))  # before they are written
+        add = partial(_add, scope=scope, claims=claims, ids=ids, now=now)
+        async with self._turn:  # facts of one scope rely on each other
+            return await self._writer.write(add, durable=False)
+
+    def _note(self, *names: str) -> None:
+        for name in names:
+            place, bit = divmod(hash(name) % _BITS, 8)
+            self._bits[place] |= 1 << bit
+
+    def knows(self, whose: Whose) -> bool:
+        place, bit = divmod(hash(whose.scope or str(whose.room)) % _BITS, 8)
+        return self._upto is not None or bool(self._bits[place] & 1 << bit)
+
+    async def _has_any(self, whose: Whose) -> bool:
+        if self._upto is not None:
+            rows = await self._readers.read(partial(_groups, after=self._upto))
+            self._note(*(name for _, name in rows))
+            self._upto = rows[-1][0] if len(rows) == _PAGE else None
+        return self.knows(whose)
+
+    async def facts_matching(
+        self, whose: Whose, words: Sequence[str], *, limit: int
+    ) -> Sequence[Fact]:
+        if not await self._has_any(whose):
+            return []
+        even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
+        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
+
+    async def facts_around(
+        self, whose: Whose, names: Sequence[str], *, limit: int
+    ) -> Sequence[Fact]:
+        require_text("a name", *names)  # also if there is nothing to look through
+        if not await self._has_any(whose):
+            return []
+        forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
+        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
+
+    select_facts = reading(_select)
+    origin_of = reading(_origin)
+
+    async def erase_facts(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
+        if dry_run:
+            return await self._readers.read(partial(writing.count_of, what=what))
+        erase = partial(writing.erase, what=what, now=now)
+        return await self._writer.write(erase, durable=True)

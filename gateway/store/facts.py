@@ -1,6 +1,6 @@
 """Facts and claims in SQLite: written, settled, erased, and never learned again after that."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -18,6 +18,7 @@ from gateway.domain.facts import (
     SaidSource,
     Settled,
     Told,
+    Whose,
     form,
     predicate_form,
     require_claim,
@@ -27,7 +28,7 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import SessionKey, to_micros, to_time
 from gateway.store.audit import append_deed
-from gateway.store.transaction import SEQ_BITS, Row, SqliteTransaction, Terms, in_parts, place_of
+from gateway.store.transaction import SEQ_BITS, Fields, Row, Terms, Transaction, in_parts, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
 
@@ -38,8 +39,9 @@ def names_of(scope: str, session: str, *messages: str | None) -> Names:
     return (*told, ("scope", _digest(scope)), ("session", _digest(session)))
 
 
-def is_forgotten(names: Names, said_at: datetime, tx: SqliteTransaction) -> bool:
+def is_forgotten(names: Names, said_at: datetime, tx: Transaction) -> bool:
     """Whether it is marked: a message always, a scope or session for what was said until then."""
+    _load_forgotten(names, tx)
     at = to_micros(said_at)
     return any(tx.db.execute(_FIND, (*name, at)).fetchone() for name in names)
 
@@ -146,7 +148,7 @@ def changing(fact: Fact) -> tuple[object, ...]:
     return (fact.functional, fact.confidence, *micros, fact.superseded_by)
 
 
-def claims_of(places: Sequence[int], tx: SqliteTransaction) -> list[Sequence[Any]]:
+def claims_of(places: Sequence[int], tx: Transaction) -> list[Sequence[Any]]:
     """The claims of these facts, in the order in which they were learned."""
     found: list[Sequence[Any]] = []
     for start in range(0, len(places), _AT_ONCE):
@@ -176,15 +178,14 @@ class _Topic:
 
 
 def add(
-    tx: SqliteTransaction, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
+    tx: Transaction, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
 ) -> None:
     tx.guard("facts", scope)
     scope_id = _group("scope", scope, tx)
     for claim, id_ in zip(claims, ids, strict=True):
         names = {"subject": form(claim.subject), "predicate": predicate_form(claim.predicate)}
         topic = _Topic(scope, scope_id, _id_of("fact_topic", {"scope": scope_id, **names}, tx))
-        if not tx.is_whole:
-            load_facts({"topic": topic.id}, tx)
+        load_facts({"topic": topic.id}, tx)
         new = Told(id_, claim, now)
         # An object that was ever claimed to be functional stays functional.
         if not claim.functional and _exists(_OF_OBJECT, (topic.id, 1, new.object), tx):
@@ -194,60 +195,79 @@ def add(
         _settle(topic, known, now, tx)
 
 
-def _group(kind: str, name: str, tx: SqliteTransaction) -> int:
+def _group(kind: str, name: str, tx: Transaction) -> int:
     return _id_of("fact_group", {"kind": kind, "name": name}, tx)
 
 
-def _id_of(table: str, names: Row, tx: SqliteTransaction) -> int:
+def _id_of(table: str, names: Row, tx: Transaction) -> int:
     row = tx.first(table, names, "id")
     return int(row["id"]) if row else tx.insert(table, names)
 
 
 # --- where the tables are elsewhere --------------------------------------------------------------
-def load_group(kind: str, name: str, tx: SqliteTransaction) -> None:
+def load_learned(whose: Whose, tx: Transaction) -> None:
+    """Has all that was learned there read, where the tables are elsewhere."""
+    load_group("scope", whose.scope or str(whose.room), tx)
+    load_group("session", str(whose.room), tx)
+
+
+def load_group(kind: str, name: str, tx: Transaction) -> None:
     """Has the facts of a scope or session read, with what belongs to them."""
+    if tx.is_whole:
+        return
     group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if group is not None:
         load_facts({kind: group["id"]}, tx)
 
 
-def load_facts(terms: Terms, tx: SqliteTransaction) -> None:
+def _place_of(fact_id: str, tx: Transaction) -> Terms:
+    claim = tx.first("fact_claim", {"id": fact_id}, "fact")
+    return {"place": claim["fact"] if claim else None}
+
+
+def load_fact(fact_id: str, tx: Transaction) -> None:
+    if not tx.is_whole:
+        load_facts(_place_of(fact_id, tx), tx)
+
+
+def load_facts(terms: Terms, tx: Transaction) -> None:
+    if tx.is_whole:
+        return
     facts = tx.find("fact", terms)
-    claims = [
-        one
-        for some in in_parts([row["place"] for row in facts])
-        for one in tx.find("fact_claim", {"fact": some})
-    ]
-    numbers = {row[name] for row in facts for name in ("scope", "session")}
-    for some in in_parts(numbers | {row["session"] for row in claims}):
-        tx.find("fact_group", {"id": some})
-    for some in in_parts({row["topic"] for row in facts}):
-        tx.find("fact_topic", {"id": some})
+    claims = _load("fact_claim", "fact", {row["place"] for row in facts}, tx)
+    groups = {row[name] for row in facts for name in ("scope", "session")}
+    _load("fact_group", "id", groups | {row["session"] for row in claims}, tx)
+    _load("fact_topic", "id", {row["topic"] for row in facts}, tx)
 
 
-def _load_erased(what: Erasure, tx: SqliteTransaction) -> None:
+def _load(table: str, column: str, numbers: Collection[int], tx: Transaction) -> list[Row]:
+    return [row for some in in_parts(numbers) for row in tx.find(table, {column: some})]
+
+
+def _load_erased(what: Erasure, tx: Transaction) -> None:
     """Also of those whose scope or session may have no facts any more."""
+    if tx.is_whole:
+        return
     if what.fact_id is not None:
-        claim = tx.first("fact_claim", {"id": what.fact_id}, "fact")
-        terms: Terms = {"place": claim["fact"] if claim else None}
+        terms = _place_of(what.fact_id, tx)
     else:
         kind, name = what.kind, str(what.scope or what.session_key)
         group = tx.first("fact_group", {"kind": kind, "name": name}, "id")
         terms = {kind: group["id"] if group else None}
-        load_forgotten([(kind, _digest(name))], tx)
+        _load_forgotten([(kind, _digest(name))], tx)
     for row in tx.find("fact", terms):
         load_facts({"scope": row["scope"]}, tx)
         load_facts({"session": row["session"]}, tx)
         for claim in tx.find("fact_claim", {"session": row["session"]}):
-            load_forgotten([("message", claim["message_id"])] if claim["message_id"] else (), tx)
+            _load_forgotten([("message", claim["message_id"])] if claim["message_id"] else (), tx)
 
 
-def load_forgotten(names: Names, tx: SqliteTransaction) -> None:
-    for kind, name in names:
+def _load_forgotten(names: Names, tx: Transaction) -> None:
+    for kind, name in () if tx.is_whole else names:
         tx.first("forgotten", {"kind": kind, "name": name})
 
 
-def list_all(tx: SqliteTransaction) -> None:
+def list_all(tx: Transaction) -> None:
     """The words of all current facts that were read."""
     for row in _rows("WHERE f.superseded_at IS NULL", (), tx):
         _list((row.place, row.room_place), row.fact, tx)
@@ -256,7 +276,7 @@ def list_all(tx: SqliteTransaction) -> None:
 # --- what is known -------------------------------------------------------------------------------
 
 
-def _known(topic: int, new: Told, tx: SqliteTransaction) -> _Known:
+def _known(topic: int, new: Told, tx: Transaction) -> _Known:
     apart = _exists(_OF_OBJECT, (topic, 0, new.object), tx)
     is_functional = new.claim.functional
     if not (is_functional and apart):
@@ -271,17 +291,17 @@ def _known(topic: int, new: Told, tx: SqliteTransaction) -> _Known:
     return _all_of(rows, tx)
 
 
-def _exists(where: str, values: Sequence[object], tx: SqliteTransaction) -> bool:
+def _exists(where: str, values: Sequence[object], tx: Transaction) -> bool:
     return bool(
         tx.db.execute(f"SELECT EXISTS (SELECT 1 FROM fact f {where})", values).fetchone()[0]
     )
 
 
-def _rows(where: str, values: Sequence[object], tx: SqliteTransaction) -> list[FactRow]:
+def _rows(where: str, values: Sequence[object], tx: Transaction) -> list[FactRow]:
     return [to_fact_row(row) for row in tx.db.execute(f"{FACT} {where}", values).fetchall()]
 
 
-def _current(topic: int, new: Told, tx: SqliteTransaction, *, functional: bool) -> _Known | None:
+def _current(topic: int, new: Told, tx: Transaction, *, functional: bool) -> _Known | None:
     """The current fact is enough if the claim comes in order and ends nothing. None if more has to
     be read."""
     ends = tx.db.execute(_ANY_END, (topic, to_micros(new.since))).fetchone()[0]
@@ -301,7 +321,7 @@ def _current(topic: int, new: Told, tx: SqliteTransaction, *, functional: bool) 
     return _Known({row.fact.id: row for row in rows}, [as_told(row.fact, said_at) for row in rows])
 
 
-def _near(topic: int, new: Told, tx: SqliteTransaction) -> _Known | None:
+def _near(topic: int, new: Told, tx: Transaction) -> _Known | None:
     """The neighbours in time are enough for a late claim: the facts before and after it, those that
     they followed, and their successors. None if more has to be read."""
     covers_period = new.since < new.said or new.claim.valid_to is not None
@@ -323,7 +343,7 @@ def _near(topic: int, new: Told, tx: SqliteTransaction) -> _Known | None:
     return known
 
 
-def _all_of(rows: Sequence[FactRow], tx: SqliteTransaction) -> _Known:
+def _all_of(rows: Sequence[FactRow], tx: Transaction) -> _Known:
     facts = {row.place: row.fact for row in rows}
     claims = claims_of([*facts], tx)
     told = [to_told(claim, facts[claim[2]]) for claim in claims]
@@ -334,7 +354,7 @@ def _all_of(rows: Sequence[FactRow], tx: SqliteTransaction) -> _Known:
 # --- what changes --------------------------------------------------------------------------------
 
 
-def _settle(topic: _Topic, known: _Known, now: datetime, tx: SqliteTransaction) -> None:
+def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> None:
     before = {id_: row.fact for id_, row in known.rows.items()}
     facts = settled(topic.scope, known.told, before=before, now=now)
     # What is no longer there or no longer current goes first: there are never two.
@@ -352,13 +372,13 @@ def _settle(topic: _Topic, known: _Known, now: datetime, tx: SqliteTransaction) 
                 _keep(topic, told, place, tx)
 
 
-def _drop(rows: Iterable[FactRow], tx: SqliteTransaction) -> None:
+def _drop(rows: Iterable[FactRow], tx: Transaction) -> None:
     for row in rows:
         _unlist((row.place, row.room_place), tx)
         tx.db.execute("DELETE FROM fact WHERE place = ?", (row.place,))
 
 
-def _update(row: FactRow, fact: Fact, tx: SqliteTransaction) -> int:
+def _update(row: FactRow, fact: Fact, tx: Transaction) -> int:
     if changing(row.fact) != changing(fact):
         tx.db.execute(_CHANGE, (*changing(fact), row.place))
     was, now = (one.superseded_at is None for one in (row.fact, fact))
@@ -369,7 +389,7 @@ def _update(row: FactRow, fact: Fact, tx: SqliteTransaction) -> int:
     return row.place
 
 
-def _insert(topic: _Topic, one: Settled, tx: SqliteTransaction) -> int:
+def _insert(topic: _Topic, one: Settled, tx: Transaction) -> int:
     fact = one.fact
     session = str(fact.session_key)
     session_id = _group("session", session, tx)
@@ -384,11 +404,17 @@ def _insert(topic: _Topic, one: Settled, tx: SqliteTransaction) -> int:
     return place
 
 
-def _next_place(group: int, tx: SqliteTransaction) -> int:
+def _next_place(group: int, tx: Transaction) -> int:
     return place_of(group, tx.db.execute(_NUMBER, (group,)).fetchone()[0])
 
 
-def _keep(topic: _Topic, told: Told, place: int, tx: SqliteTransaction) -> None:
+_CLAIMED, _SOURCED = (
+    Fields("object functional confidence"),
+    Fields("message_id quote said_by"),
+)
+
+
+def _keep(topic: _Topic, told: Told, place: int, tx: Transaction) -> None:
     claim, source = told.claim, told.claim.source
     session = _group("session", str(source.session_key if source else claim.session_key), tx)
     row = {
@@ -396,27 +422,23 @@ def _keep(topic: _Topic, told: Told, place: int, tx: SqliteTransaction) -> None:
         "fact": place,
         "topic": topic.id,
         "session": session,
-        "object": claim.object,
-        "functional": claim.functional,
-        "confidence": claim.confidence,
+        **_CLAIMED.row(claim),
         "learned_at": told.learned_at,
         "since": told.since,
         "said_at": told.said,
         "until": claim.valid_to,
-        "message_id": source.message_id if source else None,
-        "quote": source.quote if source else None,
-        "said_by": source.said_by if source else None,
+        **(_SOURCED.row(source) if source else {}),
     }
     tx.insert("fact_claim", row)
 
 
-def _list(places: Sequence[int | None], fact: Fact, tx: SqliteTransaction) -> None:
+def _list(places: Sequence[int | None], fact: Fact, tx: Transaction) -> None:
     words = " ".join(words_of(fact.text))
     listed = [(place, words) for place in places if place is not None]
     tx.db.executemany("INSERT INTO fact_words (rowid, words) VALUES (?, ?)", listed)
 
 
-def _unlist(places: Sequence[int | None], tx: SqliteTransaction) -> None:
+def _unlist(places: Sequence[int | None], tx: Transaction) -> None:
     listed = [(place,) for place in places if place is not None]
     tx.db.executemany("DELETE FROM fact_words WHERE rowid = ?", listed)
 
@@ -424,12 +446,12 @@ def _unlist(places: Sequence[int | None], tx: SqliteTransaction) -> None:
 # --- erasing -------------------------------------------------------------------------------------
 
 
-def count_of(tx: SqliteTransaction, what: Erasure) -> int:
+def count_of(tx: Transaction, what: Erasure) -> int:
     where, value = _erased(what, tx)
     return int(tx.db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
 
 
-def erase(tx: SqliteTransaction, what: Erasure, now: datetime) -> int:
+def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     """Rewrites the index, because old segments of it would keep the words."""
     where, value = _erased(what, tx)
     rows = _rows(where, (value,), tx)
@@ -453,12 +475,11 @@ def erase(tx: SqliteTransaction, what: Erasure, now: datetime) -> int:
     return len(rows)
 
 
-def _erased(what: Erasure, tx: SqliteTransaction) -> tuple[str, str]:
+def _erased(what: Erasure, tx: Transaction) -> tuple[str, str]:
     """Raises ClaimRefused unless the erasure names one thing."""
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
         raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
-    if not tx.is_whole:
-        _load_erased(what, tx)
+    _load_erased(what, tx)
     if what.fact_id is not None:
         return _IF_FACT, what.fact_id
     column = "session" if what.scope is None else "scope"
@@ -466,7 +487,7 @@ def _erased(what: Erasure, tx: SqliteTransaction) -> tuple[str, str]:
     return f"WHERE f.{column} = {group}", str(what.scope or what.session_key)
 
 
-def _take_out(rows: Sequence[FactRow], now: datetime, tx: SqliteTransaction) -> None:
+def _take_out(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
     gone = {row.place for row in rows}
     before: list[FactRow] = []
     groups: set[tuple[int]] = set()
@@ -480,7 +501,7 @@ def _take_out(rows: Sequence[FactRow], now: datetime, tx: SqliteTransaction) -> 
     tx.db.executemany(_DROP_GROUP, groups)
 
 
-def _end(rows: Sequence[FactRow], now: datetime, tx: SqliteTransaction) -> None:
+def _end(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
     """Ends facts where the erased ones began; otherwise they would become current again."""
     lanes: dict[tuple[int, bool, str], FactRow] = {}
     for row in rows:

@@ -17,6 +17,7 @@ from gateway.store.channels import require_unheard, write_memos
 from gateway.store.conversations import prune
 from gateway.store.outbox import add_delivery, find_delivery
 from gateway.store.transaction import (
+    Fields,
     Row,
     SessionRow,
     Transaction,
@@ -48,14 +49,15 @@ def _rule_state(tx: Transaction, key: SessionKey) -> str | None:
     return None if row is None else str(row["json"])
 
 
-def _free_notices(
+def free_notices(
     tx: Transaction, person: str, key: SessionKey, run_id: RunId, *, now: datetime
 ) -> list[Row]:
     """Those that a run may claim, or has claimed."""
-    session = tx.first("session", {"key": key}, "id") or {"id": None}
+    rows = tx.find("notice", {"agent": key.agent, "person": person}, order="id")
+    session = (rows and tx.first("session", {"key": key}, "id")) or {"id": None}
     return [
         row
-        for row in tx.find("notice", {"agent": key.agent, "person": person}, order="id")
+        for row in rows
         if row["session"] != session["id"]
         and row["claimed_by"] in {None, run_id}
         and (row["expires_at"] is None or row["expires_at"] > now)
@@ -65,7 +67,7 @@ def _free_notices(
 def _claim(
     tx: Transaction, person: str, key: SessionKey, run_id: RunId, *, now: datetime
 ) -> list[Row]:
-    rows = _free_notices(tx, person, key, run_id, now=now)
+    rows = free_notices(tx, person, key, run_id, now=now)
     tx.change("notice", {"id": tuple(row["id"] for row in rows)}, {"claimed_by": run_id})
     return rows
 
@@ -77,7 +79,7 @@ class StoredJournal(OfStore):
     forgive = writing(forgive_attempt, durable=False)
     read = reading(_parts)
     rule_state = reading(_rule_state)
-    _free = reading(_free_notices)
+    _free = reading(free_notices)
     _claim = writing(_claim, durable=False)
 
     async def claim_notices(
@@ -94,13 +96,15 @@ class StoredJournal(OfStore):
 
 MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest go
 
-_PLAIN = tuple(one.name for one in fields(Notice) if one.name not in {"data", "expires_at"})
+_OF_NOTICE = Fields(
+    " ".join(one.name for one in fields(Notice) if one.name not in {"data", "expires_at"})
+)
 
 
 def pack_notice(notice: Notice) -> str:
     """A notice as JSON, without `expires_at`."""
-    plain = {name: getattr(notice, name) for name in _PLAIN}
-    return to_json({**plain, "data": dict(notice.data)}, fallback=str).decode()
+    told = {**_OF_NOTICE.row(notice), "data": dict(notice.data)}
+    return to_json(told, fallback=str).decode()
 
 
 def unpack_notice(expires_at: datetime | None, packed: str) -> Notice:
@@ -110,12 +114,12 @@ def unpack_notice(expires_at: datetime | None, packed: str) -> Notice:
 
 def _leave(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     """Writes notices and the state of rules, in the commit that ends a run."""
-    if not (tx.may_hold_notices or ending.posts or ending.rule_state is not None):
+    claimed = {"claimed_by": ending.run_id} if ending.has_claimed and tx.may_hold_notices else None
+    if not (claimed or ending.posts or ending.rule_state is not None):
         return
-    claimed = {"claimed_by": ending.run_id}
-    if tx.may_hold_notices and ending.leaves_claimed:
+    if claimed and ending.leaves_claimed:
         tx.change("notice", claimed, {"claimed_by": None})
-    elif tx.may_hold_notices:
+    elif claimed:
         tx.delete("notice", claimed)
     if ending.rule_state is not None:
         tx.insert("rule_state", {"session": session.id, "json": ending.rule_state}, taken="replace")
@@ -134,6 +138,12 @@ def _post(ending: Ending, session: SessionRow, tx: Transaction) -> None:
 
 
 # --- a message is accepted -----------------------------------------------------------------------
+_AS_ACCEPTED = Fields(
+    "run_id message_id matched_by platform_id digest sender context_id whence content partition"
+)
+_AS_IT_STANDS = Fields("seq state attempts forgiven")
+
+
 def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
     if entry.whence is not None:
         require_unheard(entry, tx)
@@ -145,24 +155,15 @@ def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
         session = session or tx.make_session(key, at)
         seq = session.last_run + 1
         row = {
-            "run_id": entry.run_id,
-            "message_id": entry.message_id,
+            **_AS_ACCEPTED.row(entry),
             "session": session.id,
             "seq": seq,
             "state": "running" if begin else "queued",
             "attempts": int(begin),
             "accepted_at": at,
-            "matched_by": entry.matched_by,
             "channel": key.channel,
             "account": key.account,
-            "platform_id": entry.platform_id,
-            "digest": entry.digest,
-            "sender": entry.sender,
-            "context_id": entry.context_id,
             "limits": to_json(entry.limits).decode() if entry.limits else None,
-            "whence": entry.whence,
-            "content": entry.content,
-            "partition": entry.partition,
         }
         added = tx.insert("run", row, taken="keep")
         if added:
@@ -280,7 +281,7 @@ def _unfinished(tx: Transaction) -> Sequence[Entry]:
 _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 
-def _find(tx: Transaction, run_id: RunId) -> RunRecord | None:
+def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
     # Both are wanted before either is looked at: then a server reads them at one moment, and a run that
     # ends meanwhile is not one that goes on and has its last chunk already.
     parts, row = _parts(tx, run_id), tx.first("run", {"run_id": run_id})
@@ -295,7 +296,7 @@ def _find(tx: Transaction, run_id: RunId) -> RunRecord | None:
 
 def run_story(tx: Transaction, run_id: RunId) -> RunStory:
     """All that the store has of a run. Raises NotFound."""
-    record = _find(tx, run_id)
+    record = find_record(tx, run_id)
     if record is None:
         raise NotFound(f"run {run_id}")
     delivery = find_delivery(tx, f"d_{record.entry.new.message_id}")
@@ -309,10 +310,8 @@ def to_entries(rows: Sequence[Row], tx: Transaction) -> list[Entry]:
 
 def to_entry(row: Row, key: SessionKey) -> Entry:
     limits = from_json(row["limits"]) if row["limits"] else {}
-    what = (row["message_id"], row["run_id"], key, row["content"], row["accepted_at"])
-    how = (row["matched_by"], row["platform_id"], row["digest"], row["context_id"], row["sender"])
-    new = NewEntry(*what, *how, limits, row["whence"], partition=row["partition"])
-    return Entry(new, row["seq"], row["state"], row["attempts"], row["forgiven"])
+    made = {"session_key": key, "accepted_at": row["accepted_at"], "limits": limits}
+    return Entry(NewEntry(**made, **_AS_ACCEPTED.values(row)), **_AS_IT_STANDS.values(row))
 
 
 class StoredInbox(OfStore):
@@ -322,5 +321,5 @@ class StoredInbox(OfStore):
     begin = writing(begin_attempt, durable=False)
     finish = writing(end_run, durable=True)
     unfinished = reading(_unfinished)
-    find_run = reading(_find)
+    find_run = reading(find_record)
     story = reading(run_story)

@@ -18,7 +18,7 @@ from gateway.store.tables import (
     require_known,
     version_of,
 )
-from gateway.store.transaction import SqliteTransaction, Transaction
+from gateway.store.transaction import Transaction
 from gateway.store.writer import Held, open_to_read
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def read_once(path: Path, query: Callable[[Transaction], T]) -> T:
     try:
         with contextlib.closing(open_to_read(path)) as db:
             require_known(version_of(db), str(path))
-            return query(SqliteTransaction(db))
+            return query(Transaction(db))
     except sqlite3.Error as error:
         raise at_opening(error, str(path)) from error
 
@@ -150,7 +150,7 @@ def check_copy(path: Path, told: StoreContents) -> None:
         )
     if "audit" in found.counts:
         with _opened(path) as db:
-            _check_audit(SqliteTransaction(db))
+            _check_audit(Transaction(db))
 
 
 def _difference(found: StoreContents, told: StoreContents) -> str:
@@ -163,7 +163,7 @@ def _difference(found: StoreContents, told: StoreContents) -> str:
     return "its version, its counters or the end of its audit differ"
 
 
-def _check_audit(tx: SqliteTransaction) -> None:
+def _check_audit(tx: Transaction) -> None:
     last: AuditEntry | None = None
     while rows := tx.find("audit", {"seq >": last.seq if last else 0}, order="seq", limit=_PAGE):
         for row in rows:

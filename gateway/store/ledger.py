@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -44,10 +45,16 @@ from gateway.domain.events import Deed
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.store.audit import append_deed
 from gateway.store.tokens import note_change
-from gateway.store.transaction import Row, Transaction, given
-from gateway.store.writer import OfStore, Operation, Reading, Remembered, T, Writing
+from gateway.store.transaction import Fields, Row, Transaction, given
+from gateway.store.writer import Engine, OfStore, Operation, T, reading
 
 log = logging.getLogger(__name__)
+
+_OF_CALL = Fields("id provider model at day input_tokens")
+_SUMS = ("input_tokens", "output_tokens", "nano_usd")
+_OF_RECORD = Fields(
+    "id run_id person input_tokens output_tokens cached_tokens reasoning_tokens nano_usd pricing estimated"
+)
 
 NOTHING = Amount()
 TEND_S = 0.25  # between two looks at slices and open calls
@@ -81,20 +88,124 @@ class _Slice:
     unused: int = 0  # looks since a call used it
 
 
-_Spent = tuple[Amount, datetime | None, str]  # used, since when, the limit that was warned about
 _Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
 
 
-class LedgerBooks(OfStore):
+# --- what is looked up ---------------------------------------------------------------------------
+MOST_RECORDS = 1000  # a page
+
+
+def _model_sums(tx: Transaction, limit: int) -> Sequence[ModelSum]:
+    rows = tx.find("spend", {"kind": "model"}, order="-calls name")
+    sums = ("calls", *_SUMS)
+    found = [ModelSum(*row["name"].split("/", 1), *(row[one] for one in sums)) for row in rows]
+    return with_others(found, limit)
+
+
+def _record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
+    key = query.session_key
+    terms = given({"session": key, "at >=": query.since, "at <": query.until})
+    last = None if query.before is None else tx.first("token_record", {"seq": query.before}, "at")
+    if last is not None:
+        terms |= {"at <=": last["at"], "at,seq <": (last["at"], query.before)}
+    elif query.before is not None:
+        return RecordPage((), more=False)
+    agent = query.agent or (key and key.agent)
+    names = {"agent": agent, "provider": query.provider, "model": query.model}
+    wanted = given(names)
+    series = {one["id"]: one for one in tx.find("series", wanted)}
+    limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[Row]()
+    # One index serves each series; without a name all records lie in their order.
+    for id_ in series if wanted else (None,):
+        own = given({**terms, "series": id_})
+        rows += tx.find("token_record", own, order="-at -seq", limit=limit + 1)
+    newest = nlargest(limit + 1, rows, key=itemgetter("at", "seq"))
+    page = [_to_record(row, series[row["series"]]) for row in newest[:limit]]
+    return RecordPage(tuple(page), more=len(newest) > limit)
+
+
+def _to_record(row: Row, series: Row) -> TokenRecord:
+    outcome = "overrun" if row["overran"] else row["outcome"]
+    named = {"provider": series["provider"], "model": series["model"], "outcome": outcome}
+    placed = {"session_key": row["session"], "at": row["at"], "seq": row["seq"]}
+    return TokenRecord(**placed, **named, **_OF_RECORD.values(row))
+
+
+# What tells the records of one sum from those of another; a series is agent, provider and model.
+_GROUPED: Mapping[Grouping, str] = {
+    **dict.fromkeys(("agent", "model", "provider"), "series"),
+    "person": "session person",
+    "channel": "session",
+    "day": "day",
+}
+
+
+def _usage(
+    tx: Transaction, by: Grouping, since: datetime | None, until: datetime | None
+) -> Sequence[UsageSum]:
+    """Reads the records of that time, and no others."""
+    terms = given({"at >=": since, "at <": until})
+    found = tx.sums("token_record", terms, _GROUPED[by], " ".join(USAGE[1:]), index="by_time")
+    series = {one["id"]: one for one in tx.find("series", {})} if _GROUPED[by] == "series" else {}
+    told: dict[str, UsageSum] = {}
+    for row in found:
+        name = series[row["series"]][by] if series else _name_of(by, row)
+        more = UsageSum(name, *(row[one] for one in USAGE))
+        told[name] = told[name] + more if name in told else more
+    return [told[name] for name in sorted(told)]
+
+
+def _name_of(by: Grouping, row: Row) -> str:
+    match by:
+        case "person":
+            return str(row["person"] or speaker_in(row["session"], None))
+        case "channel":
+            return str(row["session"].channel)
+        case _:
+            return str(row[by])
+
+
+# --- what every ledger tells ---------------------------------------------------------------------
+class LedgerBooks(OfStore, ABC):
     """What every ledger tells, and the limits that are raised for a day."""
 
     latest: str  # the last day on which any call was made
     _raised: Mapping[str, int] = {}  # of one day: tokens by scope
     _raised_on = ""
 
-    async def caught_up(self) -> None:
-        """Waits until all that has ended is recorded."""
-        await self._writer.caught_up()
+    models = reading(_model_sums, caught_up=True)
+    records = reading(_record_page, caught_up=True)
+    usage = reading(_usage, caught_up=True)
+
+    @abstractmethod
+    def settle_soon(
+        self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
+    ) -> Sequence[Tally]: ...
+
+    async def settle(self, ended: Ended) -> None:
+        failures: list[Exception] = []
+        self.settle_soon(ended, failures.append)
+        await self.caught_up()
+        if failures:
+            raise failures[0]
+
+    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
+        await self.caught_up()
+        moved = [scope.at_least(self.latest) for scope in scopes]
+        found = self._with_held(await self._readers.read(partial(tallies_of, scopes=moved)))
+        return self._with_raises(found, max([self.latest, *(one.period for one in moved)]))
+
+    def _with_held(self, tallies: list[Tally]) -> list[Tally]:
+        """With what is held beside the tables."""
+        return tallies
+
+    def _to_warn_of(self, tallies: list[Tally], day: str, due: Due | None) -> list[Tally]:
+        """Those that have come near a limit that was not warned about."""
+        return [
+            replace(tally, warned=limit)
+            for tally in (self._with_raises(tallies, day) if due is not None else ())
+            if due is not None and (limit := due(tally)) not in {"", tally.warned}
+        ]
 
     # --- limits that are raised for a day ---------------------------------------------------------
     async def raise_today(self, scope: str, tokens: int, deed: Deed) -> Raise:
@@ -123,20 +234,6 @@ class LedgerBooks(OfStore):
             for one in tallies
         ]
 
-    async def models(self, limit: int) -> Sequence[ModelSum]:
-        await self.caught_up()
-        return with_others(await self._readers.read(model_sums), limit)
-
-    async def records(self, query: RecordQuery) -> RecordPage:
-        await self.caught_up()
-        return await self._readers.read(partial(record_page, query=query))
-
-    async def usage(
-        self, by: Grouping, since: datetime | None, until: datetime | None
-    ) -> Sequence[UsageSum]:
-        await self.caught_up()
-        return await self._readers.read(partial(_usage, by=by, since=since, until=until))
-
 
 class StoredLedger(LedgerBooks):
     """Implements the port Ledger. Grants calls in memory, out of slices that are committed.
@@ -147,10 +244,10 @@ class StoredLedger(LedgerBooks):
     begins without a slice gets a row if it lasts, so that the next process knows of it.
     """
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
-        self._open = {one.id: one for one in map(to_reservation, pen.unsettled)}
-        self.latest = max([pen.last_day, *(one.day for one in self._open.values())])
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._open = {one.id: one for one in map(to_reservation, self._pen.unsettled)}
+        self.latest = max([self._pen.last_day, *(one.day for one in self._open.values())])
         self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
         self._kept: dict[tuple[SessionKey, str], _Slice] = {}
         self._accounts: dict[Scope, _Account] = {}
@@ -213,7 +310,7 @@ class StoredLedger(LedgerBooks):
         """Reads what was used in scopes that are not in memory. Calls go on meanwhile: what they hold
         and use is added."""
         new = {
-            scope: _Account(scope, self.held(scope).held, self._aside_in(scope))
+            scope: _Account(scope, self._held_in(scope), self._aside_in(scope))
             for scope in scopes
             if scope not in self._accounts
         }
@@ -223,9 +320,9 @@ class StoredLedger(LedgerBooks):
             return
         self._accounts |= new
         try:
-            found = await self._in_order(partial(spent_in, scopes=new))
-            for account, (used, _, warned) in zip(new.values(), found, strict=True):
-                account.used, account.warned = account.used + used, warned
+            for found in await self._in_order(partial(tallies_of, scopes=new)):
+                account = new[found.scope]
+                account.used, account.warned = account.used + found.used, found.warned
                 account.known.set()
         finally:
             for account in new.values():
@@ -235,11 +332,19 @@ class StoredLedger(LedgerBooks):
         while len(self._accounts) > _KNOWN:
             del self._accounts[next(iter(self._accounts))]
 
-    def held(self, scope: Scope) -> Tally:
-        """What is held in a scope, and since when; nothing of what was used."""
-        calls = [one for one in self._open.values() if _is_in(scope, one)]
-        since = min((one.at for one in calls), default=None)
-        return Tally(scope, held=sum((one.held for one in calls), NOTHING), since=since)
+    def _calls_in(self, scope: Scope) -> list[Reservation]:
+        return [one for one in self._open.values() if _is_in(scope, one)]
+
+    def _held_in(self, scope: Scope) -> Amount:
+        return sum((one.held for one in self._calls_in(scope)), NOTHING)
+
+    def _with_held(self, tallies: list[Tally]) -> list[Tally]:
+        told = list[Tally]()
+        for one in tallies:
+            since = min((call.at for call in self._calls_in(one.scope)), default=None)
+            held = self._held_in(one.scope)
+            told.append(replace(one, held=held, since=one.since or since))
+        return told
 
     def _aside_in(self, scope: Scope) -> Amount:
         parts = {id(one): one for one in [*self._kept.values(), *self._slices.values()]}
@@ -340,13 +445,9 @@ class StoredLedger(LedgerBooks):
         if call is None:
             return ()
         rows, accounts = self._charge(call, ended)
-        warnings: list[Tally] = []
-        if due is not None:
-            tallies = self._with_raises([one.tally() for one in accounts], call.day)
-            for account, tally in zip(accounts, tallies, strict=True):
-                if (limit := due(tally)) not in {"", account.warned}:
-                    account.warned = limit
-                    warnings.append(replace(tally, warned=limit))
+        warnings = self._to_warn_of([one.tally() for one in accounts], call.day, due)
+        for tally in warnings:
+            self._accounts[tally.scope].warned = tally.warned
         if isinstance(ended, TokenRecord):
             operation: Operation[None] = partial(
                 record_call, record=ended, call=call, rows=rows, warned=warnings
@@ -357,13 +458,6 @@ class StoredLedger(LedgerBooks):
             return warnings
         self._writer.write_soon(operation, partial(self._not_written, call, failed))
         return warnings
-
-    async def settle(self, ended: Ended) -> None:
-        failures: list[Exception] = []
-        self.settle_soon(ended, failures.append)
-        await self._writer.caught_up()
-        if failures:
-            raise failures[0]
 
     def _charge(self, call: Reservation, ended: Ended) -> tuple[list[_Saved], list[_Account]]:
         """Uses what a call came to, in memory: the rows that change, and its accounts."""
@@ -421,17 +515,6 @@ class StoredLedger(LedgerBooks):
             await self._writer.write(_take_home, durable=True)
         return sorted(self._open.values(), key=attrgetter("id"))
 
-    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
-        await self._writer.caught_up()
-        moved = [scope.at_least(self.latest) for scope in scopes]
-        held = [self.held(scope) for scope in moved]
-        found = await self._readers.read(partial(spent_in, scopes=moved))
-        told = [
-            replace(one, used=used, since=since or one.since, warned=warned)
-            for one, (used, since, warned) in zip(held, found, strict=True)
-        ]
-        return self._with_raises(told, max([self.latest, *(one.period for one in moved)]))
-
 
 def _end_of(day: str) -> datetime:
     return datetime.fromisoformat(f"{day}T00:00:00+00:00") + timedelta(days=1)
@@ -472,14 +555,17 @@ def _raises(tx: Transaction, day: str) -> Mapping[str, int]:
 MOST_RAISED = 2**53
 
 
-def spent_in(tx: Transaction, scopes: Iterable[Scope]) -> list[_Spent]:
-    found = list[_Spent]()
+def tallies_of(tx: Transaction, scopes: Iterable[Scope]) -> list[Tally]:
+    """As their counters tell them. Only nodes that share a store hold something in these."""
+    found = list[Tally]()
     for scope in scopes:
-        row = tx.first("spend", counter_of(scope), _SPENT)
-        amount = (
-            Amount(row["input_tokens"] + row["output_tokens"], row["nano_usd"]) if row else NOTHING
-        )
-        found.append((amount, row["since"] if row else None, row["warned"] if row else ""))
+        row = tx.first("spend", counter_of(scope))
+        if row is None:
+            found.append(Tally(scope))
+            continue
+        used = Amount(row["input_tokens"] + row["output_tokens"], row["nano_usd"])
+        held = Amount(row["held_tokens"], row["held_nano_usd"])
+        found.append(Tally(scope, used, held, row["since"], row["warned"]))
     return found
 
 
@@ -491,8 +577,12 @@ def counter_of(scope: Scope) -> Mapping[str, str]:
 def held_row(call: Reservation, held: Amount) -> Row:
     payer = call.payer
     whose = {"session": payer.session_key, "run_id": payer.run_id, "person": payer.person}
-    plain = {name: getattr(call, name) for name in _PLAIN}
-    return {**plain, **whose, "held_tokens": held.tokens, "held_nano_usd": held.nano_usd}
+    return {
+        **_OF_CALL.row(call),
+        **whose,
+        "held_tokens": held.tokens,
+        "held_nano_usd": held.nano_usd,
+    }
 
 
 def counters_of(call: Reservation, day: str) -> Sequence[Mapping[str, str]]:
@@ -558,22 +648,13 @@ def record_call(
     tx.add("spend", counted, sums)
     is_overrun = record.outcome == "overrun"  # of the outcomes the table knows the first four
     row = {
-        "id": record.id,
+        **_OF_RECORD.row(record),
         "at": (record.at - EPOCH) // MICROSECOND,
         "series": tx.series.get(made) or tx.series_of(*made),
         "session": names[0],
-        "run_id": record.run_id,
         "day": day,
         "outcome": "broken" if is_overrun else record.outcome,
-        "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens,
-        "cached_tokens": record.cached_tokens,
-        "reasoning_tokens": record.reasoning_tokens,
-        "nano_usd": record.nano_usd,
-        "pricing": record.pricing,
-        "estimated": record.estimated,
         "overran": is_overrun,
-        "person": record.person,
     }
     tx.insert("token_record", row)
     if rows:
@@ -634,101 +715,9 @@ def _is_of_token(key: SessionKey) -> bool:
 
 
 def to_reservation(row: Row) -> Reservation:
-    plain = {name: row[name] for name in _PLAIN}
     held = Amount(row["held_tokens"], row["held_nano_usd"])
     payer = Payer(row["session"], row["run_id"], row["person"])
-    return Reservation(payer=payer, held=held, **plain)
+    return Reservation(payer=payer, held=held, **_OF_CALL.values(row))
 
 
 _COUNTED = ("session", "agent", "day", "month", "model", "token_day", "token_month")
-_PLAIN = ("id", "provider", "model", "at", "day", "input_tokens")  # of a reservation, in its row
-_SPENT = "input_tokens output_tokens nano_usd since warned"
-_SUMS = ("input_tokens", "output_tokens", "nano_usd")
-
-
-# --- what is looked up ---------------------------------------------------------------------------
-MOST_RECORDS = 1000  # a page
-
-
-def model_sums(tx: Transaction) -> Sequence[ModelSum]:
-    rows = tx.find("spend", {"kind": "model"}, order="-calls name")
-    sums = ("calls", *_SUMS)
-    return [ModelSum(*row["name"].split("/", 1), *(row[one] for one in sums)) for row in rows]
-
-
-def record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
-    key = query.session_key
-    terms = given({"session": key, "at >=": query.since, "at <": query.until})
-    last = None if query.before is None else tx.first("token_record", {"seq": query.before}, "at")
-    if last is not None:
-        terms |= {"at <=": last["at"], "at,seq <": (last["at"], query.before)}
-    elif query.before is not None:
-        return RecordPage((), more=False)
-    agent = query.agent or (key and key.agent)
-    names = {"agent": agent, "provider": query.provider, "model": query.model}
-    wanted = given(names)
-    series = {one["id"]: one for one in tx.find("series", wanted)}
-    limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[Row]()
-    # One index serves each series; without a name all records lie in their order.
-    for id_ in series if wanted else (None,):
-        own = given({**terms, "series": id_})
-        rows += tx.find("token_record", own, order="-at -seq", limit=limit + 1)
-    newest = nlargest(limit + 1, rows, key=itemgetter("at", "seq"))
-    page = [_to_record(row, series[row["series"]]) for row in newest[:limit]]
-    return RecordPage(tuple(page), more=len(newest) > limit)
-
-
-def _to_record(row: Row, series: Row) -> TokenRecord:
-    outcome = "overrun" if row["overran"] else row["outcome"]
-    named = {"provider": series["provider"], "model": series["model"], "outcome": outcome}
-    plain = {name: row[name] for name in _OF_RECORD}
-    return TokenRecord(session_key=row["session"], **named, **plain)
-
-
-# What tells the records of one sum from those of another; a series is agent, provider and model.
-_GROUPED: Mapping[Grouping, str] = {
-    **dict.fromkeys(("agent", "model", "provider"), "series"),
-    "person": "session person",
-    "channel": "session",
-    "day": "day",
-}
-
-
-def _usage(
-    tx: Transaction, *, by: Grouping, since: datetime | None, until: datetime | None
-) -> Sequence[UsageSum]:
-    """Reads the records of that time, and no others."""
-    terms = given({"at >=": since, "at <": until})
-    found = tx.sums("token_record", terms, _GROUPED[by], " ".join(USAGE[1:]), index="by_time")
-    series = {one["id"]: one for one in tx.find("series", {})} if _GROUPED[by] == "series" else {}
-    told: dict[str, UsageSum] = {}
-    for row in found:
-        name = series[row["series"]][by] if series else _name_of(by, row)
-        more = UsageSum(name, *(row[one] for one in USAGE))
-        told[name] = told[name] + more if name in told else more
-    return [told[name] for name in sorted(told)]
-
-
-def _name_of(by: Grouping, row: Row) -> str:
-    match by:
-        case "person":
-            return str(row["person"] or speaker_in(row["session"], None))
-        case "channel":
-            return str(row["session"].channel)
-        case _:
-            return str(row[by])
-
-
-_OF_RECORD = (
-    *(
-        "id",
-        "at",
-        "run_id",
-        "person",
-        "input_tokens",
-        "output_tokens",
-        "cached_tokens",
-        "reasoning_tokens",
-    ),
-    *("nano_usd", "pricing", "estimated", "seq"),
-)

@@ -7,7 +7,7 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.transaction import Row, Terms, Transaction, given, in_parts
+from gateway.store.transaction import Fields, Row, Terms, Transaction, given, in_parts
 from gateway.store.writer import OfStore, reading, writing
 
 NO_CHANNEL = "there is no channel of this name and account any more"
@@ -15,6 +15,8 @@ ERASED = "erased"
 
 _OPEN = ("pending", "sending")
 _DEAD = ("unknown", "failed")
+_MADE = Fields("channel account peer thread text whence")
+_SETTLED = Fields("run_id state attempts due_at receipt why arrived settled_at is_safe")
 
 
 def add_delivery(
@@ -26,12 +28,7 @@ def add_delivery(
         "delivery_id": new.id,
         "run_id": run_id,
         "session": session,
-        "channel": new.channel,
-        "account": new.account,
-        "peer": new.peer,
-        "thread": new.thread,
-        "text": new.text,
-        "whence": new.whence,
+        **_MADE.row(new),
         "state": "pending",
         "due_at": due,
     }
@@ -42,12 +39,9 @@ def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
     keys = tx.keys_of(row["session"] for row in rows)
     found = []
     for row in rows:
-        to = (row["channel"], row["account"], row["peer"], row["thread"])
-        new = NewDelivery(row["delivery_id"], *to, row["text"], row["whence"])
-        named = (new, row["run_id"], None if row["session"] is None else keys[row["session"]])
-        said = (row["state"], row["attempts"], row["due_at"], row["receipt"], row["why"])
-        told = (row["arrived"], row["settled_at"], row["id"], row["is_safe"])
-        found.append(Delivery(*named, *said, *told))
+        new = NewDelivery(row["delivery_id"], **_MADE.values(row))
+        whose = {"session_key": keys.get(row["session"]), "place": row["id"]}
+        found.append(Delivery(new, **whose, **_SETTLED.values(row)))
     return found
 
 

@@ -9,7 +9,7 @@ from gateway.store.transaction import Row, Transaction
 from gateway.store.writer import OfStore, reading, writing
 
 
-def _read_settings(tx: Transaction, user: str) -> str | None:
+def read_settings(tx: Transaction, user: str) -> str | None:
     row = tx.first("settings", {"user": user}, "json")
     return None if row is None else str(row["json"])
 
@@ -23,7 +23,7 @@ def _write_settings(tx: Transaction, user: str, record: str, *, expected: str | 
 class StoredSettings(OfStore):
     """Of users; part of the port SessionStore."""
 
-    read_settings = reading(_read_settings)
+    read_settings = reading(read_settings)
     write_settings = writing(_write_settings, durable=True)
 
 

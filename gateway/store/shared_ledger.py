@@ -14,7 +14,6 @@ import anyio
 
 from gateway.domain.budgets import (
     SCOPE_KINDS,
-    Amount,
     BudgetExceeded,
     Decide,
     Due,
@@ -32,17 +31,17 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.ledger import (
     LedgerBooks,
-    counter_of,
     counters_of,
     give_back,
     held_row,
     not_saved,
     record_call,
     resync_days,
+    tallies_of,
     to_reservation,
 )
 from gateway.store.transaction import Transaction
-from gateway.store.writer import Reading, Remembered, Writing
+from gateway.store.writer import Engine
 
 LASTS_S = 1.0  # a call without a limit is written down if it lasts so long
 REST_S = 2.0
@@ -77,23 +76,21 @@ class SharedLedger(LedgerBooks):
 
     def __init__(
         self,
-        writer: Writing,
-        readers: Reading,
-        pen: Remembered,
+        engine: Engine,
         *,
         node: str,
         alive: Alive,
         within_s: float = WITHIN_S,
     ) -> None:
-        super().__init__(writer, readers, pen)
+        super().__init__(engine)
         self._node, self._alive, self._within_s = node, alive, within_s
-        self.latest = pen.last_day
+        self.latest = self._pen.last_day
         self._steps: list[_Step] = []
         self._batch: list[_Step] = []  # that is being committed
         self._news, self._rest = anyio.Event(), anyio.Event()
         self._open: dict[str, Reservation] = {}
         self._bare: dict[str, asyncio.TimerHandle] = {}  # of calls that are not written down
-        self._unheld: set[str] = set()  # could not be written down
+        self._unheld: set[str] = set()  # perhaps not written down
         self._known: dict[Scope, Tally] = {}  # as a commit of ours left them
 
     # --- a call begins --------------------------------------------------------------------------
@@ -168,45 +165,30 @@ class SharedLedger(LedgerBooks):
             timer.cancel()
         warned = self._count(call, ended, due)
         if isinstance(ended, TokenRecord) or timer is None:
-            is_again = call.id in self._unheld
-            is_held = timer is None and not is_again
-            again = partial(self._not_written, call, failed, is_held=is_held)
-            self._unheld.discard(call.id)
-            step = _Step(call, ended=ended, is_held=is_held, is_again=is_again, warned=warned)
-            step.failed = again
+            step = _Step(call, ended=ended, is_held=timer is None, warned=warned)
+            step.failed = partial(self._not_written, step, failed)
             self._commit_soon(step)
         return warned
 
     def _count(self, call: Reservation, ended: Ended, due: Due | None) -> Sequence[Tally]:
-        warned: list[Tally] = []
-        for scope in scopes_of(call.payer.session_key, call.day):
-            if (known := self._known.get(scope)) is not None:
-                known = replace(known, used=known.used + ended.amount, held=known.held - call.held)
-                if due is not None and (limit := due(known)) not in {"", known.warned}:
-                    known = replace(known, warned=limit)
-                    warned.append(known)
-                self._known[scope] = known
+        scopes = scopes_of(call.payer.session_key, call.day)
+        known = [self._known[scope] for scope in scopes if scope in self._known]
+        now = [
+            replace(one, used=one.used + ended.amount, held=one.held - call.held) for one in known
+        ]
+        warned = self._to_warn_of(now, call.day, due)
+        self._known |= {one.scope: one for one in now}
+        for one in warned:
+            self._known[one.scope] = replace(self._known[one.scope], warned=one.warned)
         return warned
 
     def _not_written(
-        self,
-        call: Reservation,
-        failed: Callable[[Exception], None],
-        error: Exception,
-        *,
-        is_held: bool,
+        self, step: _Step, failed: Callable[[Exception], None], error: Exception
     ) -> None:
-        self._open[call.id] = call
-        if not is_held:
-            self._unheld.add(call.id)
+        self._open[step.call.id] = step.call
+        if not step.is_held:
+            self._unheld.add(step.call.id)
         failed(error)
-
-    async def settle(self, ended: Ended) -> None:
-        failures: list[Exception] = []
-        self.settle_soon(ended, failures.append)
-        await self.caught_up()
-        if failures:
-            raise failures[0]
 
     # --- commits --------------------------------------------------------------------------------
     def _commit_soon(self, step: _Step) -> None:
@@ -236,9 +218,12 @@ class SharedLedger(LedgerBooks):
     async def _carry_out(self, batch: Sequence[_Step]) -> None:
         """In one commit. If a step of it breaks a rule, each step is a commit, so that the others hold."""
         try:
+            for step in batch:  # since it was given, the one before may have failed
+                step.is_again = step.is_again or step.call.id in self._unheld
             raised = self._with_raises
             done = partial(_carry_out_all, batch=batch, node=self._node, raised=raised)
             self._known |= await self._writer.write(done, durable=False)
+            self._unheld -= {step.call.id for step in batch if step.ended}
         except GatewayError as error:
             if len(batch) > 1 and not isinstance(error, StoreUnavailable):
                 for step in batch:
@@ -272,12 +257,6 @@ class SharedLedger(LedgerBooks):
         self._open |= {one.id: one for one in lost if one.id not in self._open}
         return lost
 
-    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
-        await self.caught_up()
-        moved = [scope.at_least(self.latest) for scope in scopes]
-        found = await self._readers.read(lambda tx: [_tally_of(tx, one) for one in moved])
-        return self._with_raises(found, max([self.latest, *(one.period for one in moved)]))
-
     async def resync(self, now: datetime) -> Resync:
         day, was = day_of(now), self.latest
         if was <= day:
@@ -286,15 +265,6 @@ class SharedLedger(LedgerBooks):
         return await self._writer.write(
             partial(resync_days, day=day, was=was, now=now, idle=()), durable=True
         )
-
-
-def _tally_of(tx: Transaction, scope: Scope) -> Tally:
-    row = tx.first("spend", counter_of(scope))
-    if row is None:
-        return Tally(scope)
-    used = Amount(row["input_tokens"] + row["output_tokens"], row["nano_usd"])
-    held = Amount(row["held_tokens"], row["held_nano_usd"])
-    return Tally(scope, used, held, row["since"], row["warned"])
 
 
 def _carry_out_all(
@@ -318,12 +288,12 @@ def _carry_out_all(
             if step.is_again:
                 _let_go(tx, step.call)
             try:
-                tallies = raised([_tally_of(tx, one) for one in asked], step.call.day)
+                tallies = raised(tallies_of(tx, asked), step.call.day)
                 step.grant = step.decide(tallies)
                 _hold(tx, replace(step.call, held=step.grant.held), node)
             except BudgetExceeded as refusal:
                 step.error = refusal
-    return {scope: _tally_of(tx, scope) for scope in seen}
+    return {one.scope: one for one in tallies_of(tx, seen)}
 
 
 def _hold(tx: Transaction, call: Reservation, node: str) -> None:
@@ -336,8 +306,9 @@ def _hold(tx: Transaction, call: Reservation, node: str) -> None:
 def _end(tx: Transaction, step: _Step, ended: Ended) -> None:
     """A call that stood there and does no more was settled before, by another node perhaps."""
     call = step.call
-    was_held = _let_go(tx, call)
-    is_new = was_held or not (step.is_held or (step.is_again and _is_recorded(tx, call)))
+    was_held = (step.is_held or step.is_again) and _let_go(tx, call)
+    is_over = _is_recorded(tx, call) if step.is_again else step.is_held
+    is_new = was_held or not is_over
     if is_new and isinstance(ended, TokenRecord):
         record_call(tx, record=ended, call=call, rows=(), warned=step.warned)
 

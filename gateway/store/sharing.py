@@ -7,8 +7,15 @@ from typing import Any
 
 from gateway.domain.cluster import AT_ONCE, Begun, Fenced, OpenRuns, RunStanding, Tenure
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import NO_CHOICE, Ending, Entry, SessionChoice
-from gateway.store.inbox import add_part, begin_attempt, end_run, forgive_attempt, to_entry
+from gateway.domain.inbox import NO_CHOICE, Ending, Entry, RunRecord, SessionChoice
+from gateway.store.inbox import (
+    add_part,
+    begin_attempt,
+    end_run,
+    find_record,
+    forgive_attempt,
+    to_entry,
+)
 from gateway.store.transaction import Row, Transaction, in_parts, require_session
 from gateway.store.writer import OfStore, reading, writing
 
@@ -59,7 +66,13 @@ def _open_session(tx: Transaction, tenure: Tenure) -> Sequence[Entry]:
 
 
 def _begin(
-    tx: Transaction, run_id: RunId, tenure: Tenure, node: str = "", alive: Collection[str] = ()
+    tx: Transaction,
+    run_id: RunId,
+    tenure: Tenure,
+    node: str = "",
+    alive: Collection[str] = (),
+    *,
+    sender: str | None = None,  # for a store that reads ahead
 ) -> Begun:
     chosen = _require(tx, tenure)["choice"]
     choice = _choice(tx, tenure.session_key) if chosen else NO_CHOICE
@@ -140,6 +153,11 @@ def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStan
     return found
 
 
+def _records(tx: Transaction, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:
+    found = [find_record(tx, one) for one in run_ids]
+    return [one for one in found if one is not None]
+
+
 def _backlog(tx: Transaction) -> tuple[Mapping[int, int], datetime | None]:
     rows = tx.sums("run", {}, "partition", index="unfinished")
     waiting, order = {"state": "queued"}, "accepted_at"
@@ -172,5 +190,6 @@ class StoredSharedRuns(OfStore):
     choose = writing(_choose, durable=True)
     choices = reading(_choices)
     states = reading(_states)
+    records = reading(_records)
     backlog = reading(_backlog)
     place_runs = writing(_place_runs, durable=True)

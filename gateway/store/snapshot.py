@@ -5,14 +5,14 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from anyio import to_thread
 
 from gateway.domain.backups import BackupRefused
 from gateway.store.faults import lack_of_room
-from gateway.store.writer import open_to_read
+from gateway.store.writer import CopyStore, open_to_read
 
 _SYNC_EVERY_S = 0.02  # a commit waits for what is dirty: less than a tenth of a second of a disk
 _SPARE_BYTES = 16 << 20
@@ -20,9 +20,6 @@ _SIZE = """
 SELECT (page_count - freelist_count) * page_size
 FROM pragma_page_count, pragma_freelist_count, pragma_page_size
 """
-
-
-CopyStore = Callable[[Path, int], Awaitable[None]]  # to a new file, if there is room for so many
 
 
 def copier(source: Path) -> CopyStore:

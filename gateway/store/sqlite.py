@@ -26,23 +26,21 @@ from gateway.store.inspection import held_by, look_over
 from gateway.store.ledger import StoredLedger
 from gateway.store.outbox import StoredOutbox
 from gateway.store.plugins import StoredValues
-from gateway.store.snapshot import CopyStore, copier
+from gateway.store.snapshot import copier
 from gateway.store.tables import migrate
 from gateway.store.tokens import StoredTokens
 from gateway.store.transaction import Terms, Transaction
 from gateway.store.turns import ExtractionQueue, TurnIndex
 from gateway.store.writer import (
     Commits,
+    Engine,
     Held,
     Mark,
     OfStore,
     OnCommit,
     Pen,
     Readers,
-    Reading,
-    Remembered,
     Writer,
-    Writing,
     writing,
 )
 
@@ -73,18 +71,9 @@ class ClosingLedger(Ledger, Protocol):
 class StoreUpkeep(OfStore):
     """Implements the port StoreCare."""
 
-    def __init__(
-        self,
-        writer: Writing,
-        readers: Reading,
-        pen: Remembered,
-        *,
-        clock: Clock,
-        ledger: ClosingLedger,
-        copy: CopyStore,
-    ) -> None:
-        super().__init__(writer, readers, pen)
-        self._clock, self._ledger, self._copy = clock, ledger, copy
+    def __init__(self, engine: Engine, clock: Clock, ledger: ClosingLedger) -> None:
+        super().__init__(engine)
+        self._clock, self._ledger, self._copy = clock, ledger, engine.copy
 
     sweep = writing(_sweep, durable=False)
     expire = writing(_expire, durable=False)
@@ -94,7 +83,7 @@ class StoreUpkeep(OfStore):
         await self._writer.write(lambda tx: tx.change("pulse", {"id": 1}, probed), durable=False)
 
     async def snapshot(self, into: Path, *, copies: int) -> None:
-        await self._writer.caught_up()
+        await self.caught_up()
         await self._copy(into, copies)
 
     async def close(self) -> None:
@@ -142,7 +131,8 @@ async def open_sqlite(
     try:
         opened.commits.on_commit = on_commit or opened.commits.on_commit
         writer, readers = Writer(opened.commits), Readers(opened.path)
-        stores = stores_over(writer, readers, opened.pen, clock, copier(opened.path))
+        engine = Engine(writer, readers, opened.pen, copier(opened.path))
+        stores = stores_over(engine, clock)
         writer.start()
         readers.start()
         try:
@@ -163,29 +153,22 @@ class StoredTools(StoredValues, StoredOriginals):
 
 
 def stores_over(
-    writer: Writing,
-    readers: Reading,
-    pen: Remembered,
-    clock: Clock,
-    copy: CopyStore,
-    *,
-    make_ledger: Callable[[Writing, Reading, Remembered], ClosingLedger] = StoredLedger,
+    engine: Engine, clock: Clock, *, make_ledger: Callable[[Engine], ClosingLedger] = StoredLedger
 ) -> Stores:
-    """Every port over one writer and its readers."""
-    over = (writer, readers, pen)
-    ledger = make_ledger(*over)
+    """Every port over one engine."""
+    ledger = make_ledger(engine)
     return Stores(
-        StoredInbox(*over),
-        StoredJournal(*over),
-        StoredSessions(*over),
-        StoredFacts(*over),
+        StoredInbox(engine),
+        StoredJournal(engine),
+        StoredSessions(engine),
+        StoredFacts(engine),
         ledger,
-        StoredAudit(*over),
-        StoredOutbox(*over),
-        StoredChannels(*over),
-        StoredTools(*over),
-        StoredTokens(*over),
-        StoreUpkeep(*over, clock=clock, ledger=ledger, copy=copy),
+        StoredAudit(engine),
+        StoredOutbox(engine),
+        StoredChannels(engine),
+        StoredTools(engine),
+        StoredTokens(engine),
+        StoreUpkeep(engine, clock, ledger),
     )
 
 

@@ -11,28 +11,34 @@ import logging
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from gateway.domain.agents import speaker_in
+from gateway.domain.cluster import Begun, Tenure
 from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
-from gateway.domain.facts import Whose
-from gateway.domain.ids import SessionKey
+from gateway.domain.facts import Whose, whose
+from gateway.domain.ids import EPOCH, RunId, SessionKey
 from gateway.domain.inbox import Accepted, NewEntry
 from gateway.domain.ports import Clock, Stores
 from gateway.store.copying import copy_rows, writing_sqlite
 from gateway.store.fact_search import FactBase
+from gateway.store.facts import load_learned
 from gateway.store.faults import TextRefused, has_no_utf8
-from gateway.store.inbox import StoredInbox
+from gateway.store.inbox import StoredInbox, free_notices
 from gateway.store.ledger import StoredLedger
+from gateway.store.plugins import read_settings
 from gateway.store.sharing import StoredSharedRuns
 from gateway.store.sqlite import ClosingLedger, stores_over
 from gateway.store.surreal_connection import (
@@ -62,7 +68,7 @@ from gateway.store.transaction import (
     Transaction,
 )
 from gateway.store.turns import ExtractionQueue, LocalTurns
-from gateway.store.writer import OF_ONE, OnCommit, OperationFailed, Reading, Remembered, Writing
+from gateway.store.writer import OF_ONE, Engine, OnCommit, OperationFailed
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +81,7 @@ _WITHIN_S = 10.0  # an operation that others always forestall
 _DOUBT_S = 90.0  # to find out whether a commit was carried out: a restart of a machine
 _MARKS = f"SELECT id, {REVISION} FROM $records"
 _GROUP = 64  # operations that are written soon, in a commit
+_AHEAD_S = 1.0  # for which what was read ahead is what was read
 _LONG = 16_384  # characters of a message that is read again rather than remembered
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
@@ -109,13 +116,20 @@ class SurrealStore(RowMemory):
         super().__init__()
         self.connection, self._is_alone = connection, is_alone
         self.on_commit: OnCommit = lambda seconds, operations: None
-        self.unsettled: list[Row] = []
+        self.unsettled: Sequence[Row] = []
         self.last_day = ""
         self._soon: list[tuple[Operation[Any], _Failed]] = []
         self._soon_given = self._soon_done = 0  # how many, since the start
         self._again = anyio.Lock()
         self._wanted, self._moved_on = anyio.Event(), anyio.Event()
         self._stopped: str | None = None
+        self._writes = Counter[str]()  # of ours, by table
+        # Until when, the writes that its table had seen, and the rows.
+        self._ahead: dict[Read, tuple[float, int, Sequence[LoadedRow]]] = {}
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(self, self, self, self.copy)
 
     async def open(self) -> None:
         """Makes what is not there yet. Raises StoreUnavailable, StoreRefused."""
@@ -134,11 +148,40 @@ class SurrealStore(RowMemory):
         reads = Reads()
         while True:
             run = self._run(query, reads, is_first=False)
+            if self._foreseen(run.transaction.missing, reads):
+                continue
             if await self._fetched(run.transaction, reads):
                 continue
             if run.error is None:
                 return cast(T, run.result)
             await self._reread(reads, run.error)
+
+    async def look_ahead(self, queries: Iterable[Operation[object]]) -> None:
+        """Reads at once what several queries read first: they find it there for a moment, until we have
+        written to one of its tables. Raises StoreUnavailable."""
+        reads, missing = Reads(), dict[Read, Table | None]()
+        for query in queries:
+            missing |= self._run(query, reads, is_first=False).transaction.missing
+        seen = {one.name: self._writes[one.name] for one in missing.values() if one}
+        until = anyio.current_time() + _AHEAD_S
+        await self._fetch(reads, missing)
+        for read, table in missing.items():
+            if table is not None:
+                self._ahead[read] = (until, seen[table.name], reads.answers[read])
+        _cut(self._ahead)
+
+    def _foreseen(self, missing: Mapping[Read, Table | None], reads: Reads) -> bool:
+        """Whether some of it was read ahead."""
+        found = dict[Read, Any]()
+        for read, table in missing.items():
+            until, seen, rows = self._ahead.get(read, (0.0, 0, ()))
+            if table and anyio.current_time() < until and seen == self._writes[table.name]:
+                found[read] = rows
+        if found:
+            reads.requests += 1
+            reads.tables |= {read: missing[read] for read in found}
+            reads.answers |= found
+        return bool(found)
 
     async def write(self, operation: Operation[T], *, durable: bool) -> T:
         """After what is to be written soon, and always durable. Raises StoreUnavailable, TextRefused, and
@@ -186,7 +229,10 @@ class SurrealStore(RowMemory):
             if await self._fetched(run.transaction, reads):
                 continue
             if run.error is None:
-                return (cast(T, run.result),) if await self._committed(run, doubts) else None
+                if not await self._committed(run, doubts):
+                    return None
+                self._keep_runs(reads)
+                return (cast(T, run.result),)
             if not tries:
                 return None
             await self._reread(reads, run.error)
@@ -291,16 +337,32 @@ class SurrealStore(RowMemory):
         self._keep(run)
         return True
 
+    def _keep_runs(self, reads: Reads) -> None:
+        """Of a session that was opened: they are begun next."""
+        for one in chain(*reads.answers.values()):
+            if (
+                isinstance(one, LoadedRow)
+                and one.table.name == "run"
+                and one.record not in self.rows
+            ):
+                self._remember(one)
+
+    def _remember(self, one: LoadedRow) -> None:
+        if one.table.name in REMEMBERED and len(one.row.get("content", "")) < _LONG:
+            self.rows[one.record] = one
+
     def _keep(self, run: "_Run") -> None:
         """What we know once it is committed."""
+        for record in (*run.commit.rows, *run.commit.gone):
+            self._writes[record.table] += 1
         self.known |= run.known
+        self.keys |= {one.session.id: key for key, one in run.known.items()}
         for record in run.commit.gone:
             self.rows.pop(record, None)
-        for record, row in run.commit.rows.items():
-            if record.table in REMEMBERED and len(row.row.get("content", "")) < _LONG:
-                self.rows[record] = row
-        _cut(self.known)
-        _cut(self.rows)
+        for row in run.commit.rows.values():
+            self._remember(row)
+        for kept in (self.known, self.keys, self.rows):
+            _cut(kept)
         self.may_hold_notices = self.may_hold_notices or run.transaction.may_hold_notices
         self.series |= run.transaction.series
         for change in run.transaction.later:
@@ -384,21 +446,37 @@ def _cut(kept: dict[Any, Any]) -> None:
 class SharedInbox(StoredInbox):
     """One after the other in a session: the lanes take messages in the order of their accepts."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
-        self._lines: dict[SessionKey, tuple[anyio.Lock, int]] = {}  # with how many stand in it
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._turns = WeakValueDictionary[SessionKey, anyio.Lock]()
 
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
-        key = entry.session_key
-        lock, others = self._lines.get(key, (anyio.Lock(), 0))
-        self._lines[key] = (lock, others + 1)
-        try:
-            async with lock:
-                return await super().accept(entry, begin=begin)
-        finally:
-            lock, all_ = self._lines.pop(key)
-            if all_ > 1:
-                self._lines[key] = (lock, all_ - 1)
+        turn = self._turns.setdefault(entry.session_key, anyio.Lock())
+        async with turn:
+            return await super().accept(entry, begin=begin)
+
+
+class RunsOfMany(StoredSharedRuns):
+    """Reads what a turn asks about first in one request."""
+
+    def __init__(self, store: SurrealStore) -> None:
+        super().__init__(store.engine)
+        self._store = store
+
+    async def begin(
+        self, run_id: RunId, tenure: Tenure, *args: Any, sender: str | None = None
+    ) -> Begun:
+        key = tenure.session_key
+        begun = await super().begin(run_id, tenure, *args)
+        person, theirs = speaker_in(key, sender), whose(key, sender)
+        first: Sequence[Operation[object]] = (
+            partial(read_settings, user=person),
+            partial(free_notices, person=person, key=key, run_id=run_id, now=EPOCH),
+            partial(load_learned, theirs),
+        )
+        with suppress(StoreUnavailable):  # then each of them is told so
+            await self._store.look_ahead(first)
+        return begun
 
 
 class SharedFacts(FactBase, ExtractionQueue, LocalTurns):
@@ -452,11 +530,11 @@ async def open_surreal(
         try:
             await when_there(store.open, connection, waiting)
             group.start_soon(store.run)
-            over = (store, store, store)
-            facts = (SharedFacts if is_alone else FactsOfMany)(*over, store.memory)
-            ports = stores_over(*over, clock, store.copy, make_ledger=make_ledger)
-            shared = StoredSharedRuns(*over)
-            stores = replace(ports, inbox=SharedInbox(*over), facts=facts, shared=shared)
+            engine = store.engine
+            facts = (SharedFacts if is_alone else FactsOfMany)(engine, store.memory)
+            ports = stores_over(engine, clock, make_ledger=make_ledger)
+            shared = RunsOfMany(store)
+            stores = replace(ports, inbox=SharedInbox(engine), facts=facts, shared=shared)
             try:
                 yield stores
             finally:

@@ -24,9 +24,9 @@ from gateway.store.tables import TABLES, Table
 from gateway.store.transaction import (
     Row,
     SessionRow,
-    SqliteTransaction,
     Taken,
     Terms,
+    Transaction,
     Values,
 )
 
@@ -114,12 +114,15 @@ class RowMemory:
         self.may_hold_notices = True
         self.rows: dict[RecordID, LoadedRow] = {}
         self.known: dict[SessionKey, KnownSession] = {}
+        self.keys: dict[
+            int, SessionKey
+        ] = {}  # of sessions that we have written to, by their numbers
         self.series: dict[tuple[str, str, str], int] = {}
         self.numbers: dict[str, list[int]] = {}
         self.last_stamp = 0
 
 
-class SurrealTransaction(SqliteTransaction):
+class SurrealTransaction(Transaction):
     """One run of an operation on the rows that were read for it."""
 
     is_whole = False
@@ -233,10 +236,18 @@ class SurrealTransaction(SqliteTransaction):
             self._sessions[key] = replace(known.session)
         return super().session(key)
 
+    def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
+        """What a number is the number of never changes."""
+        keys, wanted = self._store.keys, {one for one in sessions if one is not None}
+        known = {one: keys[one] for one in wanted & keys.keys()}
+        return known | super().keys_of(wanted - known.keys())
+
     def load(self, loaded: LoadedRow) -> tuple[str, int]:
         table, row = loaded.table, loaded.row
-        insertion, find = _loading(table.name)
-        added = self.db.execute(insertion, [*map(row.get, table.types)])
+        insertion, find, is_numbered = _loading(table.name)
+        # A number of its own, which no row has that comes in the place of one that was deleted.
+        own = () if is_numbered else (-1 - len(self._loaded),)
+        added = self.db.execute(insertion, [*own, *map(row.get, table.types)])
         if added.rowcount:
             place = (table.name, int(added.lastrowid or 0))
             self._loaded[place] = loaded
@@ -378,13 +389,15 @@ class SurrealTransaction(SqliteTransaction):
 
 
 @lru_cache
-def _loading(name: str) -> tuple[str, str]:
-    """Puts a row into the memory, and finds it there."""
+def _loading(name: str) -> tuple[str, str, bool]:
+    """Puts a row into the memory, and finds it there; and whether its number there is one of its values."""
     table = TABLES[name]
     where = " AND ".join(f"{one} = ?" for one in table.record)
-    marks = ", ".join("?" * len(table.types))
-    insertion = f"INSERT OR IGNORE INTO {name} VALUES ({marks})"
-    return insertion, f"SELECT rowid FROM {name} WHERE {where}"
+    is_numbered = "INTEGER PRIMARY KEY" in table.sql
+    names = [*table.types] if is_numbered else ["rowid", *table.types]
+    told = f"{', '.join(names)}) VALUES ({', '.join('?' * len(names))}"
+    insertion = f"INSERT OR IGNORE INTO {name} ({told})"
+    return insertion, f"SELECT rowid FROM {name} WHERE {where}", is_numbered
 
 
 @lru_cache

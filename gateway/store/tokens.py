@@ -12,7 +12,7 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import Deed
 from gateway.domain.tokens import CreatedToken
 from gateway.store.audit import append_deed
-from gateway.store.transaction import Row, Transaction
+from gateway.store.transaction import Fields, Row, Transaction
 from gateway.store.writer import OfStore, reading, writing
 
 log = logging.getLogger(__name__)
@@ -80,18 +80,17 @@ def _not_noted(error: Exception) -> None:
     log.warning("token_use_not_noted", extra={"why": str(error)})
 
 
-_PLAIN = ("name", "hint", "created_at", "created_by", "expires_at", "revoked_at", "last_used_at")
+_PLAIN = Fields("name hint created_at created_by expires_at revoked_at last_used_at")
 
 
 def _row_of(token: CreatedToken) -> Row:
     budget = None if token.budget is None else json.dumps(asdict(token.budget))
-    plain = {name: getattr(token, name) for name in _PLAIN}
-    scopes = json.dumps(sorted(token.scopes))
-    return {"digest": token.digest.hex(), "scopes": scopes, "budget": budget, **plain}
+    told = {"scopes": json.dumps(sorted(token.scopes)), "budget": budget}
+    return {"digest": token.digest.hex(), **told, **_PLAIN.row(token)}
 
 
 def _token_of(row: Row) -> CreatedToken:
     kept = None if row["budget"] is None else json.loads(row["budget"])
     budget = kept and TokenBudget(**{name: Limit(**limit) for name, limit in kept.items()})
-    scopes, plain = frozenset(json.loads(row["scopes"])), {name: row[name] for name in _PLAIN}
-    return CreatedToken(bytes.fromhex(row["digest"]), scopes=scopes, budget=budget, **plain)
+    told: Row = {"scopes": frozenset(json.loads(row["scopes"])), "budget": budget}
+    return CreatedToken(bytes.fromhex(row["digest"]), **told, **_PLAIN.values(row))

@@ -1,13 +1,12 @@
-"""What operations read and write with, whatever the database: rows found, added, changed and deleted
-by names of tables and columns. Here also: the sessions that a writer knows, how nodes are added to them, and
-SQLite's own part."""
+"""What operations read and write with: rows found, added, changed and deleted by names of tables and
+columns, in SQLite. Here also: the sessions that a writer knows, and how nodes are added to them."""
 
 import sqlite3
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter, itemgetter
 from types import NoneType
 from typing import Any, Literal
 
@@ -49,6 +48,20 @@ def places_of(session: int) -> Terms:
     return {"place >": place_of(session, 0), "place <": place_of(session + 1, 0)}
 
 
+class Fields:
+    """What a value and its row call by the same names."""
+
+    def __init__(self, names: str) -> None:
+        self.names = names.split()
+        self._of_value, self._of_row = attrgetter(*self.names), itemgetter(*self.names)
+
+    def row(self, value: object) -> dict[str, Any]:
+        return dict(zip(self.names, self._of_value(value), strict=True))
+
+    def values(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(self.names, self._of_row(row), strict=True))
+
+
 @dataclass(slots=True)
 class SessionRow:
     """A session's counters as the database has them, uncommitted writes of this batch included."""
@@ -70,8 +83,9 @@ class SessionRow:
         self.summary = self.last_summary
 
 
-class Transaction(ABC):
-    """An operation reads what it needs, decides, and writes; it raises before it has written."""
+class Transaction:
+    """An operation reads what it needs, decides, and writes; it raises before it has written. Statements
+    are made once for each combination of names, and from then on only filled in."""
 
     is_whole = True  # all tables are here; else only what the operation has asked for
     later: list[
@@ -81,7 +95,12 @@ class Transaction(ABC):
     may_hold_notices: bool  # other threads may read this
     has_erased: bool  # what was erased must leave the database's files too
 
-    @abstractmethod
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
+        self.last_stamp = 0
+        self.series: dict[tuple[str, str, str], int] = {}
+
     def find(
         self,
         table: str,
@@ -94,13 +113,42 @@ class Transaction(ABC):
     ) -> list[Row]:
         """`columns` and `order` are names with blanks between them, in `order` with a `-` where it goes
         down. `index`: only the rows that this index holds."""
+        if () in terms.values():  # none of no values, which no index can look up
+            return []
+        values: list[object] = []
+        where = _condition(table, terms, values, index)
+        if limit is not None:
+            values.append(max(0, limit))
+        select, names, decoders = _selection(table, columns, index)
+        sql = f"{select} {where} {_order(order)} {'' if limit is None else 'LIMIT ?'}"
+        rows: list[Row] = []
+        for row in self.db.execute(sql, values).fetchall():
+            rows.append(dict(zip(names, row, strict=True)))  # noqa: PERF401  # a call less
+        for name, decode in decoders:
+            for found in rows:
+                if found[name] is not None:
+                    found[name] = decode(found[name])
+        return rows
 
-    @abstractmethod
+    def first(self, table: str, terms: Terms, columns: str = "", *, order: str = "") -> Row | None:
+        rows = self.find(table, terms, columns, order=order, limit=1)
+        return rows[0] if rows else None
+
     def sums(
         self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
     ) -> list[Row]:
         """Of each combination of values of `columns` a row with them, the sums of `amounts`, and how many
         rows there are as `calls`."""
+        values: list[object] = []
+        where, names = _condition(table, terms, values, index), columns.split()
+        counted = amounts.split()
+        told = [*names, "count(*)", *(f"sum({one})" for one in counted)]
+        select = f"SELECT {', '.join(told)} FROM {_source(table, index)} {where}"
+        group = f"GROUP BY {', '.join(names)}" if names else ""
+        found = self.db.execute(f"{select} {group}", values)
+        keys = [*names, "calls", *counted]
+        rows = [dict(zip(keys, row, strict=True)) for row in found]
+        return [TABLES[table].decoded(row, names) for row in rows]
 
     def tally(
         self, table: str, terms: Terms, columns: str = "", *, index: str = ""
@@ -109,40 +157,39 @@ class Transaction(ABC):
         rows, names = self.sums(table, terms, columns, index=index), columns.split()
         return {tuple(row[one] for one in names): row["calls"] for row in rows}
 
-    @abstractmethod
-    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
-        """Returns the number that the row got, where rows have one; 0 if a row with the same keys is
-        there and is kept. `replace` puts these values into it."""
-
-    @abstractmethod
-    def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
-        """Inserts these rows, or adds the amounts, which they hold, to those that are there."""
-
-    @abstractmethod
-    def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
-        """Returns how many rows were changed."""
-
-    @abstractmethod
-    def delete(self, table: str, terms: Terms) -> int: ...
-
-    @abstractmethod
-    def guard(self, *names: str) -> None:
-        """Of operations that guard the same, one comes after the other: for those that rely on what is
-        not there."""
-
-    def first(self, table: str, terms: Terms, columns: str = "", *, order: str = "") -> Row | None:
-        rows = self.find(table, terms, columns, order=order, limit=1)
-        return rows[0] if rows else None
-
     def count(self, table: str, terms: Terms, *, index: str = "") -> int:
         return self.tally(table, terms, index=index).get((), 0)
 
-    # --- sessions ----------------------------------------------------------------------------
-    def __init__(self) -> None:
-        self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
-        self.last_stamp = 0
-        self.series: dict[tuple[str, str, str], int] = {}
+    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
+        """Returns the number that the row got, where rows have one; 0 if a row with the same keys is
+        there and is kept. `replace` puts these values into it."""
+        added = self.db.execute(_insertion(table, tuple(row), taken), [*row.values()])
+        return (added.lastrowid or 1) if added.rowcount else 0
 
+    def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
+        """Inserts these rows, or adds the amounts, which they hold, to those that are there."""
+        values: list[object] = []
+        for row in rows:
+            values += row.values()
+        self.db.execute(_addition(table, tuple(rows[0]), tuple(amounts), len(rows)), values)
+
+    def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
+        """Returns how many rows were changed."""
+        filled = [*values.values()]
+        where = _condition(table, terms, filled, index)
+        update = _update(table, tuple(values), index)
+        return self.db.execute(f"{update} {where}", filled).rowcount
+
+    def delete(self, table: str, terms: Terms) -> int:
+        values: list[object] = []
+        where = _condition(table, terms, values)
+        return self.db.execute(f"DELETE FROM {table} {where}", values).rowcount
+
+    def guard(self, *names: str) -> None:
+        """Of operations that guard the same, one comes after the other, for those that rely on what is
+        not there: where one thread writes, they do that anyway."""
+
+    # --- sessions ----------------------------------------------------------------------------
     def session(self, key: SessionKey) -> SessionRow | None:
         known = self._sessions.get(key)
         if known is not None:
@@ -225,82 +272,9 @@ def in_parts(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
         yield every[start : start + _AT_ONCE]
 
 
-# --- SQLite --------------------------------------------------------------------------------------
+# --- the texts of statements ---------------------------------------------------------------------
 for _type, _encode in ENCODED.items():
     sqlite3.register_adapter(_type, _encode)
-
-
-class SqliteTransaction(Transaction):
-    """Statements are made once for each combination of names, and from then on only filled in."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        super().__init__()
-        self.db = db
-
-    def find(
-        self,
-        table: str,
-        terms: Terms,
-        columns: str = "",
-        *,
-        order: str = "",
-        limit: int | None = None,
-        index: str = "",
-    ) -> list[Row]:
-        if () in terms.values():  # none of no values, which no index can look up
-            return []
-        values: list[object] = []
-        where = _condition(table, terms, values, index)
-        if limit is not None:
-            values.append(max(0, limit))
-        select, names, decoders = _selection(table, columns, index)
-        sql = f"{select} {where} {_order(order)} {'' if limit is None else 'LIMIT ?'}"
-        rows: list[Row] = []
-        for row in self.db.execute(sql, values).fetchall():
-            rows.append(dict(zip(names, row, strict=True)))  # noqa: PERF401  # a call less
-        for name, decode in decoders:
-            for found in rows:
-                if found[name] is not None:
-                    found[name] = decode(found[name])
-        return rows
-
-    def guard(self, *names: str) -> None:
-        """One thread writes, so they do that anyway."""
-
-    def sums(
-        self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
-    ) -> list[Row]:
-        values: list[object] = []
-        where, names = _condition(table, terms, values, index), columns.split()
-        counted = amounts.split()
-        told = [*names, "count(*)", *(f"sum({one})" for one in counted)]
-        select = f"SELECT {', '.join(told)} FROM {_source(table, index)} {where}"
-        group = f"GROUP BY {', '.join(names)}" if names else ""
-        found = self.db.execute(f"{select} {group}", values)
-        keys = [*names, "calls", *counted]
-        rows = [dict(zip(keys, row, strict=True)) for row in found]
-        return [TABLES[table].decoded(row, names) for row in rows]
-
-    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
-        added = self.db.execute(_insertion(table, tuple(row), taken), [*row.values()])
-        return (added.lastrowid or 1) if added.rowcount else 0
-
-    def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
-        values: list[object] = []
-        for row in rows:
-            values += row.values()
-        self.db.execute(_addition(table, tuple(rows[0]), tuple(amounts), len(rows)), values)
-
-    def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
-        filled = [*values.values()]
-        where = _condition(table, terms, filled, index)
-        update = _update(table, tuple(values), index)
-        return self.db.execute(f"{update} {where}", filled).rowcount
-
-    def delete(self, table: str, terms: Terms) -> int:
-        values: list[object] = []
-        where = _condition(table, terms, values)
-        return self.db.execute(f"DELETE FROM {table} {where}", values).rowcount
 
 
 def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> str:

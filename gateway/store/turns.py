@@ -25,18 +25,17 @@ from gateway.domain.facts import (
     words_of,
 )
 from gateway.domain.ids import NodeId, SessionKey, to_time
-from gateway.store.facts import is_forgotten, load_forgotten, names_of
+from gateway.store.facts import is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
 from gateway.store.transaction import (
     SEQ_BITS,
     Row,
-    SqliteTransaction,
     Transaction,
     place_of,
     places_of,
     seq_of,
 )
-from gateway.store.writer import OfStore, Pen, Reading, Remembered, Writing, reading, writing
+from gateway.store.writer import Engine, OfStore, Pen, Writing, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -59,8 +58,8 @@ _NO_WORDS: frozenset[str] = frozenset()
 
 
 class TurnIndex(OfStore):
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
         # By session: how long it was when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
         self._has_small_pages = False
@@ -85,7 +84,7 @@ class TurnIndex(OfStore):
         key: SessionKey,
         words: Sequence[str],
         choose: Choose | None,
-        tx: SqliteTransaction,
+        tx: Transaction,
         *,
         ids: Sequence[str | None],
         limit: int,
@@ -141,7 +140,8 @@ class TurnIndex(OfStore):
         return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
-        return await self._readers.read(lambda tx: _keys(_BEHIND, limit, tx.db))
+        rows = await self._readers.read(lambda tx: tx.db.execute(_BEHIND, (limit,)).fetchall())
+        return [SessionKey.parse(key) for (key,) in rows]
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
@@ -178,7 +178,7 @@ def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[in
 class _Index:
     """The part of the index that holds the visible messages of a session."""
 
-    tx: SqliteTransaction
+    tx: Transaction
     session: int
     trail: Trail
     limit: int
@@ -268,7 +268,6 @@ class _Index:
             depth, said_at = places[place], to_time(at)
             if has_forgotten:
                 names = names_of(scope_of(key, sender), str(key), id_, answered)
-                load_forgotten(() if self.tx.is_whole else names, self.tx)
                 if is_forgotten(names, said_at, self.tx):
                     continue
             by = sender if role == "user" else None
@@ -276,7 +275,7 @@ class _Index:
         return turns
 
 
-def _load_session(key: SessionKey, ids: Sequence[str | None], tx: SqliteTransaction) -> None:
+def _load_session(key: SessionKey, ids: Sequence[str | None], tx: Transaction) -> None:
     """Has read, where the tables are elsewhere, what a search stands on."""
     if tx.is_whole:
         return
@@ -293,8 +292,8 @@ class LocalTurns(TurnIndex):
     """The index of words on this machine, for a store whose tables are elsewhere. It is made anew at each
     start, of the sessions that are asked for."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered, db: Connection) -> None:
-        super().__init__(writer, readers, pen)
+    def __init__(self, engine: Engine, db: Connection) -> None:
+        super().__init__(engine)
         self._db = db
         self._indexed: dict[SessionKey, tuple[int, int]] = {}  # session and seq of the last message
         self._looked = 0  # at sessions up to this one
@@ -466,10 +465,6 @@ ON CONFLICT (session) DO UPDATE SET upto = excluded.upto
 """
 _NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
 _INDEXED = "SELECT place, text FROM node WHERE place > ? AND place <= ? AND role IN (?, ?)"
-
-
-def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
-    return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
 # --- how far patterns and a model have read ------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.agents import OWN_CHANNELS, key_peer
 from gateway.domain.errors import BadSessionKey
-from gateway.domain.ids import SessionKey, decode_part, encode_part
+from gateway.domain.ids import SessionKey
 from gateway.domain.journal import pack_text
 
 # Tables that were made anew, each with a word that only the statement of the newer one has.
@@ -96,14 +96,14 @@ WHERE r.finished_at IS NULL ORDER BY j.run_id, j.step, j.id
 BEFORE_ROOMS = 7  # the last version in which the rooms of channels had no keys of their own
 _AT = "\x01"  # before a name that waits for its new one: no key begins so
 
-# Where names of sessions stand; of each whether two rows of one name would be refused.
+# Where names of sessions stand, and those of them that are.
 _SESSIONS = (
-    ("session", "key", ""),
+    ("session", "key", "true"),
     ("fact_group", "name", "kind = 'session'"),
     ("spend", "name", "kind = 'session'"),
-    ("reservation", "session", ""),
-    ("token_record", "session", ""),
-    ("original", "session", ""),
+    ("reservation", "session", "true"),
+    ("token_record", "session", "true"),
+    ("original", "session", "true"),
 )
 
 
@@ -115,30 +115,17 @@ def move_rooms(db: sqlite3.Connection) -> None:
     moved: dict[str, str] = {}
     shared: list[tuple[int, SessionKey]] = []
     for id_, text in db.execute("SELECT id, key FROM session").fetchall():
-        if (key := _foreign(text)) is None:
-            continue
-        rooms, chats = kinds.get(id_, (0, 0))
-        peer = key_peer(key.peer, is_room=bool(rooms) and not chats)
-        if peer != key.peer:
-            moved[str(key)] = str(key._replace(peer=peer))
-        if rooms and chats:
-            shared.append((id_, key._replace(peer=key_peer(key.peer, is_room=True))))
+        key, (has_room, has_chat) = _foreign(text), kinds.get(id_, (0, 0))
+        if key is not None and has_room:
+            room = key._replace(peer=key_peer(key.peer, is_room=True))
+            if has_chat:
+                shared.append((id_, room))
+            else:
+                moved[text] = str(room)
     _rename_people(db)
-    misread: dict[str, str] = {}  # names that would be read as something else from now on
-    for table, column, where in _SESSIONS:
-        misread |= _renamed(db, table, column, where)
-    _rename_sessions(db, {**misread, **moved})
+    _rename_sessions(db, moved)
     for id_, room in shared:
         _part(db, id_, room)
-
-
-def _foreign(text: str) -> SessionKey | None:
-    """Of a channel; None for principals' own, and for what is no key."""
-    try:
-        key = SessionKey.parse(text)
-    except BadSessionKey:
-        return None
-    return None if key.channel in OWN_CHANNELS else key
 
 
 def _part(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
@@ -154,46 +141,75 @@ def _part(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
 
 
 # --- names ---------------------------------------------------------------------------------------
-def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dict[str, str]:
-    condition = " AND ".join(filter(None, (where, _LOOKS_MISREAD.format(column=column))))
-    found: dict[str, str] = {}
-    for (text,) in db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {condition}"):
-        key = _foreign(text)
-        if key is not None and (peer := key_peer(key.peer, is_room=False)) != key.peer:
-            found[text] = str(key._replace(peer=peer))
-    return found
+def _foreign(text: str) -> SessionKey | None:
+    """Of a channel; None for principals' own, and for what is no key."""
+    try:
+        key = SessionKey.parse(text)
+    except BadSessionKey:
+        return None
+    return None if key.channel in OWN_CHANNELS else key
 
 
-def _rename_sessions(db: sqlite3.Connection, moved: dict[str, str]) -> None:
-    for table, column, where in _SESSIONS:
-        _rename(db, table, column, moved, where)
-    db.executemany(
-        "UPDATE session SET peer = ? WHERE key = ?",
-        [(SessionKey.parse(new).peer, new) for new in moved.values()],
-    )
-    _forget_as(db, "session", moved)
-    db.executemany(_RENAME_SUMMARY, [(new, new) for new in moved.values()])
-    # As it stands at the beginning of each event of a run; in a text its quotes would be escaped.
-    named = {
-        one: f'"session_key":{to_json(one).decode()},"seq":' for one in (*moved, *moved.values())
-    }
-    db.executemany(_RENAME_EVENTS, [(named[old], named[new], new) for old, new in moved.items()])
-    _place_in_rooms(db, moved.values())
+def _direct(text: str) -> str:
+    """The name of a direct chat, which reads like a room's no more. All other names stay as they are."""
+    key = _foreign(text)
+    return text if key is None else str(key._replace(peer=key_peer(key.peer, is_room=False)))
+
+
+def _person(text: str) -> str:
+    """A person is called like a session, without the agent."""
+    return _direct(f"-:{text}").removeprefix("-:")
+
+
+def _owner(owner: bytes) -> bytes:
+    text = bytes(owner).decode("utf-8", "surrogateescape")
+    return (text[:1] + _person(text[1:])).encode("utf-8", "surrogateescape")
 
 
 def _rename(
-    db: sqlite3.Connection, table: str, column: str, moved: dict[str, str], where: str = ""
-) -> None:
-    """In two steps: a new name may be the old one of another."""
-    more = f"AND {where}" if where else ""
-    for names in (
-        [(_AT + new, old) for old, new in moved.items()],
-        [(new, _AT + new) for new in moved.values()],
-    ):
-        db.executemany(f"UPDATE {table} SET {column} = ? WHERE {column} = ? {more}", names)
+    db: sqlite3.Connection,
+    table: str,
+    column: str,
+    rename: Callable[[Any], Any],
+    where: str = "true",
+) -> dict[str, str]:
+    """In two steps: a new name may be the old one of another. Returns the names that are new ones now."""
+    told = db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {where}").fetchall()
+    names = {old: new for (old,) in told if (new := rename(old)) != old}
+    aside = {
+        old: (_AT if isinstance(new, str) else _AT.encode()) + new for old, new in names.items()
+    }
+    for pairs in ([*aside.items()], [(aside[old], new) for old, new in names.items()]):
+        update = f"UPDATE {table} SET {column} = ?2 WHERE {column} = ?1 AND {where}"
+        db.executemany(update, pairs)
+    return names
 
 
-def _forget_as(db: sqlite3.Connection, kind: str, moved: dict[str, str]) -> None:
+def _rename_people(db: sqlite3.Connection) -> None:
+    """Those whose id reads like the peer of a room: their facts, stores, settings and notices."""
+    _forget_as(db, "scope", _rename(db, "fact_group", "name", _direct, "kind = 'scope'"))
+    _rename(db, "settings", "user", _person)
+    _rename(db, "notice", "person", _person)
+    _rename(db, "plugin_space", "owner", _owner)
+
+
+def _rename_sessions(db: sqlite3.Connection, moved: Mapping[str, str]) -> None:
+    names: dict[str, str] = {}
+    for table, column, where in _SESSIONS:
+        names |= _rename(db, table, column, lambda text: moved.get(text) or _direct(text), where)
+    peers = [(SessionKey.parse(new).peer, new) for new in names.values()]
+    db.executemany("UPDATE session SET peer = ? WHERE key = ?", peers)
+    _forget_as(db, "session", names)
+    db.executemany(_RENAME_SUMMARY, [(new, new) for new in names.values()])
+    # As it stands at the beginning of each event of a run; in a text its quotes would be escaped.
+    event = '"session_key":{},"seq":'
+    for old, new in names.items():
+        told = [event.format(to_json(one).decode()) for one in (old, new)]
+        db.execute(_RENAME_EVENTS, (*told, new))
+        _place_in_room(db, new)
+
+
+def _forget_as(db: sqlite3.Connection, kind: str, moved: Mapping[str, str]) -> None:
     """What must not be learned again stays so; the old name's own entry harms nobody."""
     names = [(kind, _digest(new), _digest(old), kind) for old, new in moved.items()]
     db.executemany(_FORGET_AS, names)
@@ -203,48 +219,13 @@ def _digest(name: str) -> str:
     return sha256(name.encode()).hexdigest()
 
 
-def _place_in_rooms(db: sqlite3.Connection, rooms: Iterable[str]) -> None:
+def _place_in_room(db: sqlite3.Connection, room: str) -> None:
     """Facts whose room had the name of whoever spoke had no place among a room's."""
-    for room in rooms:
-        for place, group in db.execute(_PLACELESS, (room,)).fetchall():
-            db.execute("UPDATE fact_group SET last = last + 1 WHERE id = ?", (group,))
-            (last,) = db.execute("SELECT last FROM fact_group WHERE id = ?", (group,)).fetchone()
-            there = (group << 32) + last
-            db.execute("UPDATE fact SET room_place = ? WHERE place = ?", (there, place))
-            db.execute(_COPY_WORDS, (there, place))
-
-
-def _rename_people(db: sqlite3.Connection) -> None:
-    """Those whose id reads like the peer of a room: their facts, stores, settings and notices."""
-    scopes = _renamed(db, "fact_group", "name", "kind = 'scope'")
-    _rename(db, "fact_group", "name", scopes, "kind = 'scope'")
-    _forget_as(db, "scope", scopes)
-    for table, column in (("settings", "user"), ("notice", "person")):
-        _rename(db, table, column, _people(db, f"SELECT DISTINCT {column} FROM {table}"))
-    owners = [bytes(row[0]).decode("utf-8", "replace") for row in db.execute(_OWNERS)]
-    renamed = {one: new for one in owners if (new := _person(one[1:])) is not None}
-    for old, new in renamed.items():
-        db.execute(_RENAME_OWNER, (f"@{_AT}{new}".encode(), old.encode()))
-    for new in renamed.values():
-        db.execute(_RENAME_OWNER, (f"@{new}".encode(), f"@{_AT}{new}".encode()))
-
-
-def _people(db: sqlite3.Connection, select: str) -> dict[str, str]:
-    people = [row[0] for row in db.execute(select)]
-    return {one: new for one in people if (new := _person(one)) is not None}
-
-
-def _person(text: str) -> str | None:
-    """The new name; None if it stays."""
-    try:
-        parts: Sequence[str] = [decode_part(part) for part in text.split(":")]
-    except BadSessionKey:
-        return None
-    if len(parts) != 3 or parts[0] in OWN_CHANNELS:
-        return None
-    peer = key_peer(parts[2], is_room=False)
-    new = ":".join(map(encode_part, (*parts[:2], peer)))
-    return None if new == text else new
+    for place, group in db.execute(_PLACELESS, (room,)).fetchall():
+        ((last,),) = db.execute(_NEXT_PLACE, (group,)).fetchall()
+        there = (group << 32) + last
+        db.execute("UPDATE fact SET room_place = ? WHERE place = ?", (there, place))
+        db.execute(_COPY_WORDS, (there, place))
 
 
 # Of a session whose messages no longer say where they came from: in a direct chat one person talks.
@@ -266,9 +247,6 @@ INSERT INTO session (key, agent, channel, account, peer, created_at, updated_at)
 SELECT ?, ?, ?, ?, ?, created_at, (SELECT max(updated_at) + 1 FROM session)
 FROM session WHERE id = ? RETURNING id
 """
-_LOOKS_MISREAD = (
-    "({column} LIKE '%:room\\%3A%' ESCAPE '\\' OR {column} LIKE '%:direct\\%3A%' ESCAPE '\\')"
-)
 _FORGET_AS = """
 INSERT INTO forgotten (kind, name, upto) SELECT ?, ?, upto FROM forgotten WHERE name = ? AND kind = ?
 ON CONFLICT (kind, name) DO UPDATE SET upto = max(upto, excluded.upto)
@@ -291,8 +269,4 @@ WHERE s.kind = 'session' AND s.name = ? AND f.room_place IS NULL
 _COPY_WORDS = """
 INSERT INTO fact_words (rowid, words) SELECT ?, words FROM fact_words WHERE rowid = ?
 """
-_OWNERS = """
-SELECT DISTINCT owner FROM plugin_space WHERE instr(owner, CAST(':room%3A' AS BLOB))
-   OR instr(owner, CAST(':direct%3A' AS BLOB))
-"""
-_RENAME_OWNER = "UPDATE plugin_space SET owner = ? WHERE owner = ?"
+_NEXT_PLACE = "UPDATE fact_group SET last = last + 1 WHERE id = ? RETURNING last"

@@ -8,7 +8,7 @@ import sqlite3
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from gateway.store.faults import (
     sentence,
     unavailable,
 )
-from gateway.store.transaction import Row, SqliteTransaction
+from gateway.store.transaction import Row, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +84,13 @@ class Mark:
 
 
 # --- what operations write with ------------------------------------------------------------------
-class Pen(SqliteTransaction):
+class Pen(Transaction):
     """The transaction of the writer's thread, and what it knows of the tables."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         super().__init__(db)
         self.has_erased = False  # the log must not keep what was erased
-        # Calls that the process before did not settle, and the last day on which any was made.
-        self.unsettled = self.find("reservation", {}, order="id")
+        self.unsettled: Sequence[Row] = self.find("reservation", {}, order="id")
         day = self.first("spend", {"kind": "day"}, "name", order="-name")
         self.last_day: str = day["name"] if day else ""
         self.refresh()
@@ -110,7 +109,7 @@ SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session),
 """
 
 Operation = Callable[[Pen], T]
-Query = Callable[[SqliteTransaction], T]
+Query = Callable[[Transaction], T]
 Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
 
 
@@ -388,6 +387,15 @@ class Writer:
                 future.set_exception(error)
 
 
+def _answer(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
+    if future.done():  # its waiter was cancelled
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
 # --- the threads that read -----------------------------------------------------------------------
 THREADS = 2
 _FAULTS = (GatewayError, ValueError, TypeError, LookupError, ArithmeticError)
@@ -419,48 +427,33 @@ class Readers:
         self._queue.put((query, future))
         return await future
 
-    def stop(self) -> None:
-        self._is_open = False
-        for _ in self._threads:
-            self._queue.put(None)
-
     def join(self) -> None:
         for thread in self._threads:
             thread.join()
 
     async def close(self) -> None:
-        self.stop()
+        self._is_open = False
+        for _ in self._threads:
+            self._queue.put(None)
         await to_thread.run_sync(self.join)
 
     def _run(self) -> None:
-        tx: SqliteTransaction | None = None
+        tx: Transaction | None = None
         while (ticket := self._queue.get()) is not None:
             query, future = ticket
-            outcome: Outcome = (
-                None,
-                StoreUnavailable("a reader of the store has stopped: restart"),
-            )
+            result: Any = None
+            error: Exception | None = StoreUnavailable("a reader of the store stopped: restart")
             try:
-                tx = tx or SqliteTransaction(open_to_read(self._path))
-                outcome = (query(tx), None)
+                tx = tx or Transaction(open_to_read(self._path))
+                result, error = query(tx), None
             except sqlite3.Error as fault:
-                outcome = (None, unavailable(fault, str(self._path)))
+                error = unavailable(fault, str(self._path))
             except _FAULTS as fault:
-                outcome = (None, TextRefused() if has_no_utf8(fault) else fault)
+                error = TextRefused() if has_no_utf8(fault) else fault
             finally:  # also after a mistake of ours: nobody waits for a thread that is gone
-                self._loop.call_soon_threadsafe(_answer, future, outcome)
+                self._loop.call_soon_threadsafe(_answer, future, result, error)
         if tx is not None:
             tx.db.close()
-
-
-def _answer(future: "asyncio.Future[Any]", outcome: Outcome) -> None:
-    result, error = outcome
-    if future.done():  # its waiter was cancelled
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def open_to_read(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
@@ -492,19 +485,34 @@ class Reading(Protocol):
 class Remembered(Protocol):
     """What a store knows of its tables without a look."""
 
-    @property
-    def may_hold_notices(self) -> bool: ...
-    @property
-    def unsettled(self) -> Sequence[Row]: ...
-    @property
-    def last_day(self) -> str: ...
+    may_hold_notices: bool
+    unsettled: Sequence[Row]  # calls that the process before did not settle
+    last_day: str  # on which any was made
+
+
+CopyStore = Callable[[Path, int], Awaitable[None]]  # to a new file, if there is room for so many
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What every subject of a store works with."""
+
+    writer: Writing
+    readers: Reading
+    pen: Remembered
+    copy: CopyStore
 
 
 class OfStore:
     """One subject of the store: operations over its writer and its readers."""
 
-    def __init__(self, writer: Writing, readers: Reading, pen: Remembered) -> None:
-        self._writer, self._readers, self._pen = writer, readers, pen
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self._pen = engine, engine.pen
+        self._writer, self._readers = engine.writer, engine.readers
+
+    async def caught_up(self) -> None:
+        """Waits until all that is to be written soon is written."""
+        await self._writer.caught_up()
 
 
 _Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
@@ -516,7 +524,7 @@ def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False)
 
     async def read(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if caught_up:
-            await self._writer.caught_up()
+            await self.caught_up()
         return await self._readers.read(lambda tx: query(tx, *args, **kwargs))
 
     return read

@@ -31,7 +31,7 @@ def sharing(stores: Stores) -> SharedRuns:
     """Of the embedded store too, which no second node shares."""
     inbox = stores.inbox
     assert isinstance(inbox, StoredInbox)
-    return stores.shared or StoredSharedRuns(inbox._writer, inbox._readers, inbox._pen)
+    return stores.shared or StoredSharedRuns(inbox.engine)
 
 
 async def accept(stores: Stores, *names: str, partition: int = 3) -> None:

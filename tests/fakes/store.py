@@ -23,8 +23,17 @@ from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.faults import TextRefused
 from gateway.store.snapshot import copier
 from gateway.store.sqlite import Opened, open_file, stores_over
-from gateway.store.transaction import SqliteTransaction
-from gateway.store.writer import Commits, Operation, Pen, Query, Readers, Writer, open_to_read
+from gateway.store.transaction import Transaction
+from gateway.store.writer import (
+    Commits,
+    Engine,
+    Operation,
+    Pen,
+    Query,
+    Readers,
+    Writer,
+    open_to_read,
+)
 from tests.fakes.clock import FakeClock
 
 T = TypeVar("T")
@@ -74,7 +83,7 @@ class InlineReaders(Readers):
         if not self._is_open:
             raise StoreUnavailable("the store is closed")
         try:
-            return query(SqliteTransaction(self._db))
+            return query(Transaction(self._db))
         except UnicodeEncodeError as error:
             raise TextRefused from error
 
@@ -99,7 +108,8 @@ class Mortal:
             Commits(pen, self.opened.mark, self.opened.mark.read(), where, durable=False)
         )
         readers = InlineReaders(self.db, self.opened.path)
-        self.stores = stores_over(self.writer, readers, pen, FakeClock(), copier(self.opened.path))
+        engine = Engine(self.writer, readers, pen, copier(self.opened.path))
+        self.stores = stores_over(engine, FakeClock())
         return self.stores
 
     @property

@@ -46,7 +46,7 @@ class Beginning:
 
     choice: SessionChoice
 
-    async def begin(self, *_: object) -> Begun:
+    async def begin(self, *_: object, **__: object) -> Begun:
         return Begun(1, 0, None, self.choice)
 
 
@@ -65,7 +65,7 @@ async def begun(chosen: SessionChoice, known: SessionChoice) -> tuple[str | None
         run.ended = True
 
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
-        place = ("here", stores.inbox, *about, 1.0, work.partition, work.figures)
+        place = ("here", *about, 1.0, work.partition, work.figures)
         work.mirrors = Mirrors(*place)
         work.queues = stage.front.intake.queues
         work.queues.choose(KEY, known)

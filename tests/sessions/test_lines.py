@@ -387,6 +387,22 @@ async def test_to_abort_what_a_turn_has_taken_stops_that_turn() -> None:
     assert [end_of(stage, run)["reason"] for run in (first, second)] == ["cancelled", "merged"]
 
 
+async def test_what_a_turn_has_taken_stays_with_it_when_its_session_is_withdrawn() -> None:
+    model = GatedModel()
+    async with open_memory() as stores, staged(model, stores, manner=STEER) as stage:
+        first = await stage.say("use 1")
+        await model.until_asked(1)
+        second = await stage.say("2")
+        model.let(1)
+        await model.until_asked(2)
+        await stage.say("3")
+        withdrawn = stage.front.intake.queues.withdraw(lambda _: True)
+        model.let(9)
+
+    assert [one.new.content for one in withdrawn] == ["3"]
+    assert [end_of(stage, run)["reason"] for run in (first, second)] == ["answered", "merged"]
+
+
 async def test_after_a_crash_a_turn_takes_the_same_again_and_nobody_else() -> None:
     async with open_memory() as stores:
         model = GatedModel()

@@ -69,7 +69,7 @@ class Neighbours:
     def stop(self, run: object, *, at_once: bool) -> None:
         self.stopped.set()
 
-    def withdraw(self, is_lost: object) -> Sequence[Any]:
+    def withdraw(self, is_lost: object, *, with_taken: bool = False) -> Sequence[Any]:
         return ()
 
     def tell(self, run: object, to: str, after: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.store import channels
 from gateway.store.tables import migrate
-from gateway.store.transaction import SqliteTransaction
+from gateway.store.transaction import Transaction
 from tests.fakes.store import NOON
 from tests.store.crash import embedded, start
 
@@ -53,14 +53,14 @@ def test_after_a_kill_each_memo_is_that_of_the_last_message(tmp_path: Path) -> N
     ],
 )
 def test_no_look_up_of_a_channel_walks_through_a_table(
-    look_up: Callable[[SqliteTransaction], object],
+    look_up: Callable[[Transaction], object],
 ) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
     asked: list[str] = []
     db.set_trace_callback(asked.append)
 
-    look_up(SqliteTransaction(db))
+    look_up(Transaction(db))
 
     db.set_trace_callback(None)
     plan = [row[3] for one in asked for row in db.execute(f"EXPLAIN QUERY PLAN {one}")]

@@ -29,7 +29,7 @@ from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import to_micros
 from gateway.store.ledger import MOST_UNUSED, StoredLedger, _usage
 from gateway.store.tables import migrate
-from gateway.store.transaction import SqliteTransaction
+from gateway.store.transaction import Transaction
 from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, Mortal, open_mortal, session_key
 
@@ -197,7 +197,7 @@ def steps_of_usage(older: int) -> int:
     steps = Counter[str]()
     db.set_progress_handler(lambda: steps.update(["step"]), 1)
     for by in get_args(Grouping):
-        (one,) = _usage(SqliteTransaction(db), by=by, since=NOON - HOUR, until=NOON + HOUR)
+        (one,) = _usage(Transaction(db), by=by, since=NOON - HOUR, until=NOON + HOUR)
         assert (one.calls, one.output_tokens) == (50, 100)
     return steps["step"]
 

@@ -55,12 +55,14 @@ class Doubtful:
 
     store: SurrealStore
     lost: list[bool] = field(default_factory=list)
+    meanwhile: Callable[[], object] = lambda: None  # before it is said that no answer came
 
     async def write(self, operation: Callable[[Any], T], *, durable: bool) -> T:
         if not self.lost:
             return await self.store.write(operation, durable=durable)
         if self.lost.pop(0):
             await self.store.write(operation, durable=durable)
+        self.meanwhile()
         raise StoreUnavailable("no answer")
 
     def write_soon(
@@ -78,7 +80,7 @@ class Doubtful:
 @asynccontextmanager
 async def in_doubt(
     database: SurrealDatabase, *lost: bool, within_s: float = 20.0
-) -> AsyncIterator[SharedLedger]:
+) -> AsyncIterator[tuple[SharedLedger, Doubtful]]:
     """A node alone, of whose commits these are not answered."""
     connection = await database.connected()
 
@@ -90,9 +92,10 @@ async def in_doubt(
         store = SurrealStore(connection)
         await store.open()
         writer = Doubtful(store, [*lost])
-        ledger = SharedLedger(writer, store, store, node="a", alive=alive, within_s=within_s)
+        engine = replace(store.engine, writer=writer)
+        ledger = SharedLedger(engine, node="a", alive=alive, within_s=within_s)
         group.start_soon(ledger.run)
-        yield ledger
+        yield ledger, writer
         group.cancel_scope.cancel()
 
 
@@ -109,7 +112,7 @@ async def node(
         group.start_soon(connection.run)
         store = SurrealStore(connection)
         await store.open()
-        ledger = SharedLedger(store, store, store, node=name, alive=here)
+        ledger = SharedLedger(store.engine, node=name, alive=here)
         group.start_soon(ledger.run)
         yield ledger
         group.cancel_scope.cancel()
@@ -172,6 +175,24 @@ async def test_nodes_together_grant_no_more_than_a_limit_and_count_every_token(
         assert (tally.used.tokens, tally.held) == (400, Amount())
         await ask(second, "late")
         assert granted[-1] == "late"
+
+
+async def test_calls_that_end_at_the_same_time_are_held_no_more(
+    surreal_database: SurrealDatabase,
+) -> None:
+    names, failed = ("one", "two", "three"), list[Exception]()
+    async with (
+        node(surreal_database, "a", {"a"}) as ledger,
+        node(surreal_database, "b", set()) as other,
+    ):
+        for name in names:
+            await ledger.reserve(call(name), partial(within, tokens=100), kinds=OF_DAY)
+        for name in names:
+            ledger.settle_soon(a_record(call(name), 30, 10), failed.append)
+        [tally] = await ledger.tallies([DAILY])
+
+        assert (tally.used.tokens, tally.held, failed) == (120, Amount(), [])
+        assert await other.unsettled() == []
 
 
 async def test_what_a_dead_node_held_is_settled_once(surreal_database: SurrealDatabase) -> None:
@@ -286,7 +307,7 @@ async def cut_off(ledger: SharedLedger, turns: int) -> None:
 async def test_a_call_whose_commit_was_not_answered_is_held_once_and_harms_no_other(
     surreal_database: SurrealDatabase, is_carried_out: bool
 ) -> None:
-    async with in_doubt(surreal_database, is_carried_out) as ledger:
+    async with in_doubt(surreal_database, is_carried_out) as (ledger, _):
         first = await ledger.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
         grants = [first[1]]
 
@@ -309,7 +330,7 @@ async def test_a_call_whose_commit_was_not_answered_is_held_once_and_harms_no_ot
 async def test_a_call_that_breaks_a_rule_of_the_store_harms_no_other_of_its_commit(
     surreal_database: SurrealDatabase,
 ) -> None:
-    async with in_doubt(surreal_database) as ledger:
+    async with in_doubt(surreal_database) as (ledger, _):
         await ledger.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
         failures: list[Exception] = []
         ledger.settle_soon(a_record(call("one"), 30, 10), failures.append)
@@ -325,9 +346,29 @@ async def test_a_call_that_breaks_a_rule_of_the_store_harms_no_other_of_its_comm
 async def test_a_call_is_refused_in_time_while_the_store_carries_nothing_out(
     surreal_database: SurrealDatabase,
 ) -> None:
-    async with in_doubt(surreal_database, *[False] * 1_000, within_s=0.05) as ledger:
+    async with in_doubt(surreal_database, *[False] * 1_000, within_s=0.05) as (ledger, _):
         with anyio.fail_after(10), pytest.raises(StoreUnavailable):
             await ledger.reserve(call("one"), partial(within, tokens=100), kinds=OF_DAY)
+
+
+@pytest.mark.parametrize("is_carried_out", [True, False], ids=["carried_out", "lost"])
+async def test_a_call_that_ends_while_it_is_written_down_is_counted_once(
+    surreal_database: SurrealDatabase, is_carried_out: bool
+) -> None:
+    failed, ended = list[Exception](), anyio.Event()
+
+    def end() -> None:
+        ledger.settle_soon(a_record(call("one"), 30, 10), failed.append)
+        ended.set()
+
+    async with in_doubt(surreal_database, is_carried_out) as (ledger, writer):
+        writer.meanwhile = end
+        ledger.begin(call("one"))
+        with anyio.fail_after(30):
+            await ended.wait()  # it has lasted long enough to be written down
+        [tally] = await ledger.tallies([DAILY])
+
+    assert (tally.used.tokens, tally.held, failed) == (40, Amount(), [])
 
 
 @pytest.mark.parametrize("is_carried_out", [True, False], ids=["carried_out", "lost"])
@@ -335,7 +376,7 @@ async def test_a_short_call_whose_commit_was_not_answered_is_counted_once(
     surreal_database: SurrealDatabase, is_carried_out: bool
 ) -> None:
     record = a_record(call("one"), 30, 10)
-    async with in_doubt(surreal_database, is_carried_out) as ledger:
+    async with in_doubt(surreal_database, is_carried_out) as (ledger, _):
         ledger.begin(call("one"))
         with pytest.raises(StoreUnavailable):
             await ledger.settle(record)

@@ -12,10 +12,11 @@ from uuid import UUID
 import anyio
 import pytest
 
+from gateway.domain.agents import speaker_in
 from gateway.domain.budgets import Amount, BudgetExceeded, Grant, Tally, day_of, scopes_of
 from gateway.domain.cluster import Tenure
 from gateway.domain.errors import Conflict, GatewayError, StoreRefused, StoreUnavailable
-from gateway.domain.facts import Claim, FactQuery, Whose
+from gateway.domain.facts import Claim, FactQuery, Whose, whose
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores
@@ -136,7 +137,42 @@ async def test_whoever_begins_a_run_asks_for_what_was_chosen_only_if_something_w
         "small",
         "small",
     ]
-    assert [count for _, count in began[1::2]] == [1, 2, 2, 2]
+    assert [count for _, count in began[1::2]] == [2, 3, 3, 3]
+
+
+async def test_what_a_turn_asks_about_first_is_read_at_once_and_anew_once_it_was_changed(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 2) as (here, _):
+        stores, key, tenure = here.stores, session_key(), Tenure(session_key(), 1)
+        person, theirs = speaker_in(key, None), whose(key, None)
+        assert stores.shared is not None
+        await stores.inbox.accept(an_entry("a"), begin=False)
+        await stores.shared.open_session(tenure)
+
+        async def asked() -> int:
+            here.asked.clear()
+            facts = await stores.facts.facts_matching(theirs, ["tea"], limit=9)
+            found = await stores.sessions.read_settings(person)
+            await stores.journal.claim_notices(person, key, RunId("run-a"), now=NOON)
+            seen.append((found, [one.object for one in facts]))
+            return len(here.asked)
+
+        seen, counts = list[tuple[str | None, list[str]]](), list[int]()
+        await stores.shared.begin(RunId("run-a"), tenure)
+        counts.append(await asked())
+        await stores.sessions.write_settings(person, "{}", expected=None)
+        await stores.facts.add_facts(
+            theirs.scope or "",
+            [Claim("user", "likes", "tea", False, NOON, key)],
+            ids=["f"],
+            now=NOON,
+        )
+        counts.append(await asked())
+
+    assert seen == [(None, []), ("{}", ["tea"])]
+    assert counts[0] == 0
+    assert counts[1] > 1
 
 
 async def test_a_message_is_one_request_and_its_end_another(

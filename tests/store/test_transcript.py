@@ -16,7 +16,7 @@ from gateway.domain.ids import NodeId
 from gateway.domain.inbox import NewDelivery
 from gateway.store.conversations import _path
 from gateway.store.outbox import _due
-from gateway.store.transaction import SqliteTransaction
+from gateway.store.transaction import Transaction
 from gateway.store.writer import open_to_read
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 from tests.store.crash import embedded
@@ -24,7 +24,7 @@ from tests.store.crash import embedded
 T = TypeVar("T")
 
 
-def counted(path: Path, query: Callable[[SqliteTransaction], T]) -> tuple[T, int]:
+def counted(path: Path, query: Callable[[Transaction], T]) -> tuple[T, int]:
     """What it finds, and how many instructions SQLite runs for that."""
     steps = 0
 
@@ -35,7 +35,7 @@ def counted(path: Path, query: Callable[[SqliteTransaction], T]) -> tuple[T, int
 
     db: sqlite3.Connection = open_to_read(path)
     db.set_progress_handler(count, 1)
-    found = query(SqliteTransaction(db))
+    found = query(Transaction(db))
     db.close()
     return found, steps
 

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import pytest
 from anyio import to_thread
@@ -16,7 +16,7 @@ from gateway.domain.facts import FoundTurns, Trail
 from gateway.store.opening import open_store
 from gateway.store.tables import migrate
 from gateway.store.turns import PAGE_BYTES, TurnIndex, trail_of
-from gateway.store.writer import Pen, Writer, open_to_read
+from gateway.store.writer import Engine, open_to_read
 from tests.conformance.test_turns import HERE, THERE, everything, found_by, index, say
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, InlineReaders
@@ -152,12 +152,15 @@ async def test_the_index_is_kept_in_small_pages_however_much_was_said(tmp_path: 
     assert await to_thread.run_sync(longest_block, tmp_path / "store.db") <= 2 * PAGE_BYTES
 
 
+NOTHING: Any = None  # of the engine
+
+
 async def asked_for(file: Path, words: Sequence[str]) -> tuple[FoundTurns, int]:
     """What is found, and how many times the index was asked."""
     asked: list[str] = []
     db = await to_thread.run_sync(partial(open_to_read, file, any_thread=True))
     db.set_trace_callback(asked.append)
-    turns = TurnIndex(cast(Writer, None), InlineReaders(db, file), cast(Pen, None))
+    turns = TurnIndex(Engine(NOTHING, InlineReaders(db, file), NOTHING, NOTHING))
     found = await turns.find_turns(HERE, words, everything, limit=9)
     await to_thread.run_sync(db.close)
     return found, sum("FROM turn WHERE turn MATCH" in one for one in asked)
