@@ -102,10 +102,7 @@ def test_a_patch_merges_tables_and_null_removes() -> None:
     found = tomllib.loads(with_patch(FILE, patch))
 
     assert found["gateway"] == {"drain_s": 5}
-    assert found["agents"] == [
-        {"id": "second", "model": "x"},
-        {"id": "third", "model": "demo"},
-    ]
+    assert found["agents"] == [{"id": "second", "model": "x"}, {"id": "third", "model": "demo"}]
     assert found["agent"]["limits"] == {"max_iterations": 4}
 
 
