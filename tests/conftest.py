@@ -1,6 +1,7 @@
 """What every test stands on."""
 
 import asyncio
+import gc
 import importlib
 import inspect
 import itertools
@@ -16,12 +17,7 @@ from hypothesis import settings
 from pydantic import TypeAdapter
 
 from tests import forms
-from tests.fakes.surreal import (
-    SurrealDatabase,
-    SurrealServer,
-    running_surreal,
-    surreal_binary,
-)
+from tests.fakes.surreal import SurrealDatabase, SurrealServer, running_surreal, surreal_binary
 
 TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
 
@@ -56,6 +52,7 @@ def pytest_collection(session: pytest.Session) -> None:
     """Each worker begins with other modules: what one of them has compiled, the others find."""
     worker = getattr(session.config, "workerinput", None)
     if worker is not None:
+        gc.disable()
         root = session.config.rootpath
         found = sorted(
             file.relative_to(root).with_suffix("")
@@ -68,6 +65,12 @@ def pytest_collection(session: pytest.Session) -> None:
             # What is wrong with a module is told when it is collected.
             with suppress(Exception, pytest.skip.Exception):
                 importlib.import_module(".".join(file.parts))  # noqa: TID251  # as pytest does
+
+
+def pytest_collection_finish() -> None:
+    """Nothing of what was imported and collected is garbage: no collection looks through it again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

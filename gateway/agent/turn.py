@@ -275,8 +275,7 @@ class Turn:
 
     def exceed(self, ticket: int) -> None:
         """Stops the turn if the reply that is being heard goes beyond the token budget."""
-        may_go_on = self.state.watch_tokens()
-        if may_go_on or self.open[ticket].leaf.option("interruptible") is False:
+        if self.state.watch_tokens() or self.open[ticket].leaf.option("interruptible") is False:
             return
         self.interrupt(reason="token_budget")
         self.advance()
@@ -346,13 +345,14 @@ class Turn:
         state.sent = state.context_tokens
         state.watch_tokens()
         options, ticket = _options(leaf, self.job.agent.model), Ticket(self, leaf)
-        old = self.old_messages
+        shown, old = tuple(self.messages), self.old_messages
+        if self.replies:  # the tree may have put anything between calls and their results
+            shown = (*shown[:old], *paired(shown[old:]))
         ask = AskModel(
             ticket.number,
             self.replies,
             self.system,
-            # Whatever the tree put between them; the history was paired when it was packed.
-            (*self.messages[:old], *paired(tuple(self.messages[old:]))),
+            shown,
             self._offered(options["tools"]),
             self.output.model or options["model"],
             options["budget"],
@@ -679,8 +679,7 @@ def _options(leaf: LeafCall, usual: str) -> dict[str, Any]:
     for name in leaf.plan.options.keys() & options.keys():
         value = leaf.option(name)
         options[name] = number(value) if name in _NUMBERS else value
-    if options["budget"] is not None:
-        options["budget"] = int(options["budget"]) or None
+    options["budget"] = int(options["budget"] or 0) or None
     if not isinstance(options["model"], str) or options["model"] in {"", usual}:
         options["model"] = None
     return options

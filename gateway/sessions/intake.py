@@ -211,29 +211,25 @@ class MessageIntake:
             self._count(counted, -1, -size)
 
     def _require_places(self, counted: Counted, size: int) -> None:
-        """Raises Busy unless one more message may wait."""
-        try:
-            self._find_places(counted, size)
-        except Busy as error:
-            session = str(counted[0])
-            if times := self._refused.worth(session, self.worker.clock.now()):
-                extra = {"session": session, "why": str(error), "times": times}
-                log.warning("message_refused", extra=extra)
-            raise
-
-    def _find_places(self, counted: Counted, size: int) -> None:
-        if self._refusal is not None:
-            raise Busy(self._refusal)
+        """Raises Busy unless one more message may wait, and logs that."""
         bounds, key = self.bounds, counted[0]
         (here, _), (theirs, _), (total, _) = map(self._load.get, counted, repeat((0, 0)))
-        if here >= bounds.max_pending:
-            raise Busy(f"{here} messages of this session are waiting already")
-        if theirs >= bounds.max_pending_per_principal:
-            raise Busy(f"{theirs} messages of the same sender are waiting already")
-        if total >= bounds.max_pending_total:
-            raise Busy(f"{total} messages are waiting already", retry_after_s=5.0)
-        if total:
-            self._require_room(key, size, is_whole=True)
+        try:
+            if self._refusal is not None:
+                raise Busy(self._refusal)
+            if here >= bounds.max_pending:
+                raise Busy(f"{here} messages of this session are waiting already")
+            if theirs >= bounds.max_pending_per_principal:
+                raise Busy(f"{theirs} messages of the same sender are waiting already")
+            if total >= bounds.max_pending_total:
+                raise Busy(f"{total} messages are waiting already", retry_after_s=5.0)
+            if total:
+                self._require_room(key, size, is_whole=True)
+        except Busy as error:
+            if times := self._refused.worth(str(key), self.worker.clock.now()):
+                extra = {"session": str(key), "why": str(error), "times": times}
+                log.warning("message_refused", extra=extra)
+            raise
 
     def _require_room(self, key: SessionKey, size: int, *, is_whole: bool = False) -> None:
         """Raises Busy. A whole message always fits where nothing else waits: it could never be

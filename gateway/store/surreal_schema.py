@@ -138,14 +138,14 @@ async def bring_up(connection: SurrealConnection, *, is_copied: bool = False) ->
         (begun,) = await connection.commit(_BEGUN, {"version": version})
         if begun:
             log.info("store_tables_changed", extra={"from": version, "to": VERSION})
-            await _change(connection)
+            await _change(connection, version)
         else:
             await anyio.sleep(_LOOK_S)
 
 
-async def _change(connection: SurrealConnection) -> None:
+async def _change(connection: SurrealConnection, version: int) -> None:
     await connection.commit(definitions(), deadline_s=_CHANGE_S)
-    for table in TABLES.values():
+    for table in TABLES.values() if version else ():  # a new store has no rows to fill
         for one in table.columns:
             if "=" in one.options and not one.is_optional:
                 text = _FILLED.format(table.name, field_of(one.name))

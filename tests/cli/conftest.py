@@ -33,14 +33,16 @@ name = "clerk"
 prompt_path = "clerk.md"
 tools = ["time/time"]
 
+[[bindings]]
+agent_id = "second"
+channel = "telegram"
+"""
+TOOLS = ('tools = ["time"]\n', 'tools = ["time/time"]\n')
+PLUGIN = """
 [[plugins]]
 name = "time"
 path = "bundled:time"
 capabilities = ["host_function:clock"]
-
-[[bindings]]
-agent_id = "second"
-channel = "telegram"
 """
 
 
@@ -55,10 +57,14 @@ class Shell:
         return commands().run(["--config", str(self.config), *words], env=variables, typed=typed)
 
 
-def written(folder: Path) -> Path:
+def written(folder: Path, *, with_plugin: bool = True) -> Path:
+    """To compile the plugin takes most of the time of a command that needs it not."""
     (folder / "clerk.md").write_text("You count.", encoding="utf-8")
+    text = CONFIG.format(folder=folder)
+    for tools in () if with_plugin else TOOLS:
+        text = text.replace(tools, "")
     path = folder / "config.toml"
-    path.write_text(CONFIG.format(folder=folder), encoding="utf-8")
+    path.write_text(text + PLUGIN * with_plugin, encoding="utf-8")
     return path
 
 
@@ -82,7 +88,7 @@ def end(gateway: Command) -> None:
 @pytest.fixture
 def alone(tmp_path: Path) -> Shell:
     """Where no gateway runs."""
-    return Shell(written(tmp_path))
+    return Shell(written(tmp_path, with_plugin=False))
 
 
 @pytest.fixture(scope="package")

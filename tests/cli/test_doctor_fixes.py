@@ -4,13 +4,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Shell
+from tests.cli.conftest import PLUGIN, Shell
+from tests.fakes.commands import commands
 
 REAL = '\n[providers.x]\nwire = "openai"\nbase_url = "https://x.example/v1"\napi_key = "${env:X}"\n'
 
@@ -79,7 +78,7 @@ FAULTS: dict[str, Callable[[Shell], None]] = {
     "soul.unreadable": missing_soul,
     "tree.refused": instead('id = "demo"', 'id = "demo"\ntree = "mine.bt"'),
     "rule.refused": refused_rules,
-    "plugin.refused": instead('capabilities = ["host_function:clock"]', ""),
+    "plugin.refused": more(PLUGIN.replace('"host_function:clock"', "")),
     "budget.unlimited": instead('provider = "demo"', 'provider = "x"'),
 }
 
@@ -134,8 +133,8 @@ def run(shell: Shell, command: str) -> None:
 
 def as_typed(shell: Shell) -> dict[str, str]:
     """The variables of an operator."""
-    folder, home = Path(sys.executable).parent, str(shell.config.parent)
-    return {"HOME": home, "PATH": f"{folder}:{os.defpath}", "X": "sk-of-the-test"}
+    home, path = str(shell.config.parent), f"{commands().programs}:{os.defpath}"
+    return {"HOME": home, "PATH": path, "X": "sk-of-the-test"}
 
 
 def test_fix_mends_modes_and_nothing_else(alone: Shell) -> None:

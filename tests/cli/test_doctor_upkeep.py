@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -185,7 +186,7 @@ async def test_what_waits_for_a_restart_is_found_and_started_anew_by_its_command
 
 
 def shell_in(folder: Path, text: str = "") -> Shell:
-    shell = Shell(written(folder))
+    shell = Shell(written(folder, with_plugin=False))
     more(text)(shell)
     shell.config.chmod(0o600)
     return shell
@@ -200,7 +201,8 @@ def spent(shell: Shell) -> list[dict[str, Any]]:
 
 def started_anew(shell: Shell, fix: str) -> dict[str, dict[str, str]]:
     """What is found while the command runs: it is a gateway."""
-    anew = subprocess.Popen(fix, shell=True, env=as_typed(shell), stdout=subprocess.PIPE)
+    env = as_typed(shell) | {"PATH": f"{Path(sys.executable).parent}:{os.defpath}"}
+    anew = subprocess.Popen(fix, shell=True, env=env, stdout=subprocess.PIPE)
     assert anew.stdout is not None
     try:
         assert any(b"Ctrl+C" in line for line in anew.stdout)

@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +18,11 @@ from gateway.cli.plugin_files import AboutPlugin
 from gateway.cli.plugin_testing import Cases
 from gateway.sandbox.plugins import HOST_FUNCTIONS, PluginDescription
 from tests.cli.conftest import end
+from tests.fakes.commands import commands as forked
 from tests.fakes.gateway import Command
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "plugins.md").read_text(encoding="utf-8")
-PROGRAM = [sys.executable, "-c", "from gateway.launcher import main; main()"]
 HEAD = 8  # of a component, before the core module that it begins with
 
 
@@ -88,14 +86,7 @@ def toolchain(tmp_path: Path) -> Path:
 @contextmanager
 def running(words: list[str], home: Path, environment: dict[str, str]) -> Iterator[None]:
     with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*PROGRAM, *words, "--port", "0"],
-            cwd=home,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
+        process = forked().start([*words, "--port", "0"], env=environment, err=log, cwd=home)
     gateway = Command(process, home / "output")
     try:
         assert anyio.run(gateway.ready), (home / "log").read_text()
@@ -115,15 +106,9 @@ def test_five_commands_lead_to_a_tool_that_the_agent_calls(
     environment = {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT)}
 
     def typed(words: list[str]) -> str:
-        return subprocess.run(
-            [*PROGRAM, *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout
+        ended = forked().run(words, env=environment, cwd=tmp_path)
+        assert ended.code == 0, ended
+        return ended.out
 
     for words in (new, build, install):
         typed(words)

@@ -2,7 +2,7 @@
 
 import anyio
 
-from tests.cli.conftest import CONFIG, Shell, end
+from tests.cli.conftest import Shell, end
 from tests.fakes.gateway import Command, spawn
 
 
@@ -29,8 +29,8 @@ def test_the_first_divergence_is_named(alone: Shell) -> None:
     first = started(alone)
     run_id = alone("--json", "chat", "-m", "hello").json["run_id"]
     end(first)
-    text = CONFIG.format(folder=alone.config.parent)
-    changed = text.replace('tools = ["time"]', 'tools = ["time"]\nsystem_prompt = "Be kind."')
+    text = alone.config.read_text(encoding="utf-8")
+    changed = text.replace('id = "demo"', 'id = "demo"\nsystem_prompt = "Be kind."')
     alone.config.write_text(changed, encoding="utf-8")
     second = started(alone)
 

@@ -1,19 +1,21 @@
 """What a command writes is in force at once where a gateway runs, or is taken back."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import pytest
 
-from tests.cli.conftest import Shell, end
+from tests.cli.conftest import Shell, end, written
 from tests.fakes.gateway import spawn
 
 
 @pytest.fixture
-def live(alone: Shell) -> Iterator[Shell]:
-    gateway = spawn(alone.config)
+def live(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(written(tmp_path))
+    gateway = spawn(shell.config)
     assert anyio.run(gateway.ready)
-    yield alone
+    yield shell
     end(gateway)
 
 

@@ -414,28 +414,26 @@ async def three(stores: Stores) -> None:
     await exchange(stores, "c", grown_from="a-2")
 
 
-@pytest.mark.parametrize(
-    ("where", "expected", "more"),
-    [
-        ({"limit": 9}, ["a-1", "a-2", "b-1", "b-2"], False),
-        ({"limit": 4}, ["a-1", "a-2", "b-1", "b-2"], False),
-        ({"limit": 3}, ["a-2", "b-1", "b-2"], True),
-        ({"limit": 1}, ["b-2"], True),
-        ({"limit": 0}, [], True),
-        ({"limit": 9, "upto": "b-1"}, ["a-1", "a-2", "b-1"], False),
-        ({"limit": 2, "upto": "c-2"}, ["c-1", "c-2"], True),
-        ({"limit": 9, "before": "b-1"}, ["a-1", "a-2"], False),
-        ({"limit": 1, "before": "b-2"}, ["b-1"], True),
-        ({"limit": 9, "before": "a-1"}, [], False),
-    ],
-)
-async def test_a_path_is_the_newest_part_oldest_first(
-    opened: Open, where: dict[str, str | int], expected: list[str], more: bool
-) -> None:
+PATHS: list[tuple[dict[str, str | int], list[str], bool]] = [
+    ({"limit": 9}, ["a-1", "a-2", "b-1", "b-2"], False),
+    ({"limit": 4}, ["a-1", "a-2", "b-1", "b-2"], False),
+    ({"limit": 3}, ["a-2", "b-1", "b-2"], True),
+    ({"limit": 1}, ["b-2"], True),
+    ({"limit": 0}, [], True),
+    ({"limit": 9, "upto": "b-1"}, ["a-1", "a-2", "b-1"], False),
+    ({"limit": 2, "upto": "c-2"}, ["c-1", "c-2"], True),
+    ({"limit": 9, "before": "b-1"}, ["a-1", "a-2"], False),
+    ({"limit": 1, "before": "b-2"}, ["b-1"], True),
+    ({"limit": 9, "before": "a-1"}, [], False),
+]
+
+
+async def test_a_path_is_the_newest_part_oldest_first(opened: Open) -> None:
     async with opened() as stores:
         await three(stores)
 
-        assert await ids(stores, **where) == (expected, "b-2", more)
+        for where, expected, more in PATHS:
+            assert await ids(stores, **where) == (expected, "b-2", more), where
 
 
 async def test_an_unknown_session_has_an_empty_path_tree_and_no_nodes(opened: Open) -> None:

@@ -220,18 +220,27 @@ async def test_sessions_are_behind_until_all_that_was_said_is_looked_at(opened: 
         assert list(await stores.facts.unindexed(limit=9)) == []
 
 
-@pytest.mark.parametrize(
-    "word",
-    ['"', 'a" OR "b', "*", "a*", "NEAR(a b)", "words:a", "\0", "-a", "a AND b", "", "x" * 99],
-)
-async def test_a_word_is_never_a_query(opened: Open, word: str) -> None:
+async def test_a_word_is_never_a_query(opened: Open) -> None:
+    words = [
+        '"',
+        'a" OR "b',
+        "*",
+        "a*",
+        "NEAR(a b)",
+        "words:a",
+        "\0",
+        "-a",
+        "a AND b",
+        "",
+        "x" * 99,
+    ]
     async with opened() as stores:
         await say(stores, "a", "a b words near", 'a" OR "b')
         await index(stores)
 
-        found = await find(stores, [word], limit=9)
+        found = [word for word in words if (await find(stores, [word], limit=9)).words]
 
-    assert not found.words
+    assert found == []
 
 
 async def test_a_text_that_no_row_can_hold_is_refused(opened: Open) -> None:

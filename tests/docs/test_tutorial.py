@@ -6,7 +6,6 @@ that gives the core module of the example in the repository, which is what `plug
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_plugin_journey import core_of, running
+from tests.fakes.commands import commands
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -101,9 +101,8 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     programs.mkdir()
     core = tmp_path / "core.wasm"
     core.write_bytes(core_of((ROOT / "wasm-examples" / "zig" / "tool.wasm").read_bytes()))
-    launch = "from gateway.launcher import main; main()"
     for name, line in {
-        "exogate": f"exec {sys.executable} -c '{launch}' \"$@\"",
+        "exogate": f'exec {commands().program} "$@"',
         "python": f"cp {core} core.wasm",
     }.items():
         (programs / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")

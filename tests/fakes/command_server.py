@@ -1,11 +1,14 @@
 """The process that `tests.fakes.commands` forks commands from: it has imported the whole command line."""
 
+import atexit
 import gc
 import json
 import os
 import signal
 import socket
 import sys
+import threading
+from typing import NoReturn
 
 from gateway.app import shared_store
 from gateway.cli import (
@@ -71,15 +74,39 @@ def _begin(caller: socket.socket) -> None:
     caller.close()
     # As for one that a person begins, also where the tests themselves run in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, file in enumerate(files):
+    for number, (name, file) in enumerate(zip(("stdin", "stdout", "stderr"), files, strict=True)):
         os.dup2(file, number)
         os.close(file)
+        old = getattr(sys, name)  # it knows what the file before could do
+        kept = {"encoding": old.encoding, "errors": old.errors, "closefd": False}
+        new = os.fdopen(number, old.mode, **kept)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     sys.argv[1:] = command["words"]
     os.environ.clear()  # noqa: TID251  # a command is given its own
     os.environ.update(command["env"])  # noqa: TID251
     os.chdir(command["cwd"])
 
 
+def command() -> NoReturn:
+    """Ends as Python does, but for its tidying up, which takes 50 ms after so many imports."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    if not isinstance(code, int):
+        sys.exit(str(code))
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads that are no daemons
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python has its own way to say that
+    os._exit(code)
+
+
 if __name__ == "__main__":
     serve(sys.argv.pop())
-    main()
+    command()

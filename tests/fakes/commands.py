@@ -23,9 +23,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).parents[2]
-START = (
-    "from tests.fakes.commands import serve; serve({!r}); from gateway.launcher import main; main()"
-)
+# A command that another program types: it ends as the command does.
+PROGRAM = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [b"3"], [0, 1, 2])
+    command = dict(words=sys.argv[1:], env=dict(os.environ), cwd=os.getcwd())
+    server.sendall(json.dumps(command).encode())
+    server.shutdown(socket.SHUT_WR)
+    _, code = map(int, server.makefile())
+sys.exit(code if code >= 0 else 128 - code)
+"""
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,12 @@ class Commands:
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
+        self.programs = Path(self._folder.name, "bin")  # for a PATH
+        self.program = self.programs / "exogate"
+        self.programs.mkdir()
+        text = PROGRAM.format(python=sys.executable, address=self._address)
+        self.program.write_text(text, encoding="utf-8")
+        self.program.chmod(0o755)
 
     def close(self) -> None:
         assert self._process.stdout is not None
@@ -122,12 +137,14 @@ class Commands:
                 raise
             return Ended(code, _text(out), _text(err))
 
-    def start(self, words: Sequence[str], *, env: Mapping[str, str], err: BinaryIO) -> Forked:
+    def start(
+        self, words: Sequence[str], *, env: Mapping[str, str], err: BinaryIO, cwd: Path = ROOT
+    ) -> Forked:
         """What it says on stdout is to be read while it works."""
         read, write = os.pipe()
         with Path(os.devnull).open("rb") as nothing, os.fdopen(write, "wb") as out:
             files = [nothing.fileno(), out.fileno(), err.fileno()]
-            server = self._asked(words, env, ROOT, files)
+            server = self._asked(words, env, cwd, files)
         return Forked(server, os.fdopen(read, "rb"))
 
     def _asked(
