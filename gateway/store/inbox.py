@@ -115,8 +115,6 @@ def unpack_notice(expires_at: datetime | None, packed: str) -> Notice:
 def _leave(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     """Writes notices and the state of rules, in the commit that ends a run."""
     claimed = {"claimed_by": ending.run_id} if ending.has_claimed and tx.may_hold_notices else None
-    if not (claimed or ending.posts or ending.rule_state is not None):
-        return
     if claimed and ending.leaves_claimed:
         tx.change("notice", claimed, {"claimed_by": None})
     elif claimed:
