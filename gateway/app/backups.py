@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from gateway.app.shared import open_stores
 from gateway.config.document import without_secrets
-from gateway.config.secrets import FOLDER, REFERENCE
+from gateway.config.secrets import REFERENCE
 from gateway.config.toml import CannotEdit
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
@@ -38,13 +38,14 @@ from gateway.domain.backups import (
     StoreContents,
     is_safe_name,
 )
-from gateway.domain.errors import Busy, DataDirInUse
+from gateway.domain.errors import Busy, DataDirInUse, StoreUnavailable
 from gateway.domain.events import Deed
 from gateway.domain.ports import Clock, Stores
 from gateway.domain.version import VERSION
 from gateway.host.archive import (
     PART,
     ReadArchive,
+    give_to_owner,
     new_archive,
     opened_archive,
     sweep_parts,
@@ -114,11 +115,15 @@ class BackupMaker:
             )
             made = await to_thread.run_sync(_write, target, copy, told, config)
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), suppress(OSError):  # it was never made
                 await to_thread.run_sync(partial(copy.unlink, missing_ok=True))
         detail = {"file": made.file, "sha256": made.sha256, "bytes": made.bytes}
         deed = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
-        await self.stores.audit.append(Deed(self.clock.now(), "backup.created", by, deed))
+        try:
+            await self.stores.audit.append(Deed(self.clock.now(), "backup.created", by, deed))
+        except StoreUnavailable as error:  # as on a full disk: whoever makes room needs the archive
+            why = f"{target} was made and is whole, and could not be noted in the audit: {error}"
+            raise BackupRefused(why) from error
         self.note(now)
         return made
 
@@ -153,6 +158,7 @@ def _target(data_dir: Path, path: Path | None, now: datetime) -> Path:
         return found
     folder = data_dir / USUAL_FOLDER
     make_private(folder)
+    give_to_owner(data_dir, folder)
     sweep_parts(folder)
     return next(_unused(folder / _stamp(now), ".zip"))
 
@@ -188,6 +194,9 @@ def _write(target: Path, copy: Path, told: Manifest, config: GatewayConfig) -> B
             left_out=tuple(left_out),
         )
         digest = archive.finish(_as_json(manifest))
+    data_dir = config.gateway.data_dir.resolve()
+    if target.is_relative_to(data_dir):
+        give_to_owner(data_dir, target)
     return Backup(str(target), digest, target.stat().st_size, manifest)
 
 
@@ -218,7 +227,7 @@ def _texts(
     for name, path in _members(config).items():
         content = _read(name, path, left_out)
         if content is not None and path.suffix == ".toml":
-            secrets |= _secret_files(content)
+            secrets |= _secret_files(content, config.secret_folders)
             content = content if with_secrets else _without_secrets(path, content, left_out)
         if content is not None:
             yield name, path, content
@@ -261,11 +270,14 @@ def _without_secrets(path: Path, content: bytes, left_out: list[LeftOut]) -> byt
         return None
 
 
-def _secret_files(content: bytes) -> dict[str, Path]:
+def _secret_files(content: bytes, folders: Sequence[Path]) -> dict[str, Path]:
     """The files that references name, each with the name of its member."""
     found = REFERENCE.finditer(content.decode(errors="replace"))
-    names = [one[2] for one in found if one[1] == "file"]
-    return {f"{SECRETS}{one.strip('/')}": Path.home() / FOLDER / one for one in names}
+    places = {one[2]: [folder / one[2] for folder in folders] for one in found if one[1] == "file"}
+    return {
+        f"{SECRETS}{name.strip('/')}": next(filter(Path.is_file, paths), paths[-1])
+        for name, paths in places.items()
+    }
 
 
 def _named(config: GatewayConfig) -> Iterator[Path]:
@@ -482,6 +494,7 @@ def _put(building: Path, folder: Path, moved_to: Path | None) -> None:
         for below, _, files in os.walk(building):
             for name in files:
                 sync_file(Path(below, name))
+            give_to_owner(folder, Path(below), *(Path(below, name) for name in files))
             sync_folder(Path(below))
         if moved_to is not None:
             folder.rename(moved_to)

@@ -225,6 +225,9 @@ def _end(error: GatewayError, *, as_json: bool) -> None:
 
 
 def _end_of_click(error: click.ClickException, *, as_json: bool) -> None:
+    if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdecimal():
+        told = f'{error.message} A number below zero stands behind "--": -- {error.option_name}'
+        error = click.UsageError(told, error.ctx)
     if as_json:
         _show(failure("usage" if error.exit_code == USAGE else "failed", error.format_message()))
     else:

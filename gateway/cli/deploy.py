@@ -69,7 +69,8 @@ def _values(context: CliContext, config: GatewayConfig, kind: str) -> Mapping[st
     file, data_dir = (config_path(context) or usual_path()).absolute(), config.gateway.data_dir
     if kind == "systemd":
         data_dir, file = SYSTEM_DATA, (file if context.config_path else SYSTEM_CONFIG)
-        for path in (one for one in (program, file) if _is_hidden(one)):
+        interpreter = Path(sys.executable).resolve()  # that the program is a script of
+        for path in filter(_is_hidden, (program, interpreter, file)):
             click.echo(f"the unit hides {path} (ProtectHome=yes): move it elsewhere", err=True)
     drain_s = config.gateway.drain_s
     return {

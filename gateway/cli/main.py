@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from gateway.cli.command import CliContext, ending_well, guard_streams, parted
+from gateway.domain.text import meant
 from gateway.domain.version import VERSION
 
 
@@ -54,6 +55,15 @@ class Lazy(click.Group):
         if cmd_name == "version":
             return click.Command("version", callback=show_version, help=one.help)
         return _helped(_loaded(one.module, cmd_name), one.help) if one.module else _row(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            told = error.message.removesuffix(".") + (meant(args[0], self.texts()) or ".")
+            raise click.UsageError(told, error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         texts = self.texts()

@@ -520,7 +520,8 @@ def _key_in(here: Any, part: str, above: Sequence[str]) -> Any:
     place = place_of(here, part)
     if place is None:
         names = [str(name) for name in map(_name, here) if name is not None]
-        told = choose(part, names) if names else f"it has {len(here)}, counted from 0"
+        count = f"it has {len(here)}, counted from 0" if here else "the file has none"
+        told = choose(part, names) if names else count
         raise CannotEdit(f"{dotted(tuple(above))} has no item {quoted(part)}; {told}")
     return place
 

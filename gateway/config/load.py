@@ -28,7 +28,14 @@ from gateway.config.providers import (
 )
 from gateway.config.reading import Reading
 from gateway.config.rules import resolve_rules
-from gateway.config.secrets import MASK, files_in, is_sensitive, struck_arguments, struck_value
+from gateway.config.secrets import (
+    MASK,
+    absolute_files,
+    is_sensitive,
+    secret_folders,
+    struck_arguments,
+    struck_value,
+)
 from gateway.config.sections import (
     ROOT,
     SectionKey,
@@ -175,6 +182,7 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     check_prices(reading, config, by_place)
     if delegation.is_enabled:
         agents = tuple(with_result(agent) for agent in agents)
+    folders = secret_folders(reading.around.environment, reading.around.home)
     return replace(
         config,
         gateway=gateway,
@@ -193,8 +201,10 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
         key_origins=key_origins,
         origin=reading.document.path,
         notices=tuple(reading.notices),
+        secret_folders=folders,
         other_files=(
-            *files_in(reading.document.text, reading.around.home),
+            *folders,
+            *absolute_files(reading.document.text),
             *(
                 ()
                 if reading.document.path

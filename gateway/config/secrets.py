@@ -5,6 +5,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
@@ -48,6 +49,9 @@ def replace_file(path: Path, source: bytes, mode: int) -> None:
     opened, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(opened, "wb") as file:
+            with suppress(OSError):  # there is none, or only root gives files away
+                before = path.stat()
+                os.fchown(opened, before.st_uid, before.st_gid)
             os.fchmod(opened, mode)
             file.write(source)
             file.flush()
@@ -104,7 +108,12 @@ def resolve(
         path = _file(Path(given or ""), found[2])
         if given is not None and path.parent == Path(given) and path.is_file():
             return _plain_secret(path, path.read_bytes())  # its mode is its manager's affair
-        return read_secret(_file(home / FOLDER, found[2]))
+        try:
+            return read_secret(_file(home / FOLDER, found[2]))
+        except SecretProblem as problem:
+            if given is not None and problem.code == Code.BAD_SECRET_FILE:
+                problem.fix += f", or have the service manager put it into {given}, and restart"
+            raise
 
     value = REFERENCE.sub(referred, text)
     if not is_sendable(value):
@@ -114,11 +123,16 @@ def resolve(
     return value
 
 
-def files_in(text: str, home: Path) -> tuple[Path, ...]:
-    """The files of secrets that a configuration may be made of: those that it names by a whole path, and the
-    folder of the others."""
+def secret_folders(environment: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+    """Where files of secrets lie that are named without a path; the first that has one counts."""
+    given = value_of(environment, CREDENTIALS)
+    return (home / FOLDER,) if given is None else (Path(given), home / FOLDER)
+
+
+def absolute_files(text: str) -> tuple[Path, ...]:
+    """The files of secrets that a configuration names by a whole path."""
     named = (Path(found[2]) for found in REFERENCE.finditer(text) if found[1] == "file")
-    return (home / FOLDER, *(path for path in named if path.is_absolute()))
+    return tuple(path for path in named if path.is_absolute())
 
 
 def _variable(environment: Mapping[str, str], name: str) -> str:

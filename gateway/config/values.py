@@ -318,7 +318,7 @@ def placed_at(text: str, folder: Path, *, home: Path) -> Path:
 
 def shorter_name(path: Path, *, home: Path, cwd: Path) -> str:
     """A file as messages call it: as short as it is clear."""
-    if path.is_relative_to(cwd):
+    if path.is_relative_to(cwd) and cwd != cwd.parent:  # every path is below the root
         return str(path.relative_to(cwd))
     if path.is_relative_to(home):
         return f"~/{path.relative_to(home)}"
@@ -371,4 +371,5 @@ class GatewayConfig:
     origin: Path | None = None  # None: a start without a file
     rule_folder: RuleFolder | None = None
     notices: tuple[ConfigFinding, ...] = ()  # what an operator should know that is no error
+    secret_folders: tuple[Path, ...] = ()  # of ${file:NAME}; the first that has it counts
     other_files: tuple[Path, ...] = ()  # and folders, that it is or would be made of besides

@@ -122,6 +122,14 @@ def _require_new(path: Path) -> None:
         raise BackupRefused(f"{path} is there already: name another file, or move it away")
 
 
+def give_to_owner(folder: Path, *made: Path) -> None:
+    """Lets what root made in a folder belong to whom the folder belongs: a service does not run as root."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        for one in made:
+            os.chown(one, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
 def sync_folder(folder: Path) -> None:
     """Names in it are on the disk afterwards."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

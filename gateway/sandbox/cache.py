@@ -129,7 +129,8 @@ class CompileCache:
         finally:
             held[0].release()
         if isinstance(one, OSError | ValueError):  # no room, no process; or no good report
-            raise Uncompiled(f"compiling it failed: {type(one).__name__}") from one
+            why = str(one) if isinstance(one, OSError) else type(one).__name__
+            raise Uncompiled(f"compiling it failed: {why}") from one
         if isinstance(one, Uncompiled):
             raise one
         return one

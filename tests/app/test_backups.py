@@ -4,6 +4,7 @@ import json
 import sqlite3
 import zipfile
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
@@ -18,10 +19,12 @@ from anyio import to_thread
 from gateway.app.backups import BackupMaker, restore, verify
 from gateway.config.values import GatewayConfig, GatewaySettings
 from gateway.domain.backups import ArchiveDamaged, BackupRefused
-from gateway.domain.errors import Busy, DataDirInUse, StoreRefused
+from gateway.domain.errors import Busy, DataDirInUse, StoreRefused, StoreUnavailable
+from gateway.domain.events import Deed
 from gateway.store.opening import RESTORING, open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.lived import live, told
+from tests.fakes.ports import PartOfAudit, PartOfStoreCare
 
 
 def of(folder: Path) -> GatewayConfig:
@@ -115,6 +118,35 @@ async def test_one_backup_is_made_at_a_time(tmp_path: Path) -> None:
         async with turn:
             with pytest.raises(Busy, match="wait for it"):
                 await maker.create(of(tmp_path / "data"), None, with_secrets=False, by="local")
+
+
+class Stuck(PartOfStoreCare):
+    """Leaves something behind that cannot be removed."""
+
+    async def snapshot(self, into: Path, *, copies: int) -> None:
+        await anyio.Path(into).mkdir()
+        raise BackupRefused("there is no room")
+
+
+async def test_what_cannot_be_removed_does_not_hide_why_no_copy_was_made(tmp_path: Path) -> None:
+    async with open_store("embedded", tmp_path / "data", clock=FakeClock()) as stores:
+        maker = BackupMaker(replace(stores, care=Stuck()), FakeClock(), anyio.Lock())
+        with pytest.raises(BackupRefused, match="there is no room"):
+            await maker.create(of(tmp_path / "data"), None, with_secrets=False, by="local")
+
+
+class Full(PartOfAudit):
+    async def append(self, _deed: Deed) -> None:
+        raise StoreUnavailable("the disk is full")
+
+
+async def test_an_archive_of_a_store_that_takes_no_more_is_said_to_be_whole(tmp_path: Path) -> None:
+    async with open_store("embedded", tmp_path / "data", clock=FakeClock()) as stores:
+        maker = BackupMaker(replace(stores, audit=Full()), FakeClock(), anyio.Lock())
+        with pytest.raises(BackupRefused, match=r"is whole, .* in the audit: the disk is full"):
+            await maker.create(of(tmp_path / "data"), tmp_path / "a.zip", with_secrets=False, by="")
+
+    assert (await to_thread.run_sync(verify, tmp_path / "a.zip")).manifest.store.accepted == 0
 
 
 async def test_a_directory_that_is_not_empty_is_moved_aside_only_when_told(tmp_path: Path) -> None:

@@ -20,12 +20,7 @@ from tests.scenarios.scripts import echo, history_of
 ALICE, BOB, NARROW, READER = (
     f"{name}-secret-token" for name in ("alice", "bob", "narrow", "reader")
 )
-SCOPES = {
-    "alice": ["chat"],
-    "bob": ["chat"],
-    "narrow": ["chat", "agent:other"],
-    "reader": ["read"],
-}
+SCOPES = {"alice": ["chat"], "bob": ["chat"], "narrow": ["chat", "agent:other"], "reader": ["read"]}
 TOKENS = "".join(
     f'''
 [[tokens]]
@@ -145,11 +140,7 @@ async def test_an_agent_out_of_reach_is_neither_listed_nor_asked_and_lends_no_to
             with pytest.raises(MCPError, match="there is no tool 'calc'"):
                 await client.call_tool("calc", {"expression": "1+1"})
 
-    assert agents == {
-        ALICE: ["main", "other"],
-        BOB: ["main", "other", "closed"],
-        NARROW: ["other"],
-    }
+    assert agents == {ALICE: ["main", "other"], BOB: ["main", "other", "closed"], NARROW: ["other"]}
     assert lent == {ALICE: True, BOB: True, NARROW: False}
     assert answered == {(ALICE, "main"), (BOB, "main"), (BOB, "closed")}
     assert usual.is_error

@@ -44,19 +44,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_one_that_cannot_be_loaded_is_left_out_and_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_one_that_cannot_be_loaded_is_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     names = ("shelf", "broken", "absent", "clock")
     plugin = PluginDef("p", Path("p.wasm"), tuple(map(FunctionGrant, names)))
     folder = Folder()
 
     assert set(host_functions([plugin], {"folder": folder})) == {"folder", "shelf"}
     said = {(one.getMessage(), vars(one)["function"]) for one in caplog.records}
-    assert said == {
-        ("host_function_unloadable", "broken"),
-        ("host_function_missing", "absent"),
-    }
+    assert said == {("host_function_unloadable", "broken"), ("host_function_missing", "absent")}
 
 
 ROOM = """

@@ -11,13 +11,7 @@ import pytest
 from tests.fakes.client import http, post_chat
 from tests.fakes.clock import now_about
 from tests.fakes.gateway import START_S, command, spawned
-from tests.fakes.surreal import (
-    PASSWORD,
-    USER,
-    SurrealDatabase,
-    SurrealServer,
-    surreal_binary,
-)
+from tests.fakes.surreal import PASSWORD, USER, SurrealDatabase, SurrealServer, surreal_binary
 
 STORE = """
 [gateway]

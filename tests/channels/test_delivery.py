@@ -59,11 +59,7 @@ class Stage:
 
     async def deliver(self, delivery: Delivery) -> Receipt:
         async def sending(
-            arrived: int,
-            *,
-            is_safe: bool = False,
-            receipt: str | None = None,
-            waits: bool = False,
+            arrived: int, *, is_safe: bool = False, receipt: str | None = None, waits: bool = False
         ) -> None:
             if waits:
                 self.known.append(arrived)

@@ -46,8 +46,7 @@ MESSAGES = [
 batches = st.lists(st.integers(0, len(MESSAGES) - 1), min_size=1, max_size=5).map(tuple)
 faults: st.SearchStrategy[Fault] = st.sampled_from(("before", "after", "cut"))
 steps = st.lists(
-    st.tuples(st.sampled_from(("send", "send", "fault", "crash")), batches, faults),
-    max_size=25,
+    st.tuples(st.sampled_from(("send", "send", "fault", "crash")), batches, faults), max_size=25
 )
 
 

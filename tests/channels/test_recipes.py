@@ -79,11 +79,7 @@ def test_a_recipe_becomes_the_request_that_it_describes() -> None:
         "https://api.example/bot${secret:token}/setWebhook"
         "?url=https://me.example/webhooks/a&state=a%20b%26c"
     )
-    assert (ask.method, ask.headers, ask.timeout_s) == (
-        "POST",
-        (("x-chat", "\N{SNOWMAN}"),),
-        5.0,
-    )
+    assert (ask.method, ask.headers, ask.timeout_s) == ("POST", (("x-chat", "\N{SNOWMAN}"),), 5.0)
     assert json.loads(ask.body) == {"offset": 7, "text": "at \N{SNOWMAN}", "all": [["m"]]}
 
 

@@ -166,6 +166,34 @@ def test_what_was_restored_says_which_secrets_are_missing(
         assert "gateway.token" in checked.out
 
 
+def test_a_secret_of_the_service_manager_is_in_it_when_asked_for(
+    archive: tuple[Path, bool], tmp_path: Path
+) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "own_key").write_text("of the manager")
+    env = {"CREDENTIALS_DIRECTORY": str(tmp_path / "given")}
+    words = ("backup", "create", str(tmp_path / "b.zip"), "--with-secrets")
+
+    made = Shell(tmp_path / "etc" / "config.toml")(*words, env=env)
+
+    assert "left out" not in made.err
+    with zipfile.ZipFile(tmp_path / "b.zip") as inside:
+        assert inside.read("secrets/own_key") == b"of the manager"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_makes_in_a_data_directory_belongs_to_its_owner(tmp_path: Path) -> None:
+    shell, data, owner = offline(tmp_path), tmp_path / "data", 65_532
+    os.chown(data, owner, owner)
+    made = Path(shell("--json", "backup", "create").json["file"])
+    owners = {made.stat().st_uid, made.parent.stat().st_uid}
+
+    done = shell("backup", "restore", str(made.rename(tmp_path / "a.zip")), "--force")
+
+    assert (done.code, owners) == (0, {owner})
+    assert {one.stat().st_uid for one in (data, *data.rglob("*"))} == {owner}
+
+
 def test_a_plugin_is_named_with_its_digest(archive: tuple[Path, bool]) -> None:
     with zipfile.ZipFile(archive[0]) as inside:
         (plugin,) = json.loads(inside.read("manifest.json"))["plugins"]

@@ -10,9 +10,7 @@ import pytest
 
 from gateway.app.trial import BadPlugin
 from gateway.cli.channel_testing import PLATFORM, Script, play, read_script
-from gateway.cli.plugin_files import (
-    given,
-)
+from gateway.cli.plugin_files import given
 from tests.cli.conftest import Shell
 from tests.cli.plugin_bench import Bench
 

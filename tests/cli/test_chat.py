@@ -88,9 +88,7 @@ async def test_an_answer_can_be_stopped_by_typing(alone: Shell) -> None:
     assert said.count("you> ") == 2
 
 
-async def test_what_would_steer_the_terminal_is_shown_as_what_it_is(
-    alone: Shell,
-) -> None:
+async def test_what_would_steer_the_terminal_is_shown_as_what_it_is(alone: Shell) -> None:
     steering = "wiped\x1b[2J\x9b2J\x07 and\tkept\nwhole"
     async with scripted_server([Reply(steering)] * 2) as server:
         text = SLOW.format(folder=alone.config.parent, url=server.url)

@@ -350,8 +350,7 @@ def test_a_budget_in_usd_needs_the_price_of_every_model(shell: Shell, budgets: s
 
 
 @pytest.mark.parametrize(
-    "budgets",
-    ["", "[budgets]\ndaily = 5", "[budgets.agent]\nother = { usd = 1 }"],
+    "budgets", ["", "[budgets]\ndaily = 5", "[budgets.agent]\nother = { usd = 1 }"]
 )
 def test_without_a_budget_in_usd_no_price_is_needed(shell: Shell, budgets: str) -> None:
     (shell.file.parent / "soul.md").write_text("you help")

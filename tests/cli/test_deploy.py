@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -61,6 +62,14 @@ def test_the_unit_has_what_the_configuration_says(alone: Shell) -> None:
     assert "LoadCredential=gateway_token:/etc/exogate/secrets/gateway_token\n" in unit
     assert "MemoryDenyWriteExecute=" not in unit
     assert "a-token-of-the-test" not in unit
+
+
+def test_an_interpreter_that_the_unit_hides_is_named(alone: Shell) -> None:
+    ran = alone("service", "print", "--systemd")
+
+    interpreter = Path(sys.executable).resolve()
+    is_hidden = interpreter.parts[1] in {"home", "root"}
+    assert (f"the unit hides {interpreter} (ProtectHome=yes)" in ran.err) == is_hidden
 
 
 def test_launchd_can_read_the_agent(alone: Shell) -> None:

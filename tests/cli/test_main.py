@@ -36,11 +36,20 @@ def test_json_after_the_verb_gives_json(alone: Shell) -> None:
     assert alone("version", "--json").json["version"]
 
 
-def test_an_unknown_verb_is_wrong_usage(alone: Shell) -> None:
-    ran = alone("vresion")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("vresion", "No such command 'vresion'; did you mean \"version\"?"),
+        ("budget sett daily 5", "No such command 'sett'; did you mean \"set\"?"),
+        ("budget set daily -5", 'A number below zero stands behind "--": -- -5'),
+        ("budget set daily -- -5", '"-5" is no number of tokens'),
+    ],
+)
+def test_wrong_usage_is_told_what_would_be_right(alone: Shell, words: str, told: str) -> None:
+    ran = alone(*words.split())
 
     assert ran.code == 2
-    assert "No such command" in ran.err
+    assert told in ran.err
 
 
 def test_every_verb_is_listed_with_its_whole_help(alone: Shell) -> None:

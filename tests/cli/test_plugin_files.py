@@ -8,12 +8,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.plugin_files import (
-    checked_name,
-    given,
-    noted,
-    read_about,
-)
+from gateway.cli.plugin_files import checked_name, given, noted, read_about
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ import pytest
 
 from gateway.app.trial import BadPlugin
 from gateway.cli.plugin import make, scaffolds
-from gateway.cli.plugin_files import (
-    read_about,
-)
+from gateway.cli.plugin_files import read_about
 
 PAIRS = sorted(scaffolds())
 

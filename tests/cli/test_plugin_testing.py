@@ -9,11 +9,7 @@ import anyio
 import pytest
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.plugin_files import (
-    CASES,
-    Given,
-    given,
-)
+from gateway.cli.plugin_files import CASES, Given, given
 from gateway.cli.plugin_testing import Case, read_cases, try_all
 from tests.cli.plugin_bench import CLOCK, STORE, guest
 

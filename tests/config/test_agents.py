@@ -30,20 +30,24 @@ BOUNDS = {
     "S-001-Config-06",
     "S-001-Config-07",
 )
-@pytest.mark.parametrize("name", BOUNDS)
-@pytest.mark.parametrize("section", ["limits", "agent.limits"])
-def test_a_limit_has_its_default_and_both_bounds(arena: Arena, name: str, section: str) -> None:
-    default, least, most = BOUNDS[name]
+@pytest.mark.parametrize(
+    ("section", "name"), [*(("limits", name) for name in BOUNDS), ("context", "warning_percent")]
+)
+@pytest.mark.parametrize("above", ["", "agent."])
+def test_a_limit_has_its_default_and_both_bounds(
+    arena: Arena, section: str, name: str, above: str
+) -> None:
+    default, least, most = BOUNDS.get(name, (70, 50, 95))
 
-    def loaded(value: int) -> int:
-        agent = arena.load(f"[{section}]\n{name} = {value}").agents[0]
-        return int(getattr(agent.limits, name))
+    def loaded(value: int | None) -> int:
+        text = "[agent]" if value is None else f"[{above}{section}]\n{name} = {value}"
+        return int(getattr(getattr(arena.load(text).agents[0], section), name))
 
-    assert getattr(arena.load("[agent]").agents[0].limits, name) == default
+    assert loaded(None) == default
     assert (loaded(least), loaded(most)) == (least, most)
     for outside in (least - 1, most + 1):
-        (problem,) = arena.problems(f"[{section}]\n{name} = {outside}")
-        assert (problem.code, problem.key) == ("CFG007", f"{section}.{name}")
+        (problem,) = arena.problems(f"[{above}{section}]\n{name} = {outside}")
+        assert (problem.code, problem.key) == ("CFG007", f"{above}{section}.{name}")
 
 
 def test_a_template_is_checked_and_its_fault_told_with_its_place(arena: Arena) -> None:
@@ -95,34 +99,13 @@ def test_a_tool_gets_a_tenth_of_a_second_to_ten_minutes(arena: Arena, seconds: s
     assert problem.key == "limits.tool_timeout_s"
 
 
-@pytest.mark.parametrize("section", ["context", "agent.context"])
-def test_the_warning_about_the_window_has_its_default_and_both_bounds(
-    arena: Arena, section: str
-) -> None:
-    def loaded(value: int) -> int:
-        text = f"[{section}]\nwarning_percent = {value}"
-        return arena.load(text).agents[0].context.warning_percent
-
-    assert arena.load("[agent]").agents[0].context.warning_percent == 70
-    assert (loaded(50), loaded(95)) == (50, 95)
-    for outside in (49, 96):
-        (problem,) = arena.problems(f"[{section}]\nwarning_percent = {outside}")
-        assert (problem.code, problem.key) == ("CFG007", f"{section}.warning_percent")
-
-
-def test_an_agents_limits_go_before_everyones(arena: Arena) -> None:
+def test_what_an_agent_says_goes_before_what_holds_for_everyone(arena: Arena) -> None:
     agent = arena.load(
-        "[limits]\nmax_iterations = 9\ntool_timeout_s = 5\n[agent.limits]\nmax_iterations = 15"
-    ).agents[0]
-
-    assert (agent.limits.max_iterations, agent.limits.tool_timeout_s) == (15, 5.0)
-
-
-def test_an_agents_context_goes_before_everyones(arena: Arena) -> None:
-    agent = arena.load(
+        "[limits]\nmax_iterations = 9\ntool_timeout_s = 5\n[agent.limits]\nmax_iterations = 15\n"
         "[context]\ntoken_budget = 5000\nrecent_turns = 3\n[agent.context]\nrecent_turns = 4"
     ).agents[0]
 
+    assert (agent.limits.max_iterations, agent.limits.tool_timeout_s) == (15, 5.0)
     assert (agent.context.token_budget, agent.context.recent_turns) == (5_000, 4)
 
 
@@ -197,16 +180,6 @@ def test_an_agents_id_is_letters_digits_and_hyphens(arena: Arena, name: str) -> 
     assert (problem.code, problem.key) == ("CFG006", "agent.id")
 
 
-@pytest.mark.requirement("S-003-AgentDef-04")
-def test_an_unknown_provider_is_refused_with_those_that_there_are(arena: Arena) -> None:
-    (problem,) = arena.problems("[agent]\nprovider = 'antropic'\n[providers.ollama]")
-
-    assert problem.fix == (
-        'did you mean "anthropic"? '
-        "choose one of: anthropic, openai, gemini, openrouter, ollama, demo"
-    )
-
-
 @pytest.mark.requirement("S-003-AgentDef-07")
 def test_an_unknown_tool_names_agent_and_tool(arena: Arena) -> None:
     (problem,) = arena.problems(
@@ -219,9 +192,21 @@ def test_an_unknown_tool_names_agent_and_tool(arena: Arena) -> None:
     assert 'did you mean "weather"?' in problem.fix
 
 
+@pytest.mark.requirement("S-003-AgentDef-04", "S-003-AgentDef-07")
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
+        (
+            "[agent]\nprovider = 'antropic'\n[providers.ollama]",
+            'did you mean "anthropic"? '
+            "choose one of: anthropic, openai, gemini, openrouter, ollama, demo",
+        ),
+        ("[agent]\ntools = ['echo']", 'add [[plugins]] name = "echo", path = "bundled:echo"'),
+        (
+            "[agent]\ntools = ['time']",
+            'add [[plugins]] name = "time", path = "bundled:time", '
+            'capabilities = ["host_function:clock"]',
+        ),
         ("[agent]\nproject = 'x'", "choose one of: default; or add [[projects]] with it"),
         ("[agent]\nsubagents = ['x']", "none is defined; or add [[subagents]] with it"),
         (
@@ -234,27 +219,8 @@ def test_an_unknown_tool_names_agent_and_tool(arena: Arena) -> None:
 def test_what_there_is_is_listed_once(arena: Arena, text: str, fix: str) -> None:
     (problem,) = arena.problems(text)
 
-    assert (problem.code, problem.fix) == ("CFG009", fix)
-
-
-@pytest.mark.requirement("S-003-AgentDef-07")
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        ("echo", 'add [[plugins]] name = "echo", path = "bundled:echo"'),
-        (
-            "time",
-            'add [[plugins]] name = "time", path = "bundled:time", '
-            'capabilities = ["host_function:clock"]',
-        ),
-    ],
-)
-def test_a_bundled_plugin_that_is_not_configured_is_refused_with_its_lines(
-    arena: Arena, name: str, fix: str
-) -> None:
-    (problem,) = arena.problems(f"[agent]\ntools = ['{name}']")
-
-    assert (problem.code, problem.fix) == ("CFG009", fix)
+    assert problem.code in {"CFG003", "CFG009"}
+    assert problem.fix == fix
 
 
 def test_an_agent_may_list_the_memory_which_no_plugin_may_be(arena: Arena) -> None:
@@ -283,20 +249,22 @@ def test_a_plugin_that_is_wrong_itself_is_no_mistake_of_the_agent(arena: Arena) 
 
 
 @pytest.mark.requirement("S-003-AgentDef-02", "S-003-AgentDef-06")
-@pytest.mark.parametrize(("tokens", "is_right"), [(0, 0), (-1, 0), (1, 1), (8_192, 1), (8_193, 0)])
-def test_max_tokens_is_what_the_model_can_give(arena: Arena, tokens: int, is_right: int) -> None:
-    text = f"[agent]\nmodel = 'claude-test'\nmax_tokens = {tokens}"
+@pytest.mark.parametrize(
+    ("model", "tokens", "is_right"),
+    [
+        *(("claude-test", *one) for one in ((0, 0), (-1, 0), (1, 1), (8_192, 1), (8_193, 0))),
+        ("unheard-of", 1_000_000, 1),
+    ],
+)
+def test_max_tokens_is_what_the_model_can_give(
+    arena: Arena, model: str, tokens: int, is_right: int
+) -> None:
+    text = f"[agent]\nmodel = '{model}'\nmax_tokens = {tokens}"
 
     if is_right:
         assert arena.load(text).agents[0].max_tokens == tokens
     else:
         assert [p.key for p in arena.problems(text)] == ["agent.max_tokens"]
-
-
-def test_a_model_that_nobody_knows_may_give_anything(arena: Arena) -> None:
-    text = "[agent]\nmodel = 'unheard-of'\nmax_tokens = 1000000"
-
-    assert arena.load(text).agents[0].max_tokens == 1_000_000
 
 
 def test_a_provider_without_a_usual_model_needs_one(arena: Arena) -> None:

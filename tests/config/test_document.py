@@ -167,11 +167,7 @@ PIECES = st.sampled_from(
 )
 @given(
     edits=st.lists(
-        st.tuples(
-            st.integers(0, len(EXAMPLE)),
-            st.integers(0, 12),
-            PIECES | st.text(max_size=3),
-        ),
+        st.tuples(st.integers(0, len(EXAMPLE)), st.integers(0, 12), PIECES | st.text(max_size=3)),
         min_size=1,
         max_size=4,
     ),
@@ -197,11 +193,7 @@ def test_no_damage_to_the_example_is_a_crash_or_an_empty_error(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(
-    at=st.integers(0, 500),
-    length=st.integers(0, 6),
-    piece=PIECES,
-)
+@given(at=st.integers(0, 500), length=st.integers(0, 6), piece=PIECES)
 def test_no_damage_brings_a_secret_to_light(arena: Arena, at: int, length: int, piece: str) -> None:
     secret = "Correct-Horse-Battery"
     text = (

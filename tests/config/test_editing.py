@@ -1,5 +1,6 @@
 """Changes to a file of the operator's: small, whole or not at all, and nothing else is touched."""
 
+import os
 import stat
 import tomllib
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def around(arena: Arena) -> Surroundings:
     return Surroundings({}, arena.home, arena.cwd, KNOWN)
 
 
-def test_a_plugin_is_added_behind_everything() -> None:
+def test_a_plugin_is_added_once_and_behind_everything() -> None:
     new = {"name": "new", "path": "new.wasm", "capabilities": ["store:x"], "sha256": SHA}
 
     after = with_plugin(FILE, new)
@@ -76,12 +77,9 @@ def test_a_plugin_is_added_behind_everything() -> None:
         f'capabilities = ["store:x"]\nsha256 = "{SHA}"\n'
     )
     assert tomllib.loads(after)["plugins"][2] == new
-
-
-def test_the_first_plugin_of_all_needs_no_file() -> None:
-    after = with_plugin("", {"name": "new", "path": "bundled:echo"})
-
-    assert after == '[[plugins]]\nname = "new"\npath = "bundled:echo"\n'
+    assert with_plugin("", {"name": "a", "path": "b"}) == '[[plugins]]\nname = "a"\npath = "b"\n'
+    with pytest.raises(CannotEdit, match='there is a plugin "new" already'):
+        with_plugin(after, new)
 
 
 @pytest.mark.parametrize(
@@ -96,38 +94,21 @@ def test_a_plugin_is_added_to_a_list_that_is_written_in_one(text: str) -> None:
     assert after == {**before, "plugins": [*before["plugins"], new]}
 
 
-def test_a_plugin_is_added_once() -> None:
-    with pytest.raises(CannotEdit, match='there is a plugin "weather" already'):
-        with_plugin(FILE, {"name": "weather", "path": "x"})
+def test_a_grant_changes_one_line_or_none() -> None:
+    first = with_capability(FILE, "bare", STORE)
+    granted = with_capability(FILE, "weather", STORE)
+    again = with_capability(FILE, "weather", parse_capability("http:https://A.example:443"))
+    revoked = without_capability(FILE, "weather", parse_capability("http:a.example"))
 
-
-def test_a_capability_is_granted_in_one_line() -> None:
-    after = with_capability(FILE, "weather", STORE)
-
-    assert added(FILE, after) == [
+    assert added(FILE, first) == ['+  capabilities = ["store:x"]']
+    assert tomllib.loads(first)["plugins"][1]["capabilities"] == ["store:x"]
+    assert added(FILE, granted) == [
         "-  'http:b.example'  # two",
         "+  'http:b.example',  # two",
         '+  "store:x",',
     ]
-
-
-def test_a_first_capability_gets_a_line_behind_the_path() -> None:
-    after = with_capability(FILE, "bare", STORE)
-
-    assert added(FILE, after) == ['+  capabilities = ["store:x"]']
-    assert tomllib.loads(after)["plugins"][1]["capabilities"] == ["store:x"]
-
-
-def test_what_is_granted_already_changes_nothing() -> None:
-    granted = parse_capability("http:https://A.example:443")
-
-    assert with_capability(FILE, "weather", granted) == FILE
-
-
-def test_a_capability_is_revoked_with_its_line() -> None:
-    after = without_capability(FILE, "weather", parse_capability("http:a.example"))
-
-    assert added(FILE, after) == ['-  "http:a.example", # one']
+    assert again == FILE
+    assert added(FILE, revoked) == ['-  "http:a.example", # one']
 
 
 def test_what_is_not_granted_cannot_be_revoked() -> None:
@@ -302,15 +283,17 @@ def test_a_difference_shows_references_and_no_secret() -> None:
     assert difference(before, before, "config.toml") == ""
 
 
-def test_what_is_saved_is_there_at_once_with_the_files_mode(arena: Arena) -> None:
+def test_what_is_saved_is_there_at_once_with_the_files_mode_and_owner(arena: Arena) -> None:
     path = arena.write("[gateway]\nport = 1\n")
     path.chmod(0o640)
+    owner = 65_532 if os.geteuid() == 0 else os.geteuid()  # only root gives files away
+    os.chown(path, owner, -1)
     before = current(path, around(arena))
 
     save(path, before, before.replace("1", "2"), around(arena))
 
     assert path.read_text() == "[gateway]\nport = 2\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o640, owner)
     assert list(arena.cwd.iterdir()) == [path]
 
 

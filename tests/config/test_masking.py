@@ -53,14 +53,8 @@ def test_a_path_is_as_sensitive_as_its_parts(path: KeyPath, expected: bool) -> N
         (f"[gateway]\nprot = {{ a = '{SECRET}' }}", "prot = { a = *** }"),
         (f"[gateway]\npassword = '{SECRET}' # was {SECRET}", "password = ***"),
         (f"gateway.prot = 7 # not '{SECRET[:4]}'", f"gateway.prot = 7 # not '{SECRET[:4]}'"),
-        (
-            f"[providers.openai]\nheaders = {{ 'a b' = '{SECRET}' }}",
-            "headers = { 'a b' = *** }",
-        ),
-        (
-            f'[providers.openai.headers]\n"a b" = "{SECRET}"',
-            '"a b" = ***',
-        ),
+        (f"[providers.openai]\nheaders = {{ 'a b' = '{SECRET}' }}", "headers = { 'a b' = *** }"),
+        (f'[providers.openai.headers]\n"a b" = "{SECRET}"', '"a b" = ***'),
         (
             f"[gateway]\nbind = '{SECRET} '\n[providers.openai]\napi_key = '{SECRET}'",
             "bind = '*** '",
@@ -170,8 +164,7 @@ def test_a_copy_of_a_file_says_where_its_secrets_were_and_none_of_them() -> None
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "# only a comment\r\n", "a = 1\r\nb = '''x\r\n#y'''\r\n", "\ufeffport = 1 # one\n"],
+    "text", ["", "# only a comment\r\n", "a = 1\r\nb = '''x\r\n#y'''\r\n", "\ufeffport = 1 # one\n"]
 )
 def test_a_file_without_secrets_is_copied_letter_for_letter(text: str) -> None:
     assert without_secrets(text) == text

@@ -52,6 +52,8 @@ def test_an_item_that_is_not_there_is_refused_with_those_that_are() -> None:
         with_value(FILE, parse_path("agents.secnd.model"), "x")
     with pytest.raises(CannotEdit, match="counted from 0"):
         with_value(FILE, parse_path("bindings.7.channel"), "x")
+    with pytest.raises(CannotEdit, match="the file has none"):
+        with_value("channels = []", parse_path("channels.7.plugin"), "x")
 
 
 def test_a_whole_table_makes_a_new_item_that_has_its_name() -> None:
@@ -100,10 +102,7 @@ def test_a_patch_merges_tables_and_null_removes() -> None:
     found = tomllib.loads(with_patch(FILE, patch))
 
     assert found["gateway"] == {"drain_s": 5}
-    assert found["agents"] == [
-        {"id": "second", "model": "x"},
-        {"id": "third", "model": "demo"},
-    ]
+    assert found["agents"] == [{"id": "second", "model": "x"}, {"id": "third", "model": "demo"}]
     assert found["agent"]["limits"] == {"max_iterations": 4}
 
 

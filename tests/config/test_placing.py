@@ -10,16 +10,10 @@ ECHO = "[[plugins]]\nname = 'echo'\npath = 'bundled:echo'\n"
 # name -> (file, [(line, column, code, key), ...])
 TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
     "unknown key at the top": ("prot = 1", [(1, 1, "CFG002", "prot")]),
-    "unknown key in a section": (
-        "# c\n[gateway]\n  prot = 1",
-        [(3, 3, "CFG002", "gateway.prot")],
-    ),
+    "unknown key in a section": ("# c\n[gateway]\n  prot = 1", [(3, 3, "CFG002", "gateway.prot")]),
     "unknown section": ("[gatewy]\nport = 1", [(1, 2, "CFG002", "gatewy")]),
     "unknown dotted key": ("gateway.prot = 1", [(1, 9, "CFG002", "gateway.prot")]),
-    "unknown quoted key": (
-        '[gateway]\n"po rt" = 1',
-        [(2, 1, "CFG002", 'gateway."po rt"')],
-    ),
+    "unknown quoted key": ('[gateway]\n"po rt" = 1', [(2, 1, "CFG002", 'gateway."po rt"')]),
     "unknown key in an inline table": (
         'gateway = { port = 1, "prot" = 2 }',
         [(1, 23, "CFG002", "gateway.prot")],
@@ -32,10 +26,7 @@ TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
         '[[agents]]\nid = "a"\n[agents.limits]\nx = 1',
         [(4, 1, "CFG002", "agents.0.limits.x")],
     ),
-    "quoted key that is known": (
-        '["gateway"]\n"port" = true',
-        [(2, 10, "CFG005", "gateway.port")],
-    ),
+    "quoted key that is known": ('["gateway"]\n"port" = true', [(2, 10, "CFG005", "gateway.port")]),
     "wrong type": ('[gateway]\nport = "7200"', [(2, 8, "CFG005", "gateway.port")]),
     "bool for a number": ("gateway.port = true", [(1, 16, "CFG005", "gateway.port")]),
     "date for a string": ("[gateway]\nbind = 1979-05-27", [(2, 8, "CFG005", "gateway.bind")]),
@@ -56,10 +47,7 @@ TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
         "[observability]\nlog_level = 'inof'",
         [(2, 13, "CFG003", "observability.log_level")],
     ),
-    "budget word": (
-        "context.token_budget = 'atuo'",
-        [(1, 24, "CFG003", "context.token_budget")],
-    ),
+    "budget word": ("context.token_budget = 'atuo'", [(1, 24, "CFG003", "context.token_budget")]),
     "budget range": ("context.token_budget = 3999", [(1, 24, "CFG007", "context.token_budget")]),
     "version": ("config_version = 2", [(1, 18, "CFG003", "config_version")]),
     "missing key": (
@@ -78,10 +66,7 @@ TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
         "[gateway]\nport = 1\n\n[providers.mine]\nmax_retries = 1",
         [(4, 1, "CFG004", "providers.mine.wire"), (4, 1, "CFG004", "providers.mine.base_url")],
     ),
-    "unknown provider": (
-        "[agent]\nprovider = 'antropic'",
-        [(2, 12, "CFG003", "agent.provider")],
-    ),
+    "unknown provider": ("[agent]\nprovider = 'antropic'", [(2, 12, "CFG003", "agent.provider")]),
     "unknown provider of a fallback": (
         "[agent.fallback]\nprovider = 'opnai'",
         [(2, 12, "CFG003", "agent.fallback.provider")],

@@ -246,13 +246,7 @@ def test_a_secret_goes_to_the_hosts_that_are_named(arena: Arena) -> None:
             "k.hosts.0",
             ('"*.example"', "write HOST or SCHEME://HOST:PORT"),
         ),
-        (
-            "['http:http://a.example']",
-            "{ k = 'v' }",
-            "CFG006",
-            "k",
-            ("http://a.example", "https"),
-        ),
+        ("['http:http://a.example']", "{ k = 'v' }", "CFG006", "k", ("http://a.example", "https")),
         (
             "['http:http://a.example', 'http:b.example']",
             "{ k = { value = 'v', hosts = ['http://a.example'] } }",

@@ -189,12 +189,7 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
     assert arena.problems(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[[schedules]]",
-    ],
-)
+@pytest.mark.parametrize("text", ["[[schedules]]"])
 def test_what_is_not_built_is_not_configurable(arena: Arena, text: str) -> None:
     assert {problem.code for problem in arena.problems(text)} == {"CFG002"}
 

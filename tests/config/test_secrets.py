@@ -20,16 +20,13 @@ def refusal(arena: Arena, text: str, **environment: str) -> SecretProblem:
     return caught.value
 
 
-def test_a_variable_is_followed(arena: Arena) -> None:
+def test_a_reference_is_followed_once_also_inside_a_text(arena: Arena) -> None:
+    path = arena.secret("key", "value\n")
+
     assert resolved(arena, "${env:NAME}", NAME="value") == "value"
-
-
-def test_a_reference_may_stand_inside_a_text(arena: Arena) -> None:
     assert resolved(arena, "Bearer ${env:NAME}", NAME="value") == "Bearer value"
-
-
-def test_what_a_variable_holds_is_not_followed_again(arena: Arena) -> None:
     assert resolved(arena, "${env:A}", A="${env:B}", B="b") == "${env:B}"
+    assert resolved(arena, f"${{file:key}} ${{file:{path}}}") == "value value"
 
 
 @pytest.mark.parametrize("environment", [{}, {"NAME": ""}])
@@ -44,18 +41,6 @@ def test_an_unset_or_empty_variable_is_a_problem(arena: Arena, environment: dict
 )
 def test_a_broken_reference_is_a_problem(arena: Arena, text: str) -> None:
     assert refusal(arena, text).code == Code.MALFORMED
-
-
-def test_a_secret_file_is_read_without_its_line_end(arena: Arena) -> None:
-    arena.secret("key", "value\n")
-
-    assert resolved(arena, "${file:key}") == "value"
-
-
-def test_a_secret_file_may_be_anywhere(arena: Arena) -> None:
-    path = arena.secret("key", "value")
-
-    assert resolved(arena, f"${{file:{path}}}") == "value"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601])
@@ -126,3 +111,8 @@ def test_a_secret_of_the_service_manager_comes_before_the_folder_at_home(tmp_pat
     ]
 
     assert found == ["of the manager", "of home"]
+    with pytest.raises(SecretProblem) as missing:
+        resolve("${file:third}", environment, tmp_path)
+    assert missing.value.fix.endswith(
+        f"or have the service manager put it into {given}, and restart"
+    )

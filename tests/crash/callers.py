@@ -134,11 +134,7 @@ _SECRETS = {
     "telegram": {"bot_token": TOKEN, "webhook_secret": f"{SECRET}telegram"},
     "slack": {"bot_token": TOKEN, "signing_secret": f"{SECRET}slack"},
     "discord": {"bot_token": TOKEN},
-    "whatsapp": {
-        "access_token": TOKEN,
-        "app_secret": f"{SECRET}whatsapp",
-        "verify_token": SECRET,
-    },
+    "whatsapp": {"access_token": TOKEN, "app_secret": f"{SECRET}whatsapp", "verify_token": SECRET},
     "matrix": {"as_token": TOKEN, "hs_token": f"{SECRET}matrix"},
     "webhook": {"secret": f"whsec_{SECRET}", "reply_token": TOKEN},
 }

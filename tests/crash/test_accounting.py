@@ -196,28 +196,18 @@ def together(*names: str, into: str = "c") -> tuple[list[Record], dict[str, Audi
     return records, audits, [*questions, exchange(names[-1])[1]]
 
 
-def test_messages_that_one_answer_names_are_answered() -> None:
+def test_messages_that_one_answer_names_are_answered_and_others_lost() -> None:
     records, audits, history = together("a", "b", "c")
-
     closed = books(*records, audits=audits, history=history)
-
-    assert closed.is_valid
-    assert (closed.answered, closed.merged) == (3, 2)
-
-
-def test_a_merged_message_that_the_answer_does_not_name_is_lost() -> None:
-    records, audits, history = together("a", "b", "c")
     forgets = {**audits["c"].log[0], "response": "answer 1 to b c"}
     audits["c"] = replace(audits["c"], log=[forgets])
     records[2].ends = [forgets]
+    nowhere, into_nothing, asked = together("a", "b", into="x")
 
+    assert closed.is_valid
+    assert (closed.answered, closed.merged) == (3, 2)
     assert books(*records, audits=audits, history=history).lost == ["a"]
-
-
-def test_a_message_that_was_merged_into_nothing_is_lost() -> None:
-    records, audits, history = together("a", "b", into="x")
-
-    assert books(*records, audits=audits, history=history).lost == ["a", "b"]
+    assert books(*nowhere, audits=into_nothing, history=asked).lost == ["a", "b"]
 
 
 def superseded(name: str) -> tuple[Record, Audit]:

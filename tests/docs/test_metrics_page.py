@@ -14,10 +14,7 @@ _FAMILY = re.compile(r"# HELP (\w+) (.*)\n# TYPE \1 (\w+)\n")
 
 
 async def test_every_metric_is_on_the_page_and_no_other(tmp_path: Path) -> None:
-    async with (
-        scripted_server([Reply("hi")]) as model,
-        running(Setup(model.url), tmp_path) as site,
-    ):
+    async with scripted_server([Reply("hi")]) as model, running(Setup(model.url), tmp_path) as site:
         answer = await http(site.url + "/metrics")
 
     shared = Figures().share(cluster=True)

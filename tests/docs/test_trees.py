@@ -206,9 +206,7 @@ def test_every_verb_is_documented_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("text", TREES)
-def test_every_sample_tree_loads_without_a_warning(
-    text: str,
-) -> None:
+def test_every_sample_tree_loads_without_a_warning(text: str) -> None:
     assert load(text, "sample.bt", REGISTRY).warnings == ()
 
 

@@ -105,3 +105,16 @@ class PartOfChannelStore(_Part):
     remove_pairing: Any
     block: Any
     list_pairings: Any
+
+
+class PartOfStoreCare(_Part):
+    probe: Any
+    sweep: Any
+    expire: Any
+    close: Any
+
+
+class PartOfAudit(_Part):
+    append_soon: Any
+    newest: Any
+    after: Any

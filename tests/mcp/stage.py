@@ -87,11 +87,7 @@ async def staged(
     async def told_changed(facts: Mapping[str, object]) -> None:
         stages[0].changed.append(facts)
 
-    async with (
-        open_memory() as stores,
-        open_outbound() as http,
-        anyio.create_task_group() as group,
-    ):
+    async with open_memory() as stores, open_outbound() as http, anyio.create_task_group() as group:
         means = ServerDeps(
             connector=Connector(http, folder, clock),
             clock=clock,

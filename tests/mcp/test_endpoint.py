@@ -84,10 +84,7 @@ async def test_the_desk_is_told_who_calls_and_what_is_wanted(era: str) -> None:
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_what_fails_inside_is_told_without_its_words(era: str) -> None:
-    async with (
-        site(FakeDesk(broken=True)) as url,
-        mcp_client(url, ALICE.secret, era=era) as client,
-    ):
+    async with site(FakeDesk(broken=True)) as url, mcp_client(url, ALICE.secret, era=era) as client:
         with pytest.raises(MCPError, match="internal error") as caught:
             await client.call_tool("echo", {})
 

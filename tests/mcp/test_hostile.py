@@ -176,9 +176,7 @@ async def test_a_server_that_never_answers_is_not_waited_for_longer_than_its_tim
     assert "within 0.3 s" in str(stage.server.status.why)
 
 
-async def test_a_result_of_ten_thousand_parts_is_refused(
-    tmp_path: Path,
-) -> None:
+async def test_a_result_of_ten_thousand_parts_is_refused(tmp_path: Path) -> None:
     fake = FakeMcp()
 
     async def act(arguments: Mapping[str, Any]) -> types.CallToolResult:

@@ -12,15 +12,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.types import Send
 
 from gateway.domain.messages import ToolResult
-from tests.fakes.mcp_server import (
-    ANYTHING,
-    FakeMcp,
-    Instead,
-    answer,
-    refusal,
-    serving,
-    text_result,
-)
+from tests.fakes.mcp_server import ANYTHING, FakeMcp, Instead, answer, refusal, serving, text_result
 from tests.mcp.stage import Stage, staged
 from tests.mcp.test_connections import ERAS, READS, at
 

@@ -24,12 +24,7 @@ from tests.oracles.conftest import NODE, Site, opened
 PACKAGES = NODE.parents[1]
 CONFORMANCE = PACKAGES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 INSPECTOR = PACKAGES / ".bin" / "mcp-inspector"
-SCENARIOS = (
-    "server-initialize",
-    "ping",
-    "tools-list",
-    "http-header-validation",
-)
+SCENARIOS = ("server-initialize", "ping", "tools-list", "http-header-validation")
 SERVE = """
 [mcp.serve]
 enabled = true

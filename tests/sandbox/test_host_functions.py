@@ -180,10 +180,7 @@ async def test_a_request_goes_out_as_it_was_meant() -> None:
     secret = PluginSecret("key", Secret("swordfish"), frozenset())
     fetch = FakeFetch(lambda _: Fetched(201, (("x", "y"),), b'{"a":1}'))
     plugin = PluginDef(
-        "shop",
-        Path("shop.wasm"),
-        (parse_capability("http:example.com"),),
-        secrets=(secret,),
+        "shop", Path("shop.wasm"), (parse_capability("http:example.com"),), secrets=(secret,)
     )
     asked = request(method="post", headers={"A": "b"}, body="hé", timeout_ms=1500)
 

@@ -131,10 +131,7 @@ TWICE = json.dumps({"name": "x", "tools": [{"name": "run"}, {"name": "run"}]})
 
 @pytest.fixture
 def configured(tmp_path: Path) -> list[PluginDef]:
-    twice = handling(
-        "unreachable",
-        pieces="{{memory}} {{realloc}} {{answer}}" + describing(TWICE),
-    )
+    twice = handling("unreachable", pieces="{{memory}} {{realloc}} {{answer}}" + describing(TWICE))
     files: Mapping[str, bytes] = {"good": ECHO, "wants": RELAY, "text": b"hello", "twice": twice}
     plugins = [PluginDef(name, kept(tmp_path, name, wasm)) for name, wasm in files.items()]
     clock = (parse_capability("host_function:clock"),)

@@ -184,9 +184,7 @@ async def test_who_is_there_goes_on_when_nobody_else_is_let_in() -> None:
             await site.dial()
 
 
-async def test_a_cancelled_server_leaves_nothing_behind(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_cancelled_server_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
     async with running() as site:
         socket = await site.socket()
         await ask(socket, "ping")

@@ -76,8 +76,7 @@ async def test_an_event_is_told_with_all_that_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "seen"),
-    [(BOB, KEYS[:2]), (READER, (*KEYS, None)), (ONLY_Z, KEYS[2:3])],
+    ("by", "seen"), [(BOB, KEYS[:2]), (READER, (*KEYS, None)), (ONLY_Z, KEYS[2:3])]
 )
 async def test_everybody_hears_of_the_sessions_that_they_may_see(
     by: Principal, seen: tuple[str | None, ...]

@@ -160,11 +160,7 @@ async def test_wrong_codes_are_not_found_and_soon_not_even_looked_at() -> None:
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [
-        ("pair.list", {}),
-        ("pair.approve", {"code": "X"}),
-        ("pair.deny", {"code": "X"}),
-    ],
+    [("pair.list", {}), ("pair.approve", {"code": "X"}), ("pair.deny", {"code": "X"})],
 )
 async def test_who_reaches_some_agents_only_decides_nothing(
     name: str, params: dict[str, str]
