@@ -199,12 +199,12 @@ class LedgerBooks(OfStore, ABC):
         """With what is held beside the tables."""
         return tallies
 
-    def _to_warn_of(self, tallies: list[Tally], day: str, due: Due | None) -> list[Tally]:
+    def _to_warn_of(self, tallies: list[Tally], day: str, due: Due) -> list[Tally]:
         """Those that have come near a limit that was not warned about."""
         return [
             replace(tally, warned=limit)
-            for tally in (self._with_raises(tallies, day) if due is not None else ())
-            if due is not None and (limit := due(tally)) not in {"", tally.warned}
+            for tally in self._with_raises(tallies, day)
+            if (limit := due(tally)) not in {"", tally.warned}
         ]
 
     # --- limits that are raised for a day ---------------------------------------------------------
@@ -445,7 +445,7 @@ class StoredLedger(LedgerBooks):
         if call is None:
             return ()
         rows, accounts = self._charge(call, ended)
-        warnings = self._to_warn_of([one.tally() for one in accounts], call.day, due)
+        warnings = self._to_warn_of([one.tally() for one in accounts], call.day, due) if due else []
         for tally in warnings:
             self._accounts[tally.scope].warned = tally.warned
         if isinstance(ended, TokenRecord):

@@ -176,7 +176,7 @@ class SharedLedger(LedgerBooks):
         now = [
             replace(one, used=one.used + ended.amount, held=one.held - call.held) for one in known
         ]
-        warned = self._to_warn_of(now, call.day, due)
+        warned = self._to_warn_of(now, call.day, due) if due else []
         self._known |= {one.scope: one for one in now}
         for one in warned:
             self._known[one.scope] = replace(self._known[one.scope], warned=one.warned)

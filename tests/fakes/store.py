@@ -57,6 +57,9 @@ class InlineWriter(Writer):
         except StoreUnavailable as error:
             failed(error)
 
+    async def caught_up(self) -> None:
+        await checkpoint()  # as for the thread: who is cancelled hears of it here
+
     @property
     def commits(self) -> int:
         return self._commits.done
