@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from gateway.agent.driver import RunControl
+from gateway.agent.effects import Moment
 from gateway.codec import decode
 from gateway.domain.cluster import (
     Hint,
@@ -27,6 +28,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Entry, RunRecord
 from gateway.domain.messages import Chunk
 from gateway.domain.ports import Clock
+from gateway.sessions.journal import RecordedJournal
 from gateway.sessions.runs import Listener, LiveRun, LiveRuns
 
 log = logging.getLogger(__name__)
@@ -72,8 +74,13 @@ class SharedRun(LiveRun):
         )
 
     def take_up(self, entry: Entry, tenure: Tenure) -> None:
-        """From now on it is worked on here. Whoever listens has what was told so far."""
-        self.entry, self.tenure, self.events = entry, tenure, []
+        """From now on it is to be worked on here."""
+        self.entry, self.tenure = entry, tenure
+
+    def start(self, attempt: int, moment: Moment, journal: RecordedJournal | None = None) -> None:
+        """Whoever listens has what was told so far; and keeps it, should this attempt never begin."""
+        self.events = []
+        LiveRun.start(self, attempt, moment, journal)
 
     def let_go(self) -> None:
         """From now on it is a mirror, of what another node may work on."""

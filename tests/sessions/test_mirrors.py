@@ -1,5 +1,6 @@
 """A run of another node is followed from where whoever follows it has heard."""
 
+from gateway.domain.cluster import Tenure
 from gateway.domain.inbox import Entry
 from gateway.sessions.mirrors import SharedRun
 from tests.fakes.store import an_entry
@@ -16,3 +17,16 @@ def test_what_was_heard_at_another_node_is_not_told_again_when_it_comes_here() -
         run.hear(chunk(seq), seq)
 
     assert told == [chunk(3)]
+
+
+def test_what_was_heard_of_a_run_is_not_told_again_though_it_was_taken_up_here_meanwhile() -> None:
+    entry, told = Entry(an_entry("a"), 1, "queued", 0), list[bytes]()
+    run = SharedRun(entry)
+    run.listen(lambda event, _: told.append(event))
+    run.hear(chunk(1), 1)
+    run.take_up(entry, Tenure(run.session_key, 2))
+    run.let_go()
+    for seq in (1, 2):
+        run.hear(chunk(seq), seq)
+
+    assert told == [chunk(1), chunk(2)]
