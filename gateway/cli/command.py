@@ -204,6 +204,8 @@ def _known(error: BaseException) -> GatewayError | None:
             return error
         case BaseExceptionGroup():
             return next(filter(None, map(_known, error.exceptions)), None)
+        case PermissionError() if where := error.filename:
+            return NotAllowed(f"this user may not use {where}: run the command as its owner")
         case OSError() if error.errno in _NO_ROOM:
             return GatewayError(f"the result cannot be written: {error.strerror}")
     return None

@@ -1,6 +1,7 @@
 """The command line's way to a running gateway: its WebSocket, found through the data directory."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from gateway.config.load import find_data_dir
 from gateway.domain.errors import Busy, GatewayError
 from gateway.domain.ids import SessionKey
 from gateway.host.files import read_key
-from gateway.store.opening import read_owner
+from gateway.store.opening import LOCK, read_owner
 
 ANSWER_S = 30.0
 BIGGEST_FRAME = 64 * 1024 * 1024
@@ -87,6 +88,12 @@ def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
     folder = data_dir(context)
     owner = read_owner(folder)
     if owner is None or owner.url is None:
+        try:
+            os.close(os.open(folder / LOCK, os.O_RDONLY))
+        except PermissionError:  # this user cannot know
+            raise
+        except OSError:
+            pass  # there is none
         raise Unreachable(f"no gateway is running on {folder}; start one with `exogate run`")
     key = read_key(folder)
     if key is None:

@@ -1,9 +1,12 @@
 """The command line finds the running gateway, and says what is wrong when it cannot."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from gateway.cli.command import CliContext, ending_well
+from gateway.cli.link import ask
 from tests.cli.conftest import Shell
 
 VERBS = ("status", "session list", "budget status", "channel list", "audit tail", "pair list")
@@ -43,6 +46,22 @@ def test_a_data_directory_that_is_named_needs_no_configuration_at_all(
 
     assert named.code == 0
     assert (missing.code, "nowhere.toml" in missing.err) == (78, True)
+
+
+def test_who_may_not_look_into_the_data_directory_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, user = tmp_path / "data", os.geteuid()
+    folder.mkdir(mode=0)
+    os.seteuid(user or 65_532)
+    try:
+        with pytest.raises(SystemExit) as ended, ending_well(debug=False):
+            ask(CliContext(data_dir=folder), "status")
+    finally:
+        os.seteuid(user)
+
+    assert ended.value.code == 77
+    assert f"this user may not use {folder}/lock: run" in capsys.readouterr().err
 
 
 def test_without_its_key_it_is_not_allowed_in(shell: Shell) -> None:
