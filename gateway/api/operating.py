@@ -24,11 +24,11 @@ from gateway.domain.agents import MatchedBy
 from gateway.domain.backups import ArchiveMember, LeftOut
 from gateway.domain.channels import ChannelState, FlowProgress, PairingState, TransportKind
 from gateway.domain.events import KINDS
-from gateway.domain.ids import SessionKey
+from gateway.domain.ids import PluginKind, SessionKey
 from gateway.domain.logs import LogLevel
 from gateway.domain.mcp import McpStatus
 from gateway.domain.outbox import DeliveryState
-from gateway.domain.plugins import PluginKind, PluginState
+from gateway.domain.plugins import PluginState
 
 
 class Auth(Params):

@@ -18,6 +18,7 @@ from gateway.channels.adapters import Description
 from gateway.cli.configuration import known
 from gateway.config.plugins import BUNDLED
 from gateway.config.sections import PLUGIN_NAME, BadCapability, parse_capability
+from gateway.domain.ids import PluginKind
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import (
     Capability,
@@ -25,7 +26,6 @@ from gateway.domain.plugins import (
     HttpGrant,
     PluginAccount,
     PluginDef,
-    PluginKind,
     StoreGrant,
 )
 from gateway.domain.text import choose, one_line, quoted

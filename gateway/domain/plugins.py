@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from gateway.domain.ids import Secret
+from gateway.domain.ids import PluginKind, Secret
 from gateway.domain.model import ToolSpec
 from gateway.domain.settings import Setting, setting
 
@@ -108,7 +108,6 @@ class AdapterDescription(Protocol):
     def largest_call(self) -> int: ...
 
 
-PluginKind = Literal["tool", "channel"]
 PluginState = Literal["loaded", "compiling", "refused", "disabled"]
 
 

@@ -31,7 +31,7 @@ from wasmtime.component import (
     VariantType,
 )
 
-from gateway.domain.plugins import PluginKind
+from gateway.domain.ids import PluginKind
 from gateway.sandbox.calls import component_engine, core_engine
 from gateway.sandbox.confinement import confine, die_with_parent
 from gateway.sandbox.interfaces import (

@@ -6,7 +6,7 @@ from itertools import groupby
 from wasmtime import Engine, FuncType, MemoryType, Module, WasmtimeError, wat2wasm
 
 from gateway.domain.errors import GatewayError
-from gateway.domain.plugins import PluginKind
+from gateway.domain.ids import PluginKind
 from gateway.sandbox.interfaces import PACKAGE, VERSION, import_name, interface_of
 
 _MAGIC = b"\0asm\1\0\0\0"

@@ -22,6 +22,7 @@ from gateway.codec import encode
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import AdapterFailed, Denied, GatewayError, ToolFailed
 from gateway.domain.events import Deed
+from gateway.domain.ids import PluginKind
 from gateway.domain.mcp import Foreign, Lacking, McpStatus
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import (
@@ -29,7 +30,6 @@ from gateway.domain.plugins import (
     PluginAccount,
     PluginDef,
     PluginInfo,
-    PluginKind,
 )
 from gateway.domain.ports import (
     Audit,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
-from gateway.domain.plugins import PluginKind
+from gateway.domain.ids import PluginKind
 
 # exogate: our WIT worlds. extism: core modules of any Extism PDK. near: components that export
 # near:agent/tool. functions: components whose plain functions are tools.

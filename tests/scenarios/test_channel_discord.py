@@ -249,6 +249,7 @@ async def test_the_model_is_told_of_files_that_it_cannot_see(
     assert asked == [f"look\n\n[With this message {told}", f"[With this message {told}"]
 
 
+@pytest.mark.embedded_store
 @pytest.mark.parametrize(
     ("code", "todo"), [(4004, "set secrets.bot_token"), (4014, "switch Message Content Intent on")]
 )

@@ -131,6 +131,7 @@ plugin = "bomb"
 """
 
 
+@pytest.mark.embedded_store
 async def test_an_adapter_that_takes_long_to_compile_holds_up_its_own_channel_alone(
     chat: Program, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
 }
 
 
+@pytest.mark.embedded_store
 @pytest.mark.parametrize("what", REFUSED)
 @pytest.mark.requirement("S-004-Valid-01")
 async def test_bad_requests_are_refused_with_a_reason_and_reach_no_model(

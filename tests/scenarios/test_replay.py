@@ -223,6 +223,7 @@ class OneJournal(PartOfJournal):
         raise AssertionError("a replay forgives nothing")
 
 
+@pytest.mark.embedded_store
 @pytest.mark.parametrize("number", [3, 4, 8, 12, 14])
 async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
     tmp_path: Path, number: int

@@ -99,6 +99,7 @@ def states_of(site: Site) -> dict[str, str]:
     return {one.name: one.state for one in site.rooms.channels.statuses()}
 
 
+@pytest.mark.embedded_store
 @pytest.mark.parametrize("name", ["blank", "missing", "nobody"])
 async def test_a_channel_that_nobody_can_verify_has_no_address(tmp_path: Path, name: str) -> None:
     body = said("hi")
