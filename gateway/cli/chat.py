@@ -40,6 +40,8 @@ def chat(context: CliContext, message: str | None, agent: str | None, peer: str)
         click.echo(end["response"])
     if has_failed:
         click.echo(f"exogate: {end['message']}", err=True)
+        if end["error_type"] != "budget_exceeded":  # which says it all
+            click.echo(f"`exogate logs --run {end['run_id']}` says what happened", err=True)
         sys.exit(FAILED)
 
 

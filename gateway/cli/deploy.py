@@ -42,18 +42,18 @@ def service() -> None: ...
 
 
 @service.command("print")
-@click.option("--systemd", "kind", flag_value="systemd", help="A unit of systemd.")
-@click.option("--launchd", "kind", flag_value="launchd", help="An agent of launchd, on macOS.")
-@click.option(
-    "--docker", "kind", flag_value="docker", help="A Dockerfile; the image is made of the wheel."
-)
-@click.option("--compose", "kind", flag_value="compose", help="A file of Docker Compose.")
-@click.option("--grafana", "kind", flag_value="grafana", help="A dashboard for Grafana, as JSON.")
-@click.option("--alerts", "kind", flag_value="alerts", help="Alert rules for Prometheus.")
+@click.option("--systemd", is_flag=True, help="A unit of systemd.")
+@click.option("--launchd", is_flag=True, help="An agent of launchd, on macOS.")
+@click.option("--docker", is_flag=True, help="A Dockerfile; the image is made of the wheel.")
+@click.option("--compose", is_flag=True, help="A file of Docker Compose.")
+@click.option("--grafana", is_flag=True, help="A dashboard for Grafana, as JSON.")
+@click.option("--alerts", is_flag=True, help="Alert rules for Prometheus.")
 @click.pass_obj
-def print_(context: CliContext, kind: str | None) -> None:
-    if kind is None:
+def print_(context: CliContext, /, **asked: bool) -> None:
+    kinds = [kind for kind in FILES if asked[kind]]
+    if len(kinds) != 1:
         raise click.UsageError(f"name one: {', '.join(f'--{one}' for one in FILES)}")
+    (kind,) = kinds
     text = (TEMPLATES / FILES[kind]).read_text(encoding="utf-8")
     if kind in WATCHING:
         click.echo(text, nl=False)

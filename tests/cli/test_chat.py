@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,14 +103,16 @@ async def test_what_would_steer_the_terminal_is_shown_as_what_it_is(alone: Shell
     assert "kept\nwhole" in typed.out
 
 
-async def test_an_answer_that_a_budget_cuts_says_so_on_stderr(alone: Shell) -> None:
+async def test_an_answer_that_a_budget_cuts_or_that_fails_says_so_on_stderr(alone: Shell) -> None:
     called = Reply("Let me see.", calls=[("c1", "nothing", "{}")], usage=(2000, 2900))
-    async with scripted_server([called]) as server:
+    async with scripted_server([Reply(status=401), called]) as server:
         text = SLOW.format(folder=alone.config.parent, url=server.url)
         await anyio.Path(alone.config).write_text(f"{text}\n[budgets]\ndaily = 5000\n")
         async with command(alone.config):
+            failed = await to_thread.run_sync(alone, "chat", "-m", "hi", "--peer", "other")
             ran = await to_thread.run_sync(alone, "chat", "-m", "hi")
 
+    assert re.search(r"refused the key.*\n`exogate logs --run r_\w+` says what", failed.err)
     assert ran.out == "Let me see.\n"
     assert "token budget exceeded (daily: 4900/5000)" in ran.err
 

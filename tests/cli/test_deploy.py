@@ -112,11 +112,12 @@ def test_every_command_in_the_container_finds_the_data_where_it_always_was(
     assert path.index("/usr/local/bin") < path.index("/opt/exogate/bin")
 
 
-def test_one_kind_has_to_be_named(alone: Shell) -> None:
-    ran = alone("service", "print")
+@pytest.mark.parametrize("kinds", [(), ("--systemd", "--docker")])
+def test_one_kind_has_to_be_named(alone: Shell, kinds: tuple[str, ...]) -> None:
+    ran = alone("service", "print", *kinds)
 
-    assert ran.code == 2
-    assert "--systemd" in ran.err
+    assert (ran.code, ran.out) == (2, "")
+    assert "name one: --systemd, " in ran.err
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no such sockets here")
