@@ -250,6 +250,7 @@ class StoredLedger(LedgerBooks):
         self.latest = max([self._pen.last_day, *(one.day for one in self._open.values())])
         self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
         self._kept: dict[tuple[SessionKey, str], _Slice] = {}
+        self._days: set[str] = set()  # of those that are kept
         self._accounts: dict[Scope, _Account] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -278,6 +279,7 @@ class StoredLedger(LedgerBooks):
         call = replace(wanted, day=day, held=grant.held)
         self._hold(call)
         part = self._kept.setdefault((call.payer.session_key, day), _Slice(call))
+        self._days.add(day)
         part.held, part.unused = part.held + call.held, 0
         self._slices[call.id] = part
         is_covered = not part.growing and part.held.beyond(part.amount) == NOTHING
@@ -347,7 +349,11 @@ class StoredLedger(LedgerBooks):
         return told
 
     def _aside_in(self, scope: Scope) -> Amount:
-        parts = {id(one): one for one in [*self._kept.values(), *self._slices.values()]}
+        kept: Iterable[_Slice] = self._kept.values()
+        if scope.kind in {"session", "token_session"}:  # there may be thousands of others
+            slots = [(SessionKey.parse(scope.name), day) for day in self._days]
+            kept = [self._kept[slot] for slot in slots if slot in self._kept]
+        parts = {id(one): one for one in [*kept, *self._slices.values()]}
         aside = sum((one.amount for one in parts.values() if _is_in(scope, one.row)), NOTHING)
         bare = (one for one in self._open.values() if one.id not in self._slices)
         return sum((one.held for one in bare if _is_in(scope, one)), aside)
@@ -425,6 +431,7 @@ class StoredLedger(LedgerBooks):
             if call.id not in self._slices:
                 self._slices[call.id] = _Slice(call, call.held, call.held)
                 rows.append((call, call.held))
+        self._days = {day for _, day in self._kept}
         if rows:
             self._writer.write_soon(partial(_save, rows=rows), not_saved)
         if self._kept or self._open:

@@ -1,6 +1,7 @@
 """Calls are granted out of slices that are committed, and slices do not stand in anybody's way."""
 
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -158,8 +159,6 @@ async def test_what_is_held_is_not_forgotten_for_others() -> None:
         stores = await mortal.begin()
         one = await hold(mortal, "a", 10_000)
         for number in range(5_000):
-            if number % 16 == 0:  # slices that no call uses are given back: few are looked through
-                ledger(mortal).tend()
             other = a_reservation(f"b{number}", session_key(f"p{number}"))
             held, _ = await stores.ledger.reserve(other, always, SESSION)
             await stores.ledger.settle(held)
@@ -168,6 +167,33 @@ async def test_what_is_held_is_not_forgotten_for_others() -> None:
             await hold(mortal, "c", 999, peer="q")
 
     assert (day.held, one.held) == (Amount(500), Amount(500))
+
+
+async def test_a_new_session_costs_the_same_however_many_others_have_slices() -> None:
+    def always(_: Sequence[Tally]) -> Grant:
+        return Grant(1, Amount(1))
+
+    async def calls_of(name: str) -> int:
+        called = 0
+
+        def count(_frame: object, event: str, _: object) -> None:
+            nonlocal called
+            called += event == "call"
+
+        wanted = a_reservation(name, session_key(name))
+        sys.setprofile(count)
+        try:
+            held, _ = await stores.ledger.reserve(wanted, always, SESSION)
+        finally:
+            sys.setprofile(None)
+        await stores.ledger.settle(held)
+        return called
+
+    async with open_mortal() as mortal:
+        stores = await mortal.begin()
+        costs = [await calls_of(f"p{number}") for number in range(500)]
+
+    assert costs[499] == costs[9]
 
 
 async def test_a_limit_that_is_new_counts_what_calls_without_one_hold() -> None:
