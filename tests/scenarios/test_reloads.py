@@ -203,7 +203,7 @@ async def test_under_load_nothing_is_lost_doubled_or_dropped_and_nothing_is_left
         f"p99 without {p99(calm) * 1000:.0f} ms, while reloading {p99(busy) * 1000:.0f} ms\n"
         f"memory {before:.1f} -> {after:.1f} MB, MCP sessions {len(connections)}"
     )
-    keep("reloads", report)
+    await to_thread.run_sync(keep, "reloads", report)
     assert load.answers == wanted
     assert shown == Counter(f"answer to platform {SAYS_EVERY * number}" for number in range(said))
     assert are_open
