@@ -201,7 +201,7 @@ async def test_under_load_nothing_is_lost_doubled_or_dropped_and_nothing_is_left
         f"{RELOADS} reloads ({operator.good} good, {operator.bad} bad, {generation - 1} swaps) under "
         f"{RATE:g} messages a second: {load.sent} messages, {sum(shown.values())} of the platform\n"
         f"p99 without {p99(calm) * 1000:.0f} ms, while reloading {p99(busy) * 1000:.0f} ms\n"
-        f"memory {before:.1f} -> {after:.1f} MB, MCP sessions {len(connections)}"
+        f"memory of the gateway and of the test around it {before:.1f} -> {after:.1f} MB, MCP sessions {len(connections)}"
     )
     await to_thread.run_sync(keep, "reloads", report)
     assert load.answers == wanted
