@@ -181,8 +181,7 @@ class SharedStore:
 def _hints(settings: Clustering, key: bytes, clock: Clock, group: TaskGroup) -> Hints:
     if settings.url is None:
         return NoHints()
-    # An extra.
-    from gateway.cluster.hints import NatsHints  # noqa: PLC0415
+    from gateway.cluster.hints import NatsHints  # noqa: PLC0415  # an extra
 
     hints = NatsHints(settings.url, key.hex(), settings.credentials or Secret(""), clock)
     group.start_soon(partial(supervise, "hints", hints.run, clock))

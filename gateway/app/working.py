@@ -229,6 +229,6 @@ async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Seq
 
 
 def _mcp() -> tuple[ModuleType, ModuleType]:
-    from gateway.mcp import connections, servers  # noqa: PLC0415
+    from gateway.mcp import connections, servers  # noqa: PLC0415  # an extra, and slow to import
 
     return connections, servers

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from heapq import merge
 from typing import Any, Literal, get_args
 
-from gateway.domain.budgets import Scope, shown
+from gateway.domain.budgets import Scope, Unit, shown
 from gateway.domain.ids import to_time
 from gateway.domain.journal import JournalUnreadable, lines_of
 from gateway.domain.outbox import RunStory
@@ -88,18 +88,25 @@ class _Teller:
             case ["reply", *_]:
                 self.tell("model_replied", provider=self._of("provider"), model=self._of("model"))
             case ["failed", failure]:
-                names = {"provider": self._of("provider"), "model": self._of("model")}
-                about = _some(failure or {}, ("kind", "status", "attempts"))
-                why = {"why": failure["detail"]} if failure else {}
-                self.tell("model_failed", None, "warning", **names, **about, **why)
+                self._tell_failure(failure or {})
             case ["refused", kind, str(name), unit, used, limit, reserved, *_]:
-                amounts = [shown(unit, one) for one in (used, reserved, limit)]
-                about = dict(zip(("used", "reserved", "limit"), amounts, strict=True))
-                scope = str(Scope(kind, name))
-                self.tell("budget_refused", None, "warning", scope=scope, **about, unit=unit)
+                self._tell_refusal(Scope(kind, name), unit, used, reserved, limit)
             case _:
                 return
         self._open.append(self.lines[-1])
+
+    def _tell_failure(self, failure: Mapping[str, Any]) -> None:
+        """Of a model. The journals of earlier versions say nothing more of it."""
+        names = {"provider": self._of("provider"), "model": self._of("model")}
+        about = _some(failure, ("kind", "status", "attempts"))
+        why = {"why": failure["detail"]} if failure else {}
+        self.tell("model_failed", None, "warning", **names, **about, **why)
+
+    def _tell_refusal(self, scope: Scope, unit: Unit, *amounts: int) -> None:
+        """`amounts`: used, reserved and the limit."""
+        told = [shown(unit, one) for one in amounts]
+        about = dict(zip(("used", "reserved", "limit"), told, strict=True))
+        self.tell("budget_refused", None, "warning", scope=str(scope), **about, unit=unit)
 
     def chunk(self, chunk: Line) -> None:
         match chunk.get("type"):

@@ -171,17 +171,24 @@ class Mirrors:
         known = [one for one in mirrors if one.run_id in states]
         for one in known:
             one.count_look()
-        due = [one.run_id for one in known if self._is_due(one, states[one.run_id])]
-        for first in range(0, len(due), RECORDS_AT_ONCE):
-            for record in await self.runs.records(due[first : first + RECORDS_AT_ONCE]):
-                self._take(record)
+        await self._read([one for one in known if self._is_due(one, states[one.run_id])])
         for one in known:
-            if one.ended or one.tenure:
-                continue
-            if not one.unseen:
-                self.ask(one)
-            elif one.unseen > MOST_UNSEEN and not one.is_counted:
-                self.live.pop(one.run_id, None)
+            self._follow(one)
+
+    async def _read(self, mirrors: Sequence[SharedRun]) -> None:
+        for first in range(0, len(mirrors), RECORDS_AT_ONCE):
+            some = [one.run_id for one in mirrors[first : first + RECORDS_AT_ONCE]]
+            for record in await self.runs.records(some):
+                self._take(record)
+
+    def _follow(self, one: SharedRun) -> None:
+        """Has its node tell what is to come, as long as anybody here listens."""
+        if one.ended or one.tenure:
+            return
+        if not one.unseen:
+            self.ask(one)
+        elif one.unseen > MOST_UNSEEN and not one.is_counted:
+            self.live.pop(one.run_id, None)
 
     def _is_due(self, one: SharedRun, state: RunStanding) -> bool:
         """Whether what the store has of it is to be read."""

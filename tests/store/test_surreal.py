@@ -49,13 +49,11 @@ class Gateway:
 async def gateways(
     database: SurrealDatabase, count: int, *, is_alone: bool = False
 ) -> AsyncIterator[list[Gateway]]:
-    place = (database.url, database.namespace, database.database)
     found: list[Gateway] = []
     with anyio.fail_after(60):
         async with AsyncExitStack() as stack:
             for _ in range(count):
-                connection = Listening(*place, ROOT, PATIENT)
-                connection._socket = await connection._connect()
+                connection = await listening(database)
                 opening = open_surreal(connection, FakeClock(), is_alone=is_alone)
                 stores = await stack.enter_async_context(opening)
                 found.append(Gateway(stores, connection.asked, connection))
@@ -103,6 +101,13 @@ class Listening(SurrealConnection):
         if self.between is not None and text.startswith("RETURN"):
             await self.between()
         return result
+
+
+async def listening(database: SurrealDatabase) -> Listening:
+    place = (database.url, database.namespace, database.database)
+    connection = Listening(*place, ROOT, PATIENT)
+    connection._socket = await connection._connect()
+    return connection
 
 
 async def exchange(stores: Stores, name: str, grown_from: str | None) -> bool:
@@ -206,9 +211,7 @@ async def test_what_must_be_durable_waits_for_what_was_to_be_written_before_and_
     surreal_database: SurrealDatabase,
 ) -> None:
     """More to be written soon comes with each commit, as it does under load."""
-    place = (surreal_database.url, surreal_database.namespace, surreal_database.database)
-    connection = Listening(*place, ROOT, PATIENT)
-    connection._socket = await connection._connect()
+    connection = await listening(surreal_database)
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         store = SurrealStore(connection)
@@ -264,9 +267,7 @@ async def test_a_store_that_ends_while_the_server_is_away_tries_nothing_more(
     surreal_database: SurrealDatabase,
 ) -> None:
     """What could not be written is given again, as whoever wanted it written may do."""
-    place = (surreal_database.url, surreal_database.namespace, surreal_database.database)
-    connection = Listening(*place, ROOT, PATIENT)
-    connection._socket = await connection._connect()
+    connection = await listening(surreal_database)
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         store = SurrealStore(connection)
