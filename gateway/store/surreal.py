@@ -119,7 +119,7 @@ class SurrealStore(RowMemory):
         self._again = anyio.Lock()
         self._wanted, self._moved_on = anyio.Event(), anyio.Event()
         self._stopped: str | None = None
-        self._writes = Counter[str]()  # of ours, by table
+        self._writes = Counter[str]()  # of ours by table, also those that only read it
         # Until when, the writes that its table had seen, and the rows.
         self._ahead: dict[Read, tuple[float, int, Sequence[LoadedRow]]] = {}
 
@@ -153,8 +153,8 @@ class SurrealStore(RowMemory):
             await self._reread(reads, run.error)
 
     async def look_ahead(self, queries: Iterable[Operation[object]]) -> None:
-        """Reads at once what several queries read first: they find it there for a moment, until we have
-        written to one of its tables. Raises StoreUnavailable."""
+        """Reads at once what several queries read first: they find it there for a moment, until a write of ours
+        has read or changed one of its tables. Raises StoreUnavailable."""
         reads, missing = Reads(), dict[Read, Table | None]()
         for query in queries:
             missing |= self._run(query, reads, is_first=False).transaction.missing
@@ -227,7 +227,7 @@ class SurrealStore(RowMemory):
             if run.error is None:
                 if not await self._committed(run, doubts):
                     return None
-                self._keep_runs(reads)
+                self._note_read(reads)
                 return (cast(T, run.result),)
             if not tries:
                 return None
@@ -327,8 +327,10 @@ class SurrealStore(RowMemory):
         self._keep(run)
         return True
 
-    def _keep_runs(self, reads: Reads) -> None:
-        """Of a session that was opened: they are begun next."""
+    def _note_read(self, reads: Reads) -> None:
+        """What a write has read is newer than what was read ahead. Runs are kept: a session that was opened
+        begins them next."""
+        self._writes.update({table.name for table in reads.tables.values() if table})
         for one in chain(*reads.answers.values()):
             if (
                 isinstance(one, LoadedRow)

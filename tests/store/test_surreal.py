@@ -34,7 +34,8 @@ from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, an_ending, an_entry, session_key
 from tests.fakes.surreal import PATIENT, ROOT, SurrealDatabase
 
-SCOPES = scopes_of(session_key(), day_of(NOON))
+KEY = session_key()
+SCOPES = scopes_of(KEY, day_of(NOON))
 DELIVERY = NewDelivery("d", "chat", "default", "ann", None, "hello")
 
 
@@ -261,6 +262,23 @@ async def test_what_ends_while_more_is_set_aside_leaves_no_limit_exceeded_by_a_k
             found = await next_one.stores.ledger.tallies(SCOPES)
 
     assert {(one.used.tokens, one.held.tokens <= 385) for one in found} == {(15, True)}
+
+
+async def test_who_was_forestalled_reads_no_more_what_was_read_ahead(
+    surreal_database: SurrealDatabase,
+) -> None:
+    async with gateways(surreal_database, 2) as (here, there):
+        stores, tenure, person = here.stores, Tenure(session_key(), 1), speaker_in(KEY, None)
+        assert stores.shared is not None
+        await stores.inbox.accept(an_entry("a"), begin=False)
+        await stores.shared.open_session(tenure)
+        await stores.shared.begin(RunId("run-a"), tenure)
+        assert await there.stores.sessions.write_settings(person, "{}", expected=None)
+
+        is_written = await stores.sessions.write_settings(person, "[]", expected=None)
+        found = await stores.sessions.read_settings(person)
+
+    assert (is_written, found) == (False, "{}")
 
 
 async def test_a_store_that_ends_while_the_server_is_away_tries_nothing_more(
