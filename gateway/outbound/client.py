@@ -185,7 +185,7 @@ class GuardedOutbound:
             with anyio.move_on_after(limit_s):
                 return await self._fetch(request, grant, scrubber)
             detail = f"{request.origin} did not finish its answer within {limit_s:g} s"
-            failure = scrubber.error(HttpFailed("timeout", detail))
+            raise HttpFailed("timeout", detail)
         except (Denied, HttpFailed) as error:
             failure = scrubber.error(error)
         raise failure  # without its causes, which hold the URL with its secrets
@@ -401,18 +401,14 @@ class GuardedSockets:
             raise HttpFailed(kind, f"{request.origin} {what}") from error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _GuardedSocket:
     """Implements the ClientSocket port."""
 
-    def __init__(
-        self,
-        socket: "aiohttp.ClientWebSocketResponse[bool]",
-        origin: Origin,
-        grant: FetchGrant,
-        scrubber: Scrubber,
-    ) -> None:
-        self._socket, self._origin = socket, origin
-        self._grant, self._scrubber = grant, scrubber
+    _socket: "aiohttp.ClientWebSocketResponse[bool]"
+    _origin: Origin
+    _grant: FetchGrant
+    _scrubber: Scrubber
 
     @property
     def close_code(self) -> int | None:

@@ -43,16 +43,15 @@ _FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})  # s
 _HOST = re.compile(r"[0-9A-Za-z._~:%-]+")
 
 # The first match counts, so subclasses come first.
-FAILURES: tuple[tuple[type[Exception], str], ...] = (
+Failures = tuple[tuple[type[Exception], str], ...]
+FAILURES: Failures = (
     (ssl.CertificateError, "has a TLS certificate that this machine does not trust"),
     (ssl.SSLError, "failed the TLS handshake"),
     (gaierror, "cannot be resolved by DNS"),
 )
 
 
-def describe_failure(
-    error: Exception, kinds: Sequence[tuple[type[Exception], str]] = FAILURES
-) -> str:
+def describe_failure(error: Exception, kinds: Failures = FAILURES) -> str:
     """Returns the end of a sentence that begins with the host. It holds no URL, header or body."""
     for kind, what in kinds:
         if isinstance(error, kind):
@@ -106,23 +105,19 @@ class HttpClient:
         kept, is_head = self.kept[endpoint], call.method == "HEAD"
         while True:
             is_kept = len(kept) > 0
-            connection = (
-                kept.popitem()[0]
-                if is_kept
-                else await self._connect(endpoint, call.connect_timeout_s)
-            )
+            connection = kept.popitem()[0] if is_kept else await self._connect(endpoint, call)
             if await connection.ask(request, call.idle_timeout_s, is_head=is_head):
                 return connection
             may_repeat = connection.is_unsent or call.method in _REPEATABLE
             if not all((is_kept, may_repeat, connection.is_unanswered)):
                 raise connection.error()
 
-    async def _connect(self, endpoint: Endpoint, timeout_s: float) -> "HttpConnection":
+    async def _connect(self, endpoint: Endpoint, call: HttpCall) -> "HttpConnection":
         try:
-            with anyio.fail_after(timeout_s):
+            with anyio.fail_after(call.connect_timeout_s):
                 return await self._dial(endpoint)
         except TimeoutError as error:
-            detail = f"{endpoint} did not accept a connection within {timeout_s:g} s"
+            detail = f"{endpoint} did not accept a connection within {call.connect_timeout_s:g} s"
             raise HttpFailed("timeout", detail, sent=False) from error
         except (OSError, ValueError) as error:
             detail = f"{endpoint} {describe_failure(error)}"

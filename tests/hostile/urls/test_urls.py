@@ -11,7 +11,7 @@ from yarl import URL
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
-from gateway.outbound.client import open_guarded, build_url
+from gateway.outbound.client import build_url, open_guarded
 from gateway.outbound.guard import check_granted, read_url
 from tests.fakes.lookup import ScriptedLookup
 from tests.hostile.urls.corpus import GRANTED, REFUSED
