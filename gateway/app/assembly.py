@@ -409,7 +409,7 @@ class Gateway:
             ),
             PairMethods(self.access),
             ChannelMethods(
-                room.statuses, letters, stores.channels, room.nudge, clock, room.take_again
+                room.statuses, letters, stores.channels, room.nudge, clock, room.retry_message
             ),
             MemoryMethods(*facts, clock, ids, memory.settled, its.made.sharing, front),
             ChatMethods(front, replays),

@@ -216,8 +216,8 @@ async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Seq
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
-        tell=shared.tell,
-        told_changed=on_changed,
+        publish=shared.tell,
+        report_change=on_changed,
         random=random.random,
     )
     found = [
