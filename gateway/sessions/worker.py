@@ -315,7 +315,7 @@ class RunWorker:
         if self.extractor is not None:
             self.extractor.extract(key, _said(batch), end.nodes[-1].id)
         event = end.result.end_event
-        if event is not None and self.bus.hears(event.type):
+        if event is not None and self.bus.has_listener(event.type):
             self.bus.publish(event)
         if batch.crowded is not None:
             self.compact(key, batch.crowded, run.run_id)

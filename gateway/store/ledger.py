@@ -36,9 +36,9 @@ from gateway.domain.budgets import (
     Tally,
     TokenRecord,
     UsageSum,
+    add_built_in,
     day_of,
     scopes_of,
-    with_others,
 )
 from gateway.domain.errors import Conflict, GatewayError
 from gateway.domain.events import Deed
@@ -99,7 +99,7 @@ def _model_sums(tx: Transaction, limit: int) -> Sequence[ModelSum]:
     rows = tx.find("spend", {"kind": "model"}, order="-calls name")
     sums = ("calls", *_SUMS)
     found = [ModelSum(*row["name"].split("/", 1), *(row[one] for one in sums)) for row in rows]
-    return with_others(found, limit)
+    return add_built_in(found, limit)
 
 
 def _record_page(tx: Transaction, query: RecordQuery) -> RecordPage:

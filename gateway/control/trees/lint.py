@@ -116,7 +116,7 @@ _BRACKETED = frozenset({"list", "vector", "map"})
 _BELOW = frozenset({"list", "map", "comment"})  # never on the line of the head
 
 
-def formatted(text: str, name: str = "tree.bt") -> str:
+def format_tree(text: str, name: str = "tree.bt") -> str:
     """The same trees, laid out. Raises TreeInvalid if the text cannot be read."""
     source = TreeSource(name, text)
     forms = read(source)

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import repeat
 from typing import cast
 
-from gateway.control.expressions import CANNOT
+from gateway.control.expressions import EVALUATION_ERRORS
 from gateway.control.trees.engine import (
     FAILURE,
     MOST_PARTS,
@@ -59,7 +59,7 @@ def holds(plan: NodePlan, frame: TreeFrame, test: Operand | None) -> bool:
         if test.run is not None and test.run(frame):
             return True
         failed(plan, frame, str(test.constant), "condition")
-    except CANNOT as error:
+    except EVALUATION_ERRORS as error:
         failed(plan, frame, f"{test.constant}: {error}", type(error).__name__)
     return False
 

@@ -142,7 +142,7 @@ class TreeForm:
         return ""
 
 
-def decoded(data: bytes, name: str) -> str:
+def decode_file(data: bytes, name: str) -> str:
     """The text of a file. Raises TreeInvalid."""
     source = TreeSource(name, "")
     if len(data) > MAX_BYTES:
