@@ -45,7 +45,7 @@ from gateway.domain.events import Deed, Recurrences
 from gateway.domain.figures import Figures
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Usage
-from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, ReplyProgress
+from gateway.domain.model import BudgetWarning, ModelReply, ModelRequest, OnDelta, ReplyProgress
 from gateway.domain.ports import Audit, Clock, Ids, Ledger, Model
 
 log = logging.getLogger(__name__)
@@ -630,7 +630,7 @@ class Metered:
     def __init__(self, meter: Meter, model: Model) -> None:
         self._meter, self._model = meter, model
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         meter, raw, progress = self._meter, prompt_tokens(request), ReplyProgress()
         reservation, granted = await meter.reserve(request, raw)
         most = granted.max_tokens
@@ -641,7 +641,7 @@ class Metered:
         progress.began = meter.clock.monotonic()
         try:
             allowed = replace(request, max_tokens=most, progress=progress)
-            reply = await self._model.reply(allowed, hear)
+            reply = await self._model.reply(allowed, on_delta)
         except ModelFailed as failed:
             if not failed.sent:
                 outcome = None

@@ -55,7 +55,7 @@ from gateway.domain.inbox import (
     RunRecord,
 )
 from gateway.domain.messages import Node, Spent
-from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, ToolSpec
 from gateway.domain.outbox import Delivery, DeliveryState, RunStory
 from gateway.domain.plugins import Origin, PluginDef, PluginSecret
 from gateway.domain.sessions import Erased, Path, SessionPage, SessionQuery, SessionRecord, TakenIn
@@ -77,10 +77,10 @@ class Ids(Protocol):
 
 
 class Model(Protocol):
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         """Asks once (with the provider's own retries before the first delta).
 
-        `hear` is called, without waiting, for each delta. Raises ModelFailed.
+        `on_delta` is called, without waiting, for each delta. Raises ModelFailed.
         """
 
 

@@ -38,7 +38,7 @@ from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord, SessionChoice
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import Hear, ModelReply, ModelRequest
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta
 from gateway.domain.outbox import RunStory
 from gateway.domain.ports import Clock, Inbox, Journal, Model, ToolScope
 from gateway.memory.context import Episodes
@@ -530,10 +530,10 @@ class OwnModel:
     model: Model
     work: PartitionedWork
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         if request.payer is not None:
             await self.work.require(request.payer.run_id)
-        return await self.model.reply(request, hear)
+        return await self.model.reply(request, on_delta)
 
 
 class OwnGate(ToolGate):
