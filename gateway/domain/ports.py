@@ -49,9 +49,9 @@ from gateway.domain.inbox import (
     Accepted,
     Ending,
     Entry,
-    HeardMessage,
     NewDelivery,
     NewEntry,
+    ReceivedMessage,
     RunRecord,
 )
 from gateway.domain.messages import Node, Spent
@@ -159,7 +159,7 @@ class Inbox(Protocol):
         """ONE durable commit: dedupe, session (made if new), sequence, message.
 
         `begin` also counts the first attempt, for a lane that is idle. Raises Conflict if the key
-        was used for another digest, AlreadyHeard if a channel's message was answered without a
+        was used for another digest, AlreadyReceived if a channel's message was answered without a
         turn, StoreUnavailable if the commit is not certain.
         """
 
@@ -487,9 +487,9 @@ class ChannelStore(Protocol):
         """Whether that message was heard or accepted before; one that could not be read was not.
         Raises StoreUnavailable."""
 
-    async def hear(
+    async def record(
         self,
-        heard: HeardMessage,
+        heard: ReceivedMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -501,17 +501,17 @@ class ChannelStore(Protocol):
 
     async def unread(
         self, channel: str | None, *, platform_id: str | None = None, limit: int
-    ) -> Sequence[HeardMessage]:
+    ) -> Sequence[ReceivedMessage]:
         """What no adapter could read, newest first; of all accounts, and of all channels and with
         any id where none is named."""
 
-    async def drop_unread(self, one: HeardMessage) -> None:
+    async def drop_unread(self, one: ReceivedMessage) -> None:
         """Durable."""
 
     async def count_unread(self) -> Mapping[str, int]:
         """By channel."""
 
-    async def forget_heard(self, *, before: datetime, limit: int) -> int:
+    async def forget_received(self, *, before: datetime, limit: int) -> int:
         """Those that no platform sends again; gives how many."""
 
     async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]: ...
@@ -522,7 +522,7 @@ class ChannelStore(Protocol):
     async def find_pairing(self, channel: str, account: str, person: str) -> Pairing | None: ...
 
     async def may_ask(self, asked: Pairing) -> bool:
-        """A look alone: who asks is written with what the person is told, by `hear`.
+        """A look alone: who asks is written with what the person is told, by `record`.
         False if the line of that account is full, or the person waits already, is paired or denied."""
 
     async def decide_pairing(

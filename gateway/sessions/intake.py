@@ -133,7 +133,7 @@ class MessageIntake:
         """Gives the ids once the message is durable. A repeated key gives the first one's ids. `route` is the
         one that was looked at before, if any: a message goes where it was found to be allowed.
 
-        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyHeard or StoreUnavailable: then nothing was accepted.
+        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyReceived or StoreUnavailable: then nothing was accepted.
         """
         if route is None:
             route = self.router.resolve(inbound.address, requested=inbound.requested_agent)

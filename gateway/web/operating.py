@@ -20,7 +20,7 @@ from gateway.domain.cluster import Standing
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEntry
 from gateway.domain.ids import RunId
-from gateway.domain.inbox import HeardMessage
+from gateway.domain.inbox import ReceivedMessage
 from gateway.domain.logs import Line, LogFilter, merged, told
 from gateway.domain.outbox import Delivery
 from gateway.domain.ports import Audit, ChannelStore, Clock, Inbox, Outbox
@@ -131,7 +131,7 @@ class ChannelMethods:
     events: ChannelStore
     nudge: Callable[[], None]  # something is to be delivered
     clock: Clock
-    take_again: Callable[[HeardMessage], Awaitable[None]]  # raises Conflict
+    take_again: Callable[[ReceivedMessage], Awaitable[None]]  # raises Conflict
 
     async def channel_list(self, call: Call, params: Params) -> api.ChannelList:
         tally = await self.letters.tally()
@@ -179,7 +179,7 @@ class ChannelMethods:
             await self.letters.drop(params.id)
         return api.LetterSettled(id=params.id, state="dropped")
 
-    async def _unread(self, params: api.OfLetter) -> HeardMessage | None:
+    async def _unread(self, params: api.OfLetter) -> ReceivedMessage | None:
         """Of those that came in; None: it can only be one that went out. Raises Conflict."""
         found = await self.events.unread(params.channel, platform_id=params.id, limit=2)
         if len(found) > 1:
@@ -195,7 +195,7 @@ def held(tally: Mapping[tuple[str, Any], int], states: frozenset[str]) -> Counte
     return counts
 
 
-def _unread(one: HeardMessage) -> api.UnreadMessage:
+def _unread(one: ReceivedMessage) -> api.UnreadMessage:
     text = one.detail[:LONGEST_TEXT]
     return build(api.UnreadMessage, one, id=one.platform_id, why=one.why or None, text=text)
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, HeardMessage, NewDelivery
+from gateway.domain.inbox import Accepted, Ending, NewDelivery, ReceivedMessage
 from gateway.domain.journal import pack_text
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
 from gateway.domain.outbox import TWICE, DeliveryState
@@ -864,10 +864,10 @@ async def test_what_was_being_sent_is_found_and_may_be_sent_again(opened: Open) 
 
 async def test_a_delivery_that_no_turn_made_waits_for_no_other(opened: Open) -> None:
     async with opened() as stores:
-        heard = [HeardMessage("telegram", "bot", name, "told", NOON) for name in "ab"]
+        heard = [ReceivedMessage("telegram", "bot", name, "told", NOON) for name in "ab"]
 
         for name, one in zip("ab", heard, strict=True):
-            await stores.channels.hear(one, [replace(delivery(f"d{name}"), whence="{}")])
+            await stores.channels.record(one, [replace(delivery(f"d{name}"), whence="{}")])
 
         first, second = await stores.outbox.due("telegram", now=LATER, limit=9)
         assert (first.new.whence, first.run_id, first.session_key) == ("{}", None, None)
