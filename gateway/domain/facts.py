@@ -279,7 +279,7 @@ def require_claim(claim: Claim) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class StoredClaim:
     """A stored claim. A fact has the id of the first claim of it that was learned."""
 
     id: str
@@ -323,7 +323,7 @@ def in_order(claims: Sequence[Claim]) -> list[Claim]:
     begun: dict[tuple[object, ...], str] = {}
     ordered = []
     for claim in claims:
-        told = Told("", claim, claim.valid_from)
+        told = StoredClaim("", claim, claim.valid_from)
         said_in = claim.source.message_id if claim.source else claim.valid_from
         lane = "" if claim.functional else told.object
         key = (said_in, form(claim.subject), predicate_form(claim.predicate), lane)
@@ -358,7 +358,7 @@ class _Period:
     object: str
     since: datetime
     until: datetime | None = None
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, StoredClaim] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,11 +366,11 @@ class Settled:
     """A fact with its claims, in the order in which they were learned."""
 
     fact: Fact
-    told: tuple[Told, ...]
+    told: tuple[StoredClaim, ...]
 
 
 def settled(
-    scope: str, told: Sequence[Told], *, before: Mapping[str, Fact], now: datetime
+    scope: str, told: Sequence[StoredClaim], *, before: Mapping[str, Fact], now: datetime
 ) -> Sequence[Settled]:
     """The facts of one subject and predicate, out of all that was claimed of them, in the order of
     learning. `before`: what was believed, by id; what was superseded stays so since then.
@@ -399,11 +399,11 @@ def settled(
     return facts
 
 
-def _lanes(told: Sequence[Told]) -> Mapping[str, list[tuple[int, Told]]]:
+def _lanes(told: Sequence[StoredClaim]) -> Mapping[str, list[tuple[int, StoredClaim]]]:
     """Numbered claims that may end each other: of all functional objects (""), and of each other
     object."""
     functional = {one.object for one in told if one.claim.functional}
-    lanes: dict[str, list[tuple[int, Told]]] = {}
+    lanes: dict[str, list[tuple[int, StoredClaim]]] = {}
     for number, one in enumerate(told):
         lanes.setdefault("" if one.object in functional else one.object, []).append((number, one))
     return lanes
@@ -421,7 +421,7 @@ def is_wanted(fact: Fact, query: FactQuery) -> bool:
     return fact.valid_from <= query.at and (fact.valid_to is None or query.at < fact.valid_to)
 
 
-def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
+def _periods(told: Sequence[tuple[int, StoredClaim]]) -> list[_Period]:
     """Consecutive periods. Neighbours have different objects unless the first one ended."""
     periods: list[_Period] = []
     last: _Period | None = None  # that has not ended
@@ -442,8 +442,8 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
 
 
 def _points(
-    told: Sequence[tuple[int, Told]],
-) -> Iterator[tuple[datetime, bool, int, Told]]:
+    told: Sequence[tuple[int, StoredClaim]],
+) -> Iterator[tuple[datetime, bool, int, StoredClaim]]:
     """Beginnings and ends of claims in order of time."""
     since = _sinces([one for _, one in told])
     points = [
@@ -455,7 +455,7 @@ def _points(
         yield at, is_end, number, one
 
 
-def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
+def _sinces(told: Sequence[StoredClaim]) -> Callable[[StoredClaim], datetime]:
     """Returns the beginning of each claim. A dated statement that still holds overrides undated
     claims since its date."""
     still = {(one.object, one.since) for one in told}
@@ -463,7 +463,7 @@ def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
     spans = [(one.since, one.said, one.object) for one in lasting]
     spans = sorted(span for span in spans if (span[2], span[1]) in still)
 
-    def since(one: Told) -> datetime:
+    def since(one: StoredClaim) -> datetime:
         if one.claim.source is None or one.claim.valid_to or one.since != one.said:
             return one.since
         others = (span for span in spans if span[2] != one.object)

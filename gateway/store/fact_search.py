@@ -18,7 +18,7 @@ from gateway.domain.facts import (
     FactQuery,
     Provenance,
     QueryRefused,
-    Told,
+    StoredClaim,
     Whose,
     by_time,
     form,
@@ -209,9 +209,9 @@ def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fac
 
 def _told_by(
     then: datetime, rows: Mapping[int, FactRow], tx: Transaction
-) -> Mapping[tuple[str, int], list[Told]]:
+) -> Mapping[tuple[str, int], list[StoredClaim]]:
     """Claims by scope and topic."""
-    told: dict[tuple[str, int], list[Told]] = {}
+    told: dict[tuple[str, int], list[StoredClaim]] = {}
     for place, one in claims_of({place: row.fact for place, row in rows.items()}, tx):
         if one.learned_at <= then:
             told.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)

@@ -17,7 +17,7 @@ from gateway.domain.facts import (
     Fact,
     SaidSource,
     Settled,
-    Told,
+    StoredClaim,
     form,
     predicate_form,
     require_claim,
@@ -129,7 +129,7 @@ def _names(groups: Iterable[int], tx: Transaction) -> Mapping[int, str]:
     }
 
 
-def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, Told]]:
+def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, StoredClaim]]:
     """The claims of these facts, with their places, in the order in which they were learned."""
     rows = [row for some in in_parts(facts) for row in tx.find("fact_claim", {"fact": some})]
     return told_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
@@ -137,14 +137,14 @@ def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, Tol
 
 def told_in(
     rows: Sequence[Row], facts: Mapping[int, Fact], tx: Transaction
-) -> list[tuple[int, Told]]:
+) -> list[tuple[int, StoredClaim]]:
     names = _names((row["session"] for row in rows), tx)
     return [
         (row["fact"], _told(row, _key(names[row["session"]]), facts[row["fact"]])) for row in rows
     ]
 
 
-def _told(row: Row, key: SessionKey, fact: Fact) -> Told:
+def _told(row: Row, key: SessionKey, fact: Fact) -> StoredClaim:
     """One claim of this fact."""
     source = None
     if row["message_id"] is not None:
@@ -159,15 +159,15 @@ def _told(row: Row, key: SessionKey, fact: Fact) -> Told:
         source=source,
         **_OF_CLAIM.values(row),
     )
-    return Told(row["id"], claim, row["learned_at"], row["said_at"])
+    return StoredClaim(row["id"], claim, row["learned_at"], row["said_at"])
 
 
-def _as_one(fact: Fact, said_at: datetime | None) -> Told:
+def _as_one(fact: Fact, said_at: datetime | None) -> StoredClaim:
     """All claims of a fact as one claim, last said at `said_at`."""
     key, kind = fact.session_key, fact.entity_type
     what = (fact.subject, fact.predicate, fact.object, fact.functional)
     claim = Claim(*what, fact.valid_from, key, kind, fact.confidence)
-    return Told(fact.id, claim, fact.learned_at, said_at)
+    return StoredClaim(fact.id, claim, fact.learned_at, said_at)
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class _Known:
     """What is known about one object, or about a whole predicate if it is functional."""
 
     rows: Mapping[str, FactRow]  # by id
-    told: list[Told]
+    told: list[StoredClaim]
     places: dict[str, int] = field(default_factory=dict)  # of claims' facts, by the claim's id
     fixed: str | None = None  # the last fact, which nothing changes: what follows it is not known
 
@@ -197,11 +197,11 @@ def add(
     for claim, id_ in zip(claims, ids, strict=True):
         names = {"subject": form(claim.subject), "predicate": predicate_form(claim.predicate)}
         topic = _Topic(scope, scope_id, _id_of("fact_topic", {"scope": scope_id, **names}, tx))
-        new = Told(id_, claim, now)
+        new = StoredClaim(id_, claim, now)
         # An object that was ever claimed to be functional stays functional.
         as_functional = {**_object(topic.id, new.object), "functional": True}
         if not claim.functional and tx.find("fact", as_functional, "place"):
-            new = Told(id_, replace(claim, functional=True), now)
+            new = StoredClaim(id_, replace(claim, functional=True), now)
         known = _known(topic.id, new, tx)
         known.told.append(new)
         _settle(topic, known, now, tx)
@@ -232,7 +232,7 @@ def _object(topic: int, object_: str) -> Terms:
     return {"topic": topic, "functional": False, "form": object_}
 
 
-def _known(topic: int, new: Told, tx: Transaction) -> _Known:
+def _known(topic: int, new: StoredClaim, tx: Transaction) -> _Known:
     is_functional = new.claim.functional
     apart = is_functional and tx.find("fact", _object(topic, new.object), "place")
     if not apart:
@@ -251,7 +251,7 @@ def _has_claim(terms: Terms, index: str, tx: Transaction) -> bool:
     return bool(tx.find("fact_claim", terms, "seq", limit=1, index=index))
 
 
-def _current(topic: int, new: Told, tx: Transaction) -> _Known | None:
+def _current(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
     """The current fact is enough if the claim comes in order and ends nothing. None if more has to
     be read."""
     ends = _has_claim({"topic": topic}, "ended", tx)
@@ -272,7 +272,7 @@ def _current(topic: int, new: Told, tx: Transaction) -> _Known | None:
     return _Known({row.fact.id: row for row in rows}, [_as_one(row.fact, said_at) for row in rows])
 
 
-def _near(topic: int, new: Told, tx: Transaction) -> _Known | None:
+def _near(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
     """The neighbours in time are enough for a late claim: the facts before and after it, those that
     they followed, and their successors. None if more has to be read."""
     covers_period = new.since < new.said or new.claim.valid_to is not None
@@ -377,7 +377,7 @@ def _next_place(group: int, tx: Transaction) -> int:
     return place_of(group, row["last"] + 1)
 
 
-def _keep(topic: _Topic, told: Told, place: int, tx: Transaction) -> None:
+def _keep(topic: _Topic, told: StoredClaim, place: int, tx: Transaction) -> None:
     claim, source = told.claim, told.claim.source
     session = _group("session", str(source.session_key if source else claim.session_key), tx)
     row = {

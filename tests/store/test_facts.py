@@ -19,7 +19,7 @@ from gateway.domain.facts import (
     FactQuery,
     QueryRefused,
     SaidSource,
-    Told,
+    StoredClaim,
     Whose,
     settled,
 )
@@ -245,10 +245,10 @@ def outcome(facts: Iterable[Fact]) -> dict[str, Fact]:
     return {one.id: replace(one, superseded_at=one.superseded_at and NOON) for one in facts}
 
 
-async def told_to(facts: FactStore, scope: str, claims: list[Claim]) -> list[Told]:
-    told = list[Told]()
+async def told_to(facts: FactStore, scope: str, claims: list[Claim]) -> list[StoredClaim]:
+    told = list[StoredClaim]()
     for at, claim in enumerate(claims):
-        one = Told(f"{scope}-{at}", claim, NOON + timedelta(days=30 + at))
+        one = StoredClaim(f"{scope}-{at}", claim, NOON + timedelta(days=30 + at))
         await facts.add_facts(scope, [claim], ids=[one.id], now=one.learned_at)
         told.append(one)
     return told
