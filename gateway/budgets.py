@@ -220,7 +220,7 @@ def prompt_tokens(request: ModelRequest) -> int:
             for call in message.tool_calls:
                 texts += (call.id, call.name, call.arguments)
             if message.result is not None:
-                texts += (message.result.call_id, message.result.told)
+                texts += (message.result.call_id, message.result.for_model)
             message.kept["size"] = len("".join(texts).encode())
         size += message.kept["size"]
     return ceil(size / BYTES_A_TOKEN) + MESSAGE_OVERHEAD * len(request.messages)

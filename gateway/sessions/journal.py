@@ -145,7 +145,7 @@ def _digest(message: Message) -> str:
     if message.tool_calls:
         parts += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
     if result is not None:
-        parts += [result.call_id, result.name, result.told, str(result.is_error)]
+        parts += [result.call_id, result.name, result.for_model, str(result.is_error)]
     text = _BETWEEN.join(parts).encode("utf-8", "surrogatepass")
     digest = f"{message.role} {blake2b(text, digest_size=8).hexdigest()}"
     message.kept["digest"] = digest
