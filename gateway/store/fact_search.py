@@ -24,7 +24,7 @@ from gateway.domain.facts import (
     form,
     is_wanted,
     predicate_form,
-    settled,
+    settle_claims,
     words_of,
 )
 from gateway.domain.ids import to_micros
@@ -68,10 +68,10 @@ def _groups(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
 def _add(
     tx: Transaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
-    told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
-    kept = [id_ for _, id_ in told]
-    writing.add(tx, scope, [claim for claim, _ in told], ids=kept, now=now)
-    places = [row.place for id_ in kept for row in fact_of(id_, tx)]
+    kept = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
+    ids = [id_ for _, id_ in kept]
+    writing.add(tx, scope, [claim for claim, _ in kept], ids=ids, now=now)
+    places = [row.place for id_ in ids for row in fact_of(id_, tx)]
     return _with_sources(_rows(places, tx), tx)
 
 
@@ -200,8 +200,8 @@ def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fac
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
-        for (scope, _), told in _told_by(then, rows, tx).items()
-        for belief in settled(scope, told, before=before, now=then)
+        for (scope, _), stored in _told_by(then, rows, tx).items()
+        for belief in settle_claims(scope, stored, before=before, now=then)
         if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
     ]
     return sorted(facts, key=by_time)[: max(0, query.limit)]
@@ -211,11 +211,11 @@ def _told_by(
     then: datetime, rows: Mapping[int, FactRow], tx: Transaction
 ) -> Mapping[tuple[str, int], list[StoredClaim]]:
     """Claims by scope and topic."""
-    told: dict[tuple[str, int], list[StoredClaim]] = {}
+    stored: dict[tuple[str, int], list[StoredClaim]] = {}
     for place, one in claims_of({place: row.fact for place, row in rows.items()}, tx):
         if one.learned_at <= then:
-            told.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)
-    return told
+            stored.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)
+    return stored
 
 
 # --- by words and names --------------------------------------------------------------------------
@@ -261,11 +261,11 @@ def _origin(tx: Transaction, fact_id: str) -> Provenance | None:
         return None
     terms = {"fact": row.place, **WITH_SOURCE}
     claims = tx.find("fact_claim", terms, order="seq", limit=_MOST_SOURCES)
-    told = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
+    sources = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
     older = [one.fact for one in facts_in({"superseded_by": fact_id}, tx)]
     return Provenance(
         _with_sources(_rows([row.place], tx), tx)[0],
-        tuple(dict.fromkeys(source for source in told if source)),
+        tuple(dict.fromkeys(source for source in sources if source)),
         tuple(fact.id for fact in sorted(older, key=by_time)),
     )
 

@@ -14,7 +14,7 @@ from gateway.domain.facts import (
     form,
     in_order,
     predicate_form,
-    settled,
+    settle_claims,
 )
 from tests.fakes.store import session_key
 
@@ -74,8 +74,10 @@ def stated(*places: str) -> list[Claim]:
     )
 
 
-def believed(told: list[StoredClaim]) -> list[tuple[str, datetime, datetime | None]]:
-    facts = [one.fact for one in settled("s", told, before={}, now=NOON + timedelta(days=1))]
+def believed(stored: list[StoredClaim]) -> list[tuple[str, datetime, datetime | None]]:
+    facts = [
+        one.fact for one in settle_claims("s", stored, before={}, now=NOON + timedelta(days=1))
+    ]
     return sorted((one.object, one.valid_from, one.valid_to) for one in facts)
 
 

@@ -21,7 +21,7 @@ from gateway.domain.facts import (
     SaidSource,
     StoredClaim,
     Whose,
-    settled,
+    settle_claims,
 )
 from gateway.domain.ports import FactStore
 from gateway.store.fact_search import MOST_WEIGHED, FactBase
@@ -169,10 +169,10 @@ async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
             ann = await facts.facts_matching(Whose(scope="ann"), asked, limit=9)
             room = await facts.facts_around(Whose(room=ANN), ["x"], limit=9)
             await facts.add_facts("bob", [a_claim(2, "y")], ids=["f2"], now=NOON)
-            told = await facts.facts_matching(bob, asked, limit=9)
+            stored = await facts.facts_matching(bob, asked, limit=9)
 
     assert (nothing, unasked) == ([[], [], []], 0)
-    assert [len(ann), len(room), len(told)] == [1, 1, 1]
+    assert [len(ann), len(room), len(stored)] == [1, 1, 1]
 
 
 async def test_what_was_believed_then_is_not_weighed_without_end(tmp_path: Path) -> None:
@@ -246,12 +246,12 @@ def outcome(facts: Iterable[Fact]) -> dict[str, Fact]:
 
 
 async def told_to(facts: FactStore, scope: str, claims: list[Claim]) -> list[StoredClaim]:
-    told = list[StoredClaim]()
+    stored = list[StoredClaim]()
     for at, claim in enumerate(claims):
         one = StoredClaim(f"{scope}-{at}", claim, NOON + timedelta(days=30 + at))
         await facts.add_facts(scope, [claim], ids=[one.id], now=one.learned_at)
-        told.append(one)
-    return told
+        stored.append(one)
+    return stored
 
 
 @pytest.mark.requirement("S-003-Memory-08")
@@ -260,10 +260,10 @@ async def test_a_part_of_the_story_is_enough_to_settle_what_comes_late(tmp_path:
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             for number in [*range(60), 575, 825]:
                 scope = f"s{number}"
-                told = await told_to(stores.facts, scope, story(number))
+                stored = await told_to(stores.facts, scope, story(number))
                 kept = await stores.facts.select_facts(
                     FactQuery(Whose(scope=scope), with_history=True)
                 )
 
-                every = settled(scope, told, before={}, now=told[-1].learned_at)
+                every = settle_claims(scope, stored, before={}, now=stored[-1].learned_at)
                 assert outcome(kept) == outcome(one.fact for one in every), number
