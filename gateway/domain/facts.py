@@ -122,7 +122,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class FactView:
     """Whose facts may be read: all of a scope, or only those learned in one room."""
 
     scope: str | None = None
@@ -134,7 +134,7 @@ class FactQuery:
     """`at` selects what was true then, `known_at` what was believed then. Without them: what is
     believed now, or everything with `with_history`. Oldest `valid_from` first."""
 
-    whose: Whose
+    view: FactView
     subject: str | None = None
     predicate: str | None = None
     at: datetime | None = None
@@ -209,11 +209,11 @@ def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) ->
     return str(key.agent) if is_shared else of_person(key, sender)
 
 
-def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
+def fact_view(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> FactView:
     """In a direct chat all facts of the person; in a room only those learned in it."""
     if is_shared or not is_room(key, sender):
-        return Whose(scope=str(key.agent) if is_shared else of_person(key, sender))
-    return Whose(room=key)
+        return FactView(scope=str(key.agent) if is_shared else of_person(key, sender))
+    return FactView(room=key)
 
 
 def is_room(key: SessionKey, sender: str | None) -> bool:

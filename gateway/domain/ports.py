@@ -38,11 +38,11 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     FoundTurns,
     Provenance,
     SaidPage,
     SaidSource,
-    Whose,
 )
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, TraceContext
 from gateway.domain.inbox import (
@@ -285,19 +285,19 @@ class FactStore(Protocol):
         whoever writes meanwhile. Gives the fact that each claim became or confirmed; `ids` are for
         those that are new. What was said before it was forgotten is left out."""
 
-    def knows(self, whose: Whose) -> bool:
+    def knows(self, view: FactView) -> bool:
         """False only if nothing was ever learned there, so that no query is needed."""
 
     async def select_facts(self, query: FactQuery) -> Sequence[Fact]: ...
 
     async def facts_matching(
-        self, whose: Whose, words: Sequence[str], *, limit: int
+        self, view: FactView, words: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
         """Current facts that contain any of the words or other forms of them; facts with rarer
         words first. The cost does not depend on the facts of others."""
 
     async def facts_around(
-        self, whose: Whose, names: Sequence[str], *, limit: int
+        self, view: FactView, names: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
         """Current facts whose subject or object is one of the names, newest first."""
 

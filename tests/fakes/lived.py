@@ -7,7 +7,7 @@ from typing import Any
 from gateway.domain.budgets import Amount, Grant, RecordQuery, Scope, Tally, scopes_of
 from gateway.domain.channels import ChannelMemo, Pairing
 from gateway.domain.events import Deed
-from gateway.domain.facts import Claim, FactQuery, SaidSource, Whose, scope_of
+from gateway.domain.facts import Claim, FactQuery, FactView, SaidSource, scope_of
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores
@@ -16,7 +16,7 @@ from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, a_space, an_ending, an_entry, an_exchange, session_key
 
 ANN, BOB = session_key("ann"), session_key("bob")
-HERS = Whose(scope=scope_of(ANN, None))
+HERS = FactView(scope=scope_of(ANN, None))
 SAID = "Luna the dog likes carrots"
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.facts import Claim, FoundTurns, Whose, scope_of
+from gateway.domain.facts import Claim, FactView, FoundTurns, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
@@ -96,7 +96,7 @@ class Silent:
     def __init__(self) -> None:
         self.asked = 0
 
-    def knows(self, whose: Whose) -> bool:
+    def knows(self, view: FactView) -> bool:
         return False
 
     async def find_turns(self, *_: object, **__: object) -> FoundTurns:
