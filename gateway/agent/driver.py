@@ -46,7 +46,7 @@ from gateway.domain.events import Event, Notice
 from gateway.domain.figures import OTHER, CallTrace
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.journal import JournalEntry
-from gateway.domain.mcp import FAMILY, Lacking
+from gateway.domain.mcp import FAMILY, UnreachableServer
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Chunk,
@@ -682,7 +682,7 @@ class Assignment:
     earlier: tuple[Node, ...] = ()
     extras: ContextExtras = NO_EXTRAS
     notices: Sequence[Notice] = ()
-    lacking: Sequence[Lacking] = ()
+    lacking: Sequence[UnreachableServer] = ()
     kept: Mapping[str, object] = field(default_factory=dict)
     context_id: NodeId | None = None
 
@@ -715,7 +715,7 @@ class Runner:
         job = self.job(replace(assignment, lacking=lacking), journal)
         return await Driver(job, self.model, self.gate, journal, emit, control=control).drive()
 
-    async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[Lacking]:
+    async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[UnreachableServer]:
         """The tool servers of the agent that cannot be had now. A run that is stopped meanwhile waits
         for none."""
         if FAMILY not in " ".join(agent.tools):

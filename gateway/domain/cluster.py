@@ -93,7 +93,7 @@ class Fenced(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClusterOverview:
     """How the nodes stand at one moment, as each of them sees it in the store; `degraded` is this node's."""
 
     state: ClusterState
@@ -174,7 +174,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStanding:
+class RunProgress:
     attempts: int
     is_over: bool
 
@@ -227,7 +227,7 @@ class SharedRuns(Protocol):
         """What was chosen after the change of that number, the newest of very many; and the number of the
         last one."""
 
-    async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStanding]:
+    async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
         """Of those that there are."""
 
     async def records(self, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:

@@ -56,9 +56,16 @@ from gateway.domain.inbox import (
 )
 from gateway.domain.messages import Node, Spent
 from gateway.domain.model import ModelReply, ModelRequest, OnDelta, ToolSpec
-from gateway.domain.outbox import Delivery, DeliveryState, RunStory
+from gateway.domain.outbox import Delivery, DeliveryState, RunHistory
 from gateway.domain.plugins import Origin, PluginDef, PluginSecret
-from gateway.domain.sessions import Erased, Path, SessionPage, SessionQuery, SessionRecord, TakenIn
+from gateway.domain.sessions import (
+    Erased,
+    ImportResult,
+    Path,
+    SessionPage,
+    SessionQuery,
+    SessionRecord,
+)
 from gateway.domain.tokens import CreatedToken
 
 
@@ -175,7 +182,7 @@ class Inbox(Protocol):
 
     async def find_run(self, run_id: RunId) -> RunRecord | None: ...
 
-    async def story(self, run_id: RunId) -> RunStory:
+    async def run_history(self, run_id: RunId) -> RunHistory:
         """Raises NotFound."""
 
 
@@ -256,7 +263,7 @@ class SessionStore(Protocol):
 
     async def import_nodes(
         self, key: SessionKey, nodes: Sequence[Node], *, now: datetime
-    ) -> TakenIn:
+    ) -> ImportResult:
         """Nodes that are not there yet, each under its `parent_id`: one of the session, or one
         before it. HEAD goes along where they grow from it. Raises ImportRefused."""
 

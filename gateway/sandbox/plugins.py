@@ -23,7 +23,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import AdapterFailed, Denied, GatewayError, ToolFailed
 from gateway.domain.events import Deed
 from gateway.domain.ids import PluginKind
-from gateway.domain.mcp import Foreign, Lacking, McpStatus
+from gateway.domain.mcp import McpServers, McpStatus, UnreachableServer
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import (
     AdapterDescription,
@@ -604,20 +604,20 @@ def host_functions(
 class Offering(Protocol):
     """The gate, as far as plugins that come late change it."""
 
-    foreign: Foreign
+    foreign: McpServers
 
     def renew(self, family: str, tools: Sequence[Tool]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """Implements the Foreign port around another one while plugins are being compiled: a turn waits for
+    """implements the McpServers port around another one while plugins are being compiled: a turn waits for
     those that its agent has, for a moment only."""
 
     plugins: Plugins
-    behind: Foreign
+    behind: McpServers
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         with anyio.move_on_after(min(TURN_WAITS_S, agent.limits.timeout_seconds)):
             await self.plugins.ready(agent.tools)
         return await self.behind.prepare(agent)

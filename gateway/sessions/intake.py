@@ -31,7 +31,7 @@ from gateway.domain.mcp import McpClient, Served
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, Inbox, SessionStore, ToolScope
-from gateway.domain.sessions import Erased, TakenIn
+from gateway.domain.sessions import Erased, ImportResult
 from gateway.memory.context import Episodes, message_tokens
 from gateway.memory.souls import Souls
 from gateway.routing import Route, Router
@@ -375,7 +375,7 @@ class Front:
         await self.sessions.start_over(key, now=self.clock.now())
         self.episodes.forget(key)
 
-    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
+    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> ImportResult:
         """Raises ImportRefused, and Busy if too much is on its way into the session already."""
         with self.intake.holding(key, sum(map(_size, nodes))):
             bounded = [_bounded(node) for node in nodes]

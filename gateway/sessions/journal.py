@@ -31,7 +31,7 @@ from gateway.domain.journal import (
     damaged,
     pack,
 )
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import UnreachableServer
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.ports import Clock, Journal
@@ -182,7 +182,7 @@ class RunInputs:
     kept: Mapping[str, object] = field(default_factory=dict)  # by rules, of this session
     recalled: tuple[Recalled, ...] = ()
     missing: str = ""  # why nothing was recalled
-    lacking: tuple[Lacking, ...] = ()  # tool servers that were not there
+    lacking: tuple[UnreachableServer, ...] = ()  # tool servers that were not there
 
     def plain(self) -> dict[str, object]:
         """Without what is empty, as it mostly is. The values encode themselves where the store writes."""
@@ -204,7 +204,7 @@ def read_in(attempt: Attempt) -> RunInputs:
             tuple(Recalled(**_values(one)) for one in plain.get("recalled", ())),
             plain.get("missing", ""),
             tuple(
-                Lacking(**one) if isinstance(one, dict) else Lacking(*one)
+                UnreachableServer(**one) if isinstance(one, dict) else UnreachableServer(*one)
                 for one in plain.get("lacking", ())
             ),
         )

@@ -719,15 +719,15 @@ async def test_the_story_of_a_run_is_its_record_its_journal_and_its_answer(opene
     async with opened() as stores:
         await deliver(stores, "a", "p", delivery(f"d_{name}"))
         await deliver(stores, "b", "q")
-        story = await stores.inbox.story(RunId("run-a"))
-        other = await stores.inbox.story(RunId("run-b"))
+        history = await stores.inbox.run_history(RunId("run-a"))
+        other = await stores.inbox.run_history(RunId("run-b"))
 
-        assert story.record == await stores.inbox.find_run(RunId("run-a"))
-        assert list(story.parts) == list(await stores.journal.read(RunId("run-a")))
-        assert story.delivery is not None
-        assert (story.delivery.new.id, other.delivery) == (f"d_{name}", None)
+        assert history.record == await stores.inbox.find_run(RunId("run-a"))
+        assert list(history.parts) == list(await stores.journal.read(RunId("run-a")))
+        assert history.delivery is not None
+        assert (history.delivery.new.id, other.delivery) == (f"d_{name}", None)
         with pytest.raises(NotFound):
-            await stores.inbox.story(RunId("run-z"))
+            await stores.inbox.run_history(RunId("run-z"))
 
 
 async def test_the_chunks_of_a_run_stand_in_its_journal(opened: Open) -> None:

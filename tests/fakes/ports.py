@@ -18,7 +18,7 @@ class PartOfInbox(_Part):
     finish: Any
     unfinished: Any
     find_run: Any
-    story: Any
+    run_history: Any
 
 
 class PartOfJournal(_Part):
