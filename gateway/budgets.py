@@ -41,7 +41,7 @@ from gateway.domain.budgets import (
     shown,
 )
 from gateway.domain.errors import Conflict, ModelFailed, NeverSent, NotFound, StoreUnavailable
-from gateway.domain.events import Deed, Recurrences
+from gateway.domain.events import AuditEvent, Recurrences
 from gateway.domain.figures import Figures
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Usage
@@ -417,7 +417,7 @@ class Meter:
         done = await self.ledger.resync(now)
         if done.is_changed:
             detail = {"day": done.day, "was": done.was, "records": done.records}
-            await self.audit.append(Deed(now, "budget.resynced", actor, detail))
+            await self.audit.append(AuditEvent(now, "budget.resynced", actor, detail))
             self.queue.release(_COMMON)
         return done
 
@@ -426,7 +426,9 @@ class Meter:
         and Conflict if there is no such limit, StoreUnavailable."""
         self._require_limit(scope)
         now = self.clock.now()
-        done = await self.ledger.raise_today(scope, tokens, Deed(now, "budget.raised", actor, {}))
+        done = await self.ledger.raise_today(
+            scope, tokens, AuditEvent(now, "budget.raised", actor, {})
+        )
         self.tell()
         log.info(
             "budget_raised",
@@ -557,7 +559,7 @@ class Meter:
         told = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
         log.warning("budget_refused", extra={**told, "model": model, "times": times})
         detail = {**told, "run_id": wanted.payer.run_id, "model": model, "times": times}
-        self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
+        self.audit.append_soon(AuditEvent(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
         payer, provider, model = reservation.payer, reservation.provider, reservation.model

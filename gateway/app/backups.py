@@ -39,7 +39,7 @@ from gateway.domain.backups import (
     is_safe_name,
 )
 from gateway.domain.errors import Busy, DataDirInUse, StoreUnavailable
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Clock, Stores
 from gateway.domain.version import VERSION
 from gateway.host.archive import (
@@ -118,9 +118,11 @@ class BackupMaker:
             with anyio.CancelScope(shield=True), suppress(OSError):  # it was never made
                 await to_thread.run_sync(partial(copy.unlink, missing_ok=True))
         detail = {"file": made.file, "sha256": made.sha256, "bytes": made.bytes}
-        deed = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
+        facts = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
         try:
-            await self.stores.audit.append(Deed(self.clock.now(), "backup.created", by, deed))
+            await self.stores.audit.append(
+                AuditEvent(self.clock.now(), "backup.created", by, facts)
+            )
         except StoreUnavailable as error:  # as on a full disk: whoever makes room needs the archive
             why = f"{target} was made and is whole, and could not be noted in the audit: {error}"
             raise BackupRefused(why) from error
@@ -486,7 +488,7 @@ async def _settled(building: Path, found: Backup, clock: Clock) -> int:
             "made_at": found.manifest.created_at.isoformat(),
             "held": len(sending),
         }
-        await stores.audit.append(Deed(clock.now(), "backup.restored", "local", detail))
+        await stores.audit.append(AuditEvent(clock.now(), "backup.restored", "local", detail))
         await stores.care.probe()
     return len(sending)
 

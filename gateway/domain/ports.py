@@ -31,7 +31,7 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.channels import ChannelMemo, Pairing, PairingState
 from gateway.domain.cluster import SharedRuns
-from gateway.domain.events import AuditEntry, Deed, DeedKind, Notice
+from gateway.domain.events import AuditEntry, AuditEvent, AuditKind, Notice
 from gateway.domain.facts import (
     Choose,
     Claim,
@@ -404,7 +404,7 @@ class Ledger(Protocol):
         """The sums of the calls that ended in that time (`until` is exclusive), by name. Reads the
         records of that time alone."""
 
-    async def raise_today(self, scope: str, tokens: int, deed: Deed) -> Raise:
+    async def raise_today(self, scope: str, tokens: int, event: AuditEvent) -> Raise:
         """Raises the limit of a scope, as it is written (`daily`, `token:NAME`), until the end of the
         latest day there was. Raises of a day add up. The entry of the audit is in the same commit."""
 
@@ -415,14 +415,14 @@ class Ledger(Protocol):
 class Audit(Protocol):
     """Entries are added and never changed."""
 
-    async def append(self, deed: Deed) -> None:
+    async def append(self, event: AuditEvent) -> None:
         """Raises StoreUnavailable. Committed without an fsync of its own."""
 
-    def append_soon(self, deed: Deed) -> None:
+    def append_soon(self, event: AuditEvent) -> None:
         """The same without being waited for; what cannot be written is logged."""
 
     async def newest(
-        self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
+        self, *, kind: AuditKind | None = None, before: int | None = None, limit: int = 1
     ) -> Sequence[AuditEntry]:
         """Newest first; `before` is a `seq`."""
 
@@ -554,11 +554,11 @@ class ChannelStore(Protocol):
 class TokenStore(Protocol):
     """Tokens that were created while a gateway ran. Raises StoreUnavailable."""
 
-    async def create(self, token: CreatedToken, deed: Deed, *, inherits: bool) -> None:
+    async def create(self, token: CreatedToken, event: AuditEvent, *, inherits: bool) -> None:
         """In one commit with the entry of the audit. Raises Conflict if the name is in force, or was
         revoked and the new one does not inherit it."""
 
-    async def revoke(self, name: str, deed: Deed) -> None:
+    async def revoke(self, name: str, event: AuditEvent) -> None:
         """Raises NotFound."""
 
     async def tokens(self) -> Sequence[CreatedToken]:

@@ -285,7 +285,7 @@ def _broken(tool: str, *, is_safe: bool) -> str:
 # ------------------------------------------------------------------------------------- all servers
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """implements the McpServers port."""
+    """Implements the McpServers port."""
 
     by_name: Mapping[str, Server]
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.codec import encode
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import AdapterFailed, Denied, GatewayError, ToolFailed
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ids import PluginKind
 from gateway.domain.mcp import McpServers, McpStatus, UnreachableServer
 from gateway.domain.model import ToolSpec
@@ -611,7 +611,7 @@ class Offering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """implements the McpServers port around another one while plugins are being compiled: a turn waits for
+    """Implements the McpServers port around another one while plugins are being compiled: a turn waits for
     those that its agent has, for a moment only."""
 
     plugins: Plugins
@@ -644,6 +644,6 @@ async def follow(plugins: Plugins, gate: Offering, audit: Audit, clock: Clock) -
         log.info("plugin_settled", extra=extra)
         if info.state == "refused":
             told = {"plugin": info.name, "why": info.why}
-            await audit.append(Deed(clock.now(), "plugin.refused", "config", told))
+            await audit.append(AuditEvent(clock.now(), "plugin.refused", "config", told))
 
     await plugins.follow(settled)

@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import log1p
 from typing import TypeVar
 
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.facts import (
     Claim,
     ClaimRefused,
@@ -26,7 +26,7 @@ from gateway.domain.facts import (
     words_of,
 )
 from gateway.domain.ids import SessionKey
-from gateway.store.audit import append_deed
+from gateway.store.audit import append_event
 from gateway.store.transaction import Fields, Row, Terms, Transaction, in_parts, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
@@ -434,7 +434,7 @@ def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     gone = {"at": now, "kind": what.kind, "facts": len(rows), "tombstone": tombstone}
     tx.insert("fact_erasure", gone)
     detail = {"what": what.kind, "facts": len(rows), "tombstone": tombstone}
-    append_deed(tx, Deed(now, "memory.erased", what.by, detail))
+    append_event(tx, AuditEvent(now, "memory.erased", what.by, detail))
     tx.has_erased = True
     return len(rows)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.domain.budgets import Amount, Grant, RecordQuery, Scope, Tally, scopes_of
 from gateway.domain.channels import ChannelMemo, Pairing
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.facts import Claim, FactQuery, FactView, SaidSource, scope_of
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
@@ -44,8 +44,10 @@ async def live(stores: Stores) -> None:
     await stores.channels.write_memos(ChannelMemo("chat", "default", "adapter", '{"offset":7}'))
     await stores.tools.set(a_space(), "a/key", "a value")
     await stores.sessions.write_settings("ann", '{"a":1}', expected=None)
-    await stores.audit.append(Deed(NOON, "token.changed", "config", {"what": "tokens.laptop"}))
-    await stores.audit.append(Deed(NOON, "budget.refused", str(ANN), {"scope": "daily"}))
+    await stores.audit.append(
+        AuditEvent(NOON, "token.changed", "config", {"what": "tokens.laptop"})
+    )
+    await stores.audit.append(AuditEvent(NOON, "budget.refused", str(ANN), {"scope": "daily"}))
 
 
 async def _learn(stores: Stores) -> None:
