@@ -224,6 +224,9 @@ class NoTurns:
     def knows(self, view: FactView) -> bool:
         return False
 
+    def has_turns(self, key: SessionKey) -> bool:
+        return True
+
     async def find_turns(
         self, key: SessionKey, words: Sequence[str], *choose: object, **bounds: object
     ) -> FoundTurns:
