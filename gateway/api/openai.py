@@ -1,4 +1,4 @@
-"""OpenAI's API as far as it is spoken here: requests that are understood, and their answers."""
+"""The supported part of OpenAI's API: requests and their answers."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ _TEXT_TYPE = {"type": "object", "required": ["type"], "properties": {"type": {"c
 
 
 class _Lenient(Params):
-    """What it does not know it does not look at."""
+    """Parameters whose unknown fields are ignored."""
 
     __pydantic_config__ = {"extra": "ignore"}
 
@@ -54,7 +54,7 @@ class StreamOptions(_Lenient):
 
 
 class Completion(_Lenient):
-    """What stands at the end is known, and refused where it asks for something."""
+    """A chat completion. The last fields are accepted only with values that have no effect."""
 
     __pydantic_config__ = {
         "extra": "ignore",
@@ -87,7 +87,7 @@ class Completion(_Lenient):
 
 
 class OpenAiError(Spent):
-    """As OpenAI's clients expect it."""
+    """An error in the form that OpenAI clients expect."""
 
     message: str
     type: str
@@ -96,13 +96,13 @@ class OpenAiError(Spent):
 
 
 class OpenAiErrorAnswer(Value):
-    """Every refusal of OpenAI's API."""
+    """The body of every error response of the OpenAI-compatible API."""
 
     error: OpenAiError
 
 
 class Model(Value):
-    """An agent, as a model."""
+    """An agent, presented as a model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -116,7 +116,7 @@ class ModelList(Value):
 
 
 class CompletionUsage(Value):
-    """Of all models that worked for the answer."""
+    """The tokens of all models that worked on the answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -149,7 +149,7 @@ class ChatCompletion(Value):
 
 
 class LateCompletion(ChatCompletion):
-    """The run reached its time limit: the error, and what there is."""
+    """The partial answer of a run that reached its time limit, with the error."""
 
     error: OpenAiError
 
@@ -168,7 +168,7 @@ class PartChoice(Value):
 
 
 class CompletionPart(Value):
-    """One event of a stream; the one with the usage, if that was asked for, has no choices."""
+    """One event of a stream. The event with the usage, sent on request, has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -181,28 +181,28 @@ class CompletionPart(Value):
 MODELS = Operation(
     "GET",
     "/v1/models",
-    "The agents that you may use, as OpenAI lists models.",
-    (Answer(200, "All of them.", ModelList),),
+    "List the agents that the token may use, as models.",
+    (Answer(200, "The agents.", ModelList),),
     error=OpenAiErrorAnswer,
 )
 MODEL = Operation(
     "GET",
     "/v1/models/{id:path}",
-    "One agent.",
-    (Answer(200, "It is there.", Model),),
+    "Show one agent as a model.",
+    (Answer(200, "The agent.", Model),),
     refusals=(404,),
     error=OpenAiErrorAnswer,
 )
 COMPLETIONS = Operation(
     "POST",
     "/v1/chat/completions",
-    "An answer of an agent, as OpenAI tells it.",
+    "Ask an agent, in the form of OpenAI's chat completions.",
     (
         Answer(200, "The answer.", ChatCompletion, headers=(RUN,)),
         Answer(504, "The run reached its time limit.", LateCompletion, headers=(RUN,)),
         Answer(
             200,
-            "With `stream`: the answer in pieces, or what ended it.",
+            "With `stream`: the answer in pieces, or the error that ended it.",
             CompletionPart | OpenAiErrorAnswer,
             STREAM,
             (RUN,),
