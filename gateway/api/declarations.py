@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 from gateway.domain.ids import SessionKey
@@ -36,9 +36,8 @@ class Declared:
 
     __dataclass_fields__: ClassVar[Mapping[str, Any]]
 
-    defaults: ClassVar[
-        Sequence[tuple[str, Any]]
-    ]  # (field, default); the default is `MISSING` if the field is required
+    # Pairs of a field and its default, which is `MISSING` if the field is required.
+    defaults: ClassVar[Sequence[tuple[str, Any]]]
 
     def __init_subclass__(cls) -> None:
         dataclass(init=False, repr=False, eq=False)(cls)
@@ -104,22 +103,12 @@ def build(type_: type[T], *sources: object, **given: object) -> T:
     """Builds a value. `given` sets fields by name; each source, a mapping or an object with attributes, supplies
     fields that are still missing."""
     for source in sources:
-        held = source if isinstance(source, Mapping) else _Attributes(source)
+        read = source.get if isinstance(source, Mapping) else partial(getattr, source)
         for one in fields(type_):  # type: ignore[arg-type]  # a subclass of Declared
-            if one.name not in given and one.name in held:
-                given[one.name] = held[one.name]
+            value = MISSING if one.name in given else read(one.name, MISSING)
+            if value is not MISSING:
+                given[one.name] = value
     return type_(**given)
-
-
-class _Attributes:
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __contains__(self, name: str) -> bool:
-        return hasattr(self._value, name)
-
-    def __getitem__(self, name: str) -> object:
-        return getattr(self._value, name)
 
 
 def plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from gateway.api.conversations import (
 from gateway.api.declarations import (
     NOT_BLANK,
     Check,
+    Flag,
     Method,
     Params,
     Text,
@@ -86,9 +87,7 @@ IDEMPOTENCY_KEY = Header(
     "Idempotency-Key", "A repeated request with the same key gets the stored answer.", WORD
 )
 SESSION = Header(
-    "X-Exogate-Session",
-    "The id of a conversation. The gateway stores the message and its answer in it.",
-    WORD,
+    "X-Exogate-Session", "The id of a stored conversation, which the message continues.", WORD
 )
 MORE = Header("X-Exogate-More", "true if there are older records.", "^(true|false)$", is_sure=True)
 
@@ -129,10 +128,7 @@ READY = Operation(
     (
         Answer(200, "The gateway is ready.", ReadyForWork),
         Answer(
-            503,
-            "The gateway is not ready; the scope `read` also gets the reasons.",
-            NotReady | ErrorAnswer,
-            headers=(WAIT,),
+            503, "Not ready; `read` also gets the reasons.", NotReady | ErrorAnswer, headers=(WAIT,)
         ),
     ),
     refusals=(401, 403, 429),
@@ -190,7 +186,7 @@ class ChatBody(Params):
     message: Annotated[str, Check(max_length=LONGEST_TEXT, says=NOT_BLANK)]
     conversation_id: Text | None = None
     agent: Text | None = None
-    stream: Annotated[bool, Check(strict=True)] = False
+    stream: Flag = False
     limits: OwnLimits | None = None
 
 
@@ -253,13 +249,7 @@ CHAT = Operation(
     "Send a message to an agent and wait for the answer.",
     (
         Answer(200, "The answer.", ChatAnswer, headers=(RUN,)),
-        Answer(
-            200,
-            "With `stream`, or if Accept asks for it: the events of the run.",
-            RunEvent,
-            STREAM,
-            (RUN,),
-        ),
+        Answer(200, "With `stream` or by Accept: the events of the run.", RunEvent, STREAM, (RUN,)),
         Answer(
             429,
             "A budget is exhausted, or the address sent too many wrong tokens.",
@@ -268,17 +258,12 @@ CHAT = Operation(
         ),
         Answer(
             500,
-            "The gateway failed, or its configuration is wrong.",
+            "The gateway or its configuration failed.",
             FailedChat | ErrorAnswer,
             headers=(WAIT,),
         ),
         Answer(502, "The model service failed.", FailedChat, headers=(RUN, WAIT)),
-        Answer(
-            504,
-            "The run reached its time limit; the body has the partial answer.",
-            LateChat,
-            headers=(RUN,),
-        ),
+        Answer(504, "The run timed out; with the partial answer.", LateChat, headers=(RUN,)),
     ),
     body=ChatBody,
     headers=(IDEMPOTENCY_KEY,),
@@ -343,10 +328,7 @@ RECORDS = Operation(
     (
         Answer(200, "The records.", SpendingPage),
         Answer(
-            200,
-            "With `format=csv`, or if Accept asks for it: a CSV table.",
-            media="text/csv",
-            headers=(MORE,),
+            200, "With `format=csv` or by Accept: a CSV table.", media="text/csv", headers=(MORE,)
         ),
     ),
     query=RecordsQuery,

@@ -55,9 +55,7 @@ class Person(Params):
 
 class OfSomebody(Params):
     session_key: Annotated[Key, "A session: the facts that it may use."] | None = None
-    person: (
-        Annotated[Person, "A person, AGENT:CHANNEL:ACCOUNT:PEER: all facts about them."] | None
-    ) = None
+    person: Annotated[Person, "AGENT:CHANNEL:ACCOUNT:PEER: all facts about them."] | None = None
 
 
 class MemorySearch(OfSomebody):

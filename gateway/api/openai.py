@@ -3,10 +3,10 @@
 from typing import Annotated, Any, Literal
 
 from gateway.api.chunks import Spent
-from gateway.api.declarations import Check, Params, Value, nullable, whole
+from gateway.api.conversations import Lenient
+from gateway.api.declarations import Check, Flag, Text, Value, nullable, whole
 from gateway.api.http import IDEMPOTENCY_KEY, RUN, SESSION, STREAM, Answer, Operation
 
-Name = Annotated[str, Check(min_length=1, max_length=256)]
 ToolName = Annotated[str, Check(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Nothing = Annotated[
     Any, Check(says={"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]})
@@ -14,33 +14,27 @@ Nothing = Annotated[
 _TEXT_TYPE = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
 
 
-class _Lenient(Params):
-    """Parameters whose unknown fields are ignored."""
-
-    __pydantic_config__ = {"extra": "ignore"}
-
-
-class TextPart(_Lenient):
+class TextPart(Lenient):
     type: Literal["text"]
     text: str
 
 
-class Function(_Lenient):
+class Function(Lenient):
     name: ToolName
     arguments: str
 
 
-class Call(_Lenient):
-    id: Name
+class Call(Lenient):
+    id: Text
     function: Function
     type: Literal["function"] = "function"
 
 
-class Said(_Lenient):
+class Said(Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     tool_calls: list[Call] | None = None
-    tool_call_id: Name | None = None
+    tool_call_id: Text | None = None
 
     @property
     def text(self) -> str:
@@ -49,11 +43,11 @@ class Said(_Lenient):
         return self.content or ""
 
 
-class StreamOptions(_Lenient):
-    include_usage: Annotated[bool, Check(strict=True)] | None = None
+class StreamOptions(Lenient):
+    include_usage: Flag | None = None
 
 
-class Completion(_Lenient):
+class Completion(Lenient):
     """A chat completion. The last fields are accepted only with values that have no effect."""
 
     __pydantic_config__ = {
@@ -65,12 +59,12 @@ class Completion(_Lenient):
         },
     }
 
-    model: Name
+    model: Text
     messages: Annotated[list[Said], Check(min_length=1, max_length=1000)]
     temperature: Annotated[float, Check(ge=0, le=2, strict=True)] | None = None
     max_tokens: Annotated[int, whole(ge=1)] | None = None
     max_completion_tokens: Annotated[int, whole(ge=1)] | None = None
-    stream: Annotated[bool, Check(strict=True)] | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[Any, Check(says={"enum": [None, 1]})] = None
     tools: Nothing = None

@@ -86,7 +86,7 @@ class AuditVerify(Params):
         Annotated[
             str,
             Check(pattern="^[0-9a-f]{64}$"),
-            "A hash from an earlier check, which the log must contain.",
+            "A hash from an earlier check; must be present.",
         ]
         | None
     ) = None
@@ -115,9 +115,7 @@ class TailLogs(Params):
     session: Annotated[Text, "Only this session."] | None = None
     channel: Annotated[Text, "Only this channel."] | None = None
     event: Annotated[Text, "Only this log event."] | None = None
-    limit: Annotated[
-        int, Check(ge=1, le=MOST_LINES), "Show at most this many lines, the newest ones."
-    ] = 1_000
+    limit: Annotated[int, Check(ge=1, le=MOST_LINES), "Number of newest lines."] = 1_000
 
 
 class LogPage(Value):
