@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Literal, TypeVar, get_args
 
 from gateway.domain.events import CLOSING, OPENING, Event, Notice, Point, Priority
-from gateway.domain.mcp import FAMILY, Lacking
+from gateway.domain.mcp import FAMILY, UnreachableServer
 from gateway.domain.messages import Chunk
 
 log = logging.getLogger(__name__)
@@ -267,9 +267,9 @@ def _line(text: str, most: int) -> str:
     return text.replace("<", "&lt;")
 
 
-def unavailable_notice(lacking: Lacking) -> Notice:
+def unavailable_notice(server: UnreachableServer) -> Notice:
     """Returns the notice about an MCP server that is not available."""
-    return Notice(lacking.why, "high", source=f"{FAMILY}{lacking.server}")
+    return Notice(server.why, "high", source=f"{FAMILY}{server.server}")
 
 
 def notice_chunk(notice: Notice, at: datetime) -> Chunk:
