@@ -45,7 +45,7 @@ MOST_AT_ONCE = 8  # sessions
 MOST_READ = 4  # times the allowance; a request has room for one
 MOST_FAILURES = 2
 GROWN = 1.5  # times what could not be summed up, before it is tried again
-MOST_GIVEN_UP = 10_000  # sessions of which that is known
+MOST_DEFERRED = 10_000  # sessions of which that is known
 
 OnCompacted = Callable[[SessionKey, Sequence[Node]], None]
 
@@ -75,7 +75,7 @@ class Compaction:
         event, facts = "summary_broke", {"session": str(key)}
         is_submitted = await result_of(event, facts, self._submit_summary, key, agent, run_id)
         if is_submitted is None:
-            self._give_up(key, inf)
+            self._defer(key, inf)
         if not is_submitted:
             self._at_work.discard(key)
 
@@ -127,12 +127,12 @@ class Compaction:
         log.warning("summary_failed", extra={"session": str(key), "why": why})
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         if failures >= most:
-            self._give_up(key, span.covered.tokens)
+            self._defer(key, span.covered.tokens)
 
-    def _give_up(self, key: SessionKey, tokens: float) -> None:
+    def _defer(self, key: SessionKey, tokens: float) -> None:
         """Until there is half as much again."""
         self._not_before[key] = GROWN * tokens
-        if len(self._not_before) > MOST_GIVEN_UP:
+        if len(self._not_before) > MOST_DEFERRED:
             oldest = next(iter(self._not_before))
             self._not_before.pop(oldest)
             self._failures.pop(oldest, None)

@@ -46,7 +46,7 @@ class Rotation:
             (self._new if is_new else self._served).append(names[0])
         below.put(key, names[1:])
 
-    def take(self) -> SessionKey:
+    def pop(self) -> SessionKey:
         """Of one in which something waits."""
         self.waiting -= 1
         if self._keys:
@@ -57,7 +57,7 @@ class Rotation:
             if below.waiting:
                 break
             del self._below[name]
-        key = below.take()
+        key = below.pop()
         if self.waiting:
             self._served.append(name)
         else:  # nobody is left who could have waited longer
@@ -115,7 +115,7 @@ class Lanes:
         """Starts nothing more; what is at work goes on."""
         self._paused = True
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Waits until nothing is at work."""
         while self.working:
             self._idle = anyio.Event()
@@ -155,7 +155,7 @@ class Lanes:
     def _fill(self) -> None:
         """Starts those that wait, as far as there is room."""
         while self._waiting.waiting and self.working < self._width and not self._paused:
-            following = self._waiting.take()
+            following = self._waiting.pop()
             self._start(following, self._queues[following][0][0])
 
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 ASKED_AGAIN_S = 0.5  # for chunks that did not come
 MOST_UNSEEN = 5  # looks
 RECORDS_AT_ONCE = 16  # runs whose chunks are read in one request
-MOST_TOLD = 8  # nodes that follow one run
+MOST_FOLLOWERS = 8  # nodes that follow one run
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ class SharedRun(LiveRun):
     may: Callable[["SharedRun"], bool] = lambda run: True
     is_counted: bool = True  # among those that this node has accepted
     asked_at: float = float("-inf")  # for chunks
-    heard_at: float = float("-inf")  # of a chunk
+    received_at: float = float("-inf")  # of a chunk
     unseen: int = 0  # looks since anybody here followed it
-    told: dict[str, Callable[[], None]] = field(default_factory=dict)  # nodes that follow it
+    followers: dict[str, Callable[[], None]] = field(default_factory=dict)  # nodes that follow it
 
     def count_look(self) -> None:
         self.unseen = 0 if self._listeners else self.unseen + 1
@@ -64,16 +64,16 @@ class SharedRun(LiveRun):
     ) -> Callable[[], None]:
         """Not what whoever listens has heard elsewhere, and what comes here only now."""
 
-        def hear(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+        def skip_known(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
             if is_last or _seq_of(event) > after_seq:
                 listener(event, is_last)
 
         is_known = after_seq < self.first_seq + len(self.events)
         return LiveRun.listen(
-            self, listener if is_known else hear, after_seq=after_seq, owner=owner, **more
+            self, listener if is_known else skip_known, after_seq=after_seq, owner=owner, **more
         )
 
-    def take_up(self, entry: Entry, tenure: Tenure) -> None:
+    def adopt(self, entry: Entry, tenure: Tenure) -> None:
         """From now on it is to be worked on here."""
         self.entry, self.tenure = entry, tenure
 
@@ -82,7 +82,7 @@ class SharedRun(LiveRun):
         self.events = []
         LiveRun.start(self, attempt, moment, journal)
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """From now on it is a mirror, of what another node may work on."""
         if self.ended:
             return
@@ -91,11 +91,11 @@ class SharedRun(LiveRun):
         self.leave()
         self.tenure, self.state, self.leave, self.is_counted = None, "queued", _nothing, False
         self.control, self.is_stopped, self.is_offered = RunControl(), False, False
-        for stop in self.told.values():
+        for stop in self.followers.values():
             stop()
-        self.told.clear()
+        self.followers.clear()
 
-    def hear(self, event: bytes, seq: int) -> bool:
+    def receive(self, event: bytes, seq: int) -> bool:
         """Takes the next chunk of its node; False if some are missing before it."""
         following = self.first_seq + len(self.events)
         if seq > following and seq % SEQ_A_ATTEMPT == 1:  # another attempt, which says so first
@@ -107,12 +107,12 @@ class SharedRun(LiveRun):
                 listener(event, False)  # noqa: FBT003  # the shape of a Listener
         return seq <= following
 
-    def hear_all(self, record: RunRecord) -> None:
+    def receive_record(self, record: RunRecord) -> None:
         """Takes what the store has of it, and its end if it has ended."""
         events = record.log.split(b"\n") if record.log else []
         is_over = record.finished_at is not None
         for event in events[: len(events) - is_over]:
-            self.hear(event, _seq_of(event))
+            self.receive(event, _seq_of(event))
         if is_over and events:
             self.sealed, self.state = True, "ended"
             self.events.append(events[-1])
@@ -153,7 +153,7 @@ class Mirrors:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        with self.hints.listen(node_subject(self.node), self._hear):
+        with self.hints.listen(node_subject(self.node), self._on_hint):
             while True:
                 with anyio.move_on_after(self.poll_s):
                     await self._wanted.wait()
@@ -173,15 +173,15 @@ class Mirrors:
             one.count_look()
         await self._read([one for one in known if self._is_due(one, states[one.run_id])])
         for one in known:
-            self._follow(one)
+            self._ask_or_drop(one)
 
     async def _read(self, mirrors: Sequence[SharedRun]) -> None:
         for first in range(0, len(mirrors), RECORDS_AT_ONCE):
             some = [one.run_id for one in mirrors[first : first + RECORDS_AT_ONCE]]
             for record in await self.runs.records(some):
-                self._take(record)
+                self._apply(record)
 
-    def _follow(self, one: SharedRun) -> None:
+    def _ask_or_drop(self, one: SharedRun) -> None:
         """Has its node tell what is to come, as long as anybody here listens."""
         if one.ended or one.tenure:
             return
@@ -192,15 +192,15 @@ class Mirrors:
 
     def _is_due(self, one: SharedRun, state: RunStanding) -> bool:
         """Whether what the store has of it is to be read."""
-        is_silent = self.clock.monotonic() - one.heard_at >= self.poll_s
+        is_silent = self.clock.monotonic() - one.received_at >= self.poll_s
         return state.is_over or bool(state.attempts and is_silent and not one.unseen)
 
-    def _take(self, record: RunRecord) -> None:
+    def _apply(self, record: RunRecord) -> None:
         one = self.live.get(record.entry.new.run_id)
         if not isinstance(one, SharedRun) or one.tenure is not None or one.ended:
             return
         self._note(one)
-        one.hear_all(record)
+        one.receive_record(record)
         if one.ended:
             self.live.pop(one.run_id, None)
             one.leave()
@@ -214,7 +214,7 @@ class Mirrors:
             hint = {"run": one.run_id, "after": after, "to": self.node}
             self.hints.publish(work_subject(self.partition(one.session_key)), hint)
 
-    def _hear(self, hint: Hint) -> None:
+    def _on_hint(self, hint: Hint) -> None:
         """Of a run here that another node works on: a chunk, or that there is something in the store."""
         one = self.live.get(str(hint.get("run")))
         if not isinstance(one, SharedRun) or one.tenure is not None or one.ended:
@@ -224,8 +224,8 @@ class Mirrors:
             self._wanted.set()
         elif compare_digest(sign.encode(), self._sign(event).encode()):
             self._note(one)
-            one.heard_at = self.clock.monotonic()
-            if not one.hear(event.encode(), _seq_of(event.encode())):
+            one.received_at = self.clock.monotonic()
+            if not one.receive(event.encode(), _seq_of(event.encode())):
                 self.ask(one)
 
     def _note(self, one: SharedRun) -> None:
@@ -233,11 +233,11 @@ class Mirrors:
         if one.is_counted and one.state == "queued":
             self.figures.follow_s.observe((), self.clock.monotonic() - one.opened)
 
-    def tell(self, one: SharedRun, to: str, after: int) -> None:
+    def forward(self, one: SharedRun, to: str, after: int) -> None:
         """Tells another node of a run that is ours: what is missing there, and what is still to come."""
-        if to == self.node or (to not in one.told and len(one.told) >= MOST_TOLD):
+        if to == self.node or (to not in one.followers and len(one.followers) >= MOST_FOLLOWERS):
             return
-        if (stop := one.told.pop(to, None)) is not None:
+        if (stop := one.followers.pop(to, None)) is not None:
             stop()
         subject = node_subject(to)
 
@@ -248,7 +248,7 @@ class Mirrors:
                 hint |= {"event": text, "sign": self._sign(text)}
             self.hints.publish(subject, hint)
 
-        one.told[to] = one.listen(publish, after_seq=after)
+        one.followers[to] = one.listen(publish, after_seq=after)
 
     def _sign(self, event: str) -> str:
         return blake2b(event.encode(), key=self.key, digest_size=16).hexdigest()

@@ -77,7 +77,7 @@ class PartitionedWork:
     _leases: dict[int, Lease] = field(default_factory=dict)  # in which turns are begun
     _next: dict[int, dict[SessionKey, int]] = field(default_factory=dict)  # numbers of runs
     # Runs of each partition that others follow: who, after what.
-    _follow: dict[int, dict[str, tuple[str, int]]] = field(default_factory=dict)
+    _followed: dict[int, dict[str, tuple[str, int]]] = field(default_factory=dict)
     _turns: dict[SessionKey, tuple[Tenure, CancelScope, TurnBatch]] = field(default_factory=dict)
     _opening: set[SessionKey] = field(default_factory=set)
     _wanted: set[int] = field(default_factory=set)  # partitions to be looked at
@@ -95,7 +95,7 @@ class PartitionedWork:
     async def open(self) -> None:
         """From now on turns are begun."""
         with suppress(StoreUnavailable):  # then the next look finds it
-            await self.look_at_choices()
+            await self.read_choices()
         self._is_open = True
         self._wanted |= self._leases.keys()
         self._news.set()
@@ -103,7 +103,7 @@ class PartitionedWork:
     # --- messages ----------------------------------------------------------------------------
     def accepted(self, entry: Entry, leave: Callable[[], None], share: Share) -> None:
         """A message was accepted here. `leave` is called once it has ended, or is another node's."""
-        run = self._known(SharedRun(entry, self.clock.monotonic(), leave, share))
+        run = self._register(SharedRun(entry, self.clock.monotonic(), leave, share))
         key, number = run.session_key, self.partition(run.session_key)
         tenure = self._tenure(key)
         if tenure and self._is_open and self._next[number].get(key) == run.entry.seq:
@@ -116,12 +116,12 @@ class PartitionedWork:
     def mirror(self, record: RunRecord) -> SharedRun:
         """A run that has not ended, and that is not known here."""
         new = SharedRun(record.entry, self.clock.monotonic(), is_counted=False)
-        run = self._known(new)
-        run.hear_all(record)
+        run = self._register(new)
+        run.receive_record(record)
         self.mirrors.ask(run)
         return run
 
-    def _known(self, run: SharedRun) -> SharedRun:
+    def _register(self, run: SharedRun) -> SharedRun:
         """The same run, if the partition was looked at before its accept was told."""
         known = self.live.setdefault(run.run_id, run)
         assert isinstance(known, SharedRun)
@@ -154,7 +154,7 @@ class PartitionedWork:
         self.hints.publish(CHANGED, {})
         return choice
 
-    async def look_at_choices(self) -> None:
+    async def read_choices(self) -> None:
         """Takes over what was chosen at other nodes. Raises StoreUnavailable."""
         self._chosen, found = await self.runs.choices(self._chosen)
         for key, choice in found.items():
@@ -174,11 +174,11 @@ class PartitionedWork:
     def start(self, lease: Lease) -> None:
         self.figures.lease_changes.add(("taken",))
         number = lease.partition
-        self._leases[number], self._next[number], self._follow[number] = lease, {}, {}
+        self._leases[number], self._next[number], self._followed[number] = lease, {}, {}
         self.look_soon(number)
 
     async def drain(self, lease: Lease) -> None:
-        self._stand_back(lease)
+        self._withdraw_from(lease)
         number = lease.partition
         while self._busy[number] or any(self.partition(key) == number for key in self._turns):
             if self._rested.is_set():  # several partitions may be drained at a time
@@ -188,7 +188,7 @@ class PartitionedWork:
 
     def drop(self, lease: Lease) -> None:
         self.figures.lease_changes.add(("lost",))
-        self._stand_back(lease)
+        self._withdraw_from(lease)
         for key, (_, scope, _) in self._turns.items():
             if self.partition(key) == lease.partition:
                 scope.cancel()
@@ -198,11 +198,11 @@ class PartitionedWork:
         for _, scope, _ in self._turns.values():
             scope.cancel()
 
-    def _stand_back(self, lease: Lease) -> None:
+    def _withdraw_from(self, lease: Lease) -> None:
         """Begins nothing more there: what waits is for the next owner."""
         number = lease.partition
         if self._leases.get(number) == lease:
-            del self._leases[number], self._next[number], self._follow[number]
+            del self._leases[number], self._next[number], self._followed[number]
         for scope in self._kept.get(number, ()):
             scope.cancel()
         self._withdraw(lambda key: self.partition(key) == number)
@@ -212,7 +212,7 @@ class PartitionedWork:
         lost = self.queues.withdraw(is_lost, with_taken=with_taken) if self._is_open else ()
         for run in lost:
             if isinstance(run, SharedRun):
-                run.let_go()
+                run.detach()
 
     # --- duties ------------------------------------------------------------------------------
     def holds(self, name: str) -> bool:
@@ -268,18 +268,20 @@ class PartitionedWork:
 
     async def _listen(self) -> None:
         """A hint is only a reason to look into the store; and nodes that follow a run of ours are told of it."""
-        subjects = [(work_subject(one), partial(self._hear, one)) for one in range(self.partitions)]
+        subjects = [
+            (work_subject(one), partial(self._on_hint, one)) for one in range(self.partitions)
+        ]
         with _all_of(self.hints, subjects):
             await anyio.sleep_forever()
 
-    def _hear(self, number: int, hint: Hint) -> None:
+    def _on_hint(self, number: int, hint: Hint) -> None:
         if number not in self._leases:
             return
         run_id, to, after = str(hint.get("run")), hint.get("to"), hint.get("after")
-        run, wanted = self.live.get(run_id), self._follow[number]
+        run, wanted = self.live.get(run_id), self._followed[number]
         follows = (to, after) if isinstance(to, str) and isinstance(after, int) else None
         if isinstance(run, SharedRun) and run.tenure and follows:
-            self.mirrors.tell(run, *follows)
+            self.mirrors.forward(run, *follows)
             return
         if follows:
             wanted.pop(run_id, None)
@@ -326,13 +328,13 @@ class PartitionedWork:
                     return
                 entries = await self.runs.open_session(tenure)
                 if self._tenure(key) == tenure:
-                    self._take_up(key, tenure, entries)
+                    self._adopt(key, tenure, entries)
         except (StoreUnavailable, Fenced) as error:
             log.debug("session_not_opened", extra={"session": str(key), "why": str(error)})
         finally:
             self._opening.discard(key)
 
-    def _take_up(self, key: SessionKey, tenure: Tenure, entries: Sequence[Entry]) -> None:
+    def _adopt(self, key: SessionKey, tenure: Tenure, entries: Sequence[Entry]) -> None:
         following = self._next[self.partition(key)].get(key, 0)
         if not following:
             self.on_open(key)
@@ -343,20 +345,20 @@ class PartitionedWork:
             run = self.live.get(entry.new.run_id)
             if not isinstance(run, SharedRun):
                 new = SharedRun(entry, self.clock.monotonic(), share=share, is_counted=False)
-                run = self._known(new)
+                run = self._register(new)
             self._join(run, entry, tenure)
 
     def _join(self, run: SharedRun, entry: Entry, tenure: Tenure) -> None:
         # The attempt of a process that died is counted; the next one is counted anew.
-        run.take_up(replace(entry, state="queued"), tenure)
+        run.adopt(replace(entry, state="queued"), tenure)
         number = self.partition(run.session_key)
         known = self._next[number]
         known.pop(run.session_key, None)
         known[run.session_key] = entry.seq + 1
         if len(known) > MOST_OPEN:
             del known[next(iter(known))]
-        if (follows := self._follow[number].pop(run.run_id, None)) is not None:
-            self.mirrors.tell(run, *follows)
+        if (follows := self._followed[number].pop(run.run_id, None)) is not None:
+            self.mirrors.forward(run, *follows)
         self.queues.join(run, wait=not entry.attempts)
         self._stop_if_asked(run.run_id)
 
@@ -420,7 +422,7 @@ class PartitionedWork:
         self._next.get(self.partition(key), {}).pop(key, None)
         for one in (*batch.earlier, *batch.took, batch.run):
             if isinstance(one, SharedRun):
-                one.let_go()
+                one.detach()
         self._withdraw(key.__eq__, with_taken=True)
         if is_lost:
             self.figures.turns_lost.add(())

@@ -217,14 +217,14 @@ async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
         return
     events, came, has_ended = list[bytes](), anyio.Event(), False
 
-    def take(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+    def receive(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
         nonlocal has_ended
         if event:
             events.append(event)
         has_ended = is_last
         came.set()
 
-    stop = run.listen(take)
+    stop = run.listen(receive)
     try:
         while events or not has_ended:
             if not events:

@@ -176,7 +176,7 @@ class StatelessRuns:
         """From now on every question is refused with Busy."""
         self._is_closed = True
 
-    async def rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Waits until nothing is at work."""
         while self._working:
             self._idle = anyio.Event()

@@ -66,7 +66,7 @@ def end_with(batch: TurnBatch, parent: NodeId | None, result: RunResult, moment:
     end = result.end
     status: NodeStatus = "complete"
     if isinstance(end, Fail):
-        status = "error" if end.text == end.told else "partial"
+        status = "error" if end.text == end.message else "partial"
     elif end.partial:
         status = "cancelled" if end.reason == "cancelled" else "partial"
     nodes = _nodes(batch, parent, result, moment.wall, status)
@@ -183,7 +183,7 @@ def _error(end: Fail, node_id: NodeId, at: datetime) -> Chunk:
     }
     data = {
         "error_type": end.error_type,
-        "message": end.told,
+        "message": end.message,
         "retryable": end.retryable,
         "context_id": node_id,
         "timestamp": at,
@@ -212,7 +212,7 @@ class SettingsBook:
             return known
         read = await self.store.read_settings(user)
         # Whoever changed them meanwhile knows better than what was read before.
-        return self.known.get(user) or self._remember(user, self._opened(read))
+        return self.known.get(user) or self._remember(user, self._parse(read))
 
     async def change(self, user: str, patch: Mapping[str, object]) -> UserSettings:
         """From now on; a run that is at work keeps what it began with.
@@ -221,7 +221,7 @@ class SettingsBook:
         """
         while True:
             before = await self.store.read_settings(user)
-            after = self._opened(before).patched(patch)
+            after = self._parse(before).patched(patch)
             record = encode(after.kept)
             if len(record) > RECORD_BYTES:
                 raise SettingsRefused(RECORD_BYTES)
@@ -230,7 +230,7 @@ class SettingsBook:
                 if await self.store.write_settings(user, record.decode(), expected=before):
                     return self._remember(user, after)
 
-    def _opened(self, record: str | None) -> UserSettings:
+    def _parse(self, record: str | None) -> UserSettings:
         kept = {} if record is None else decode(record)
         assert isinstance(kept, dict)
         return UserSettings(kept)

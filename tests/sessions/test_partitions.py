@@ -58,7 +58,7 @@ class Neighbours:
 
     joined: anyio.Event = field(default_factory=anyio.Event)
     stopped: anyio.Event = field(default_factory=anyio.Event)
-    told: list[tuple[str, int]] = field(default_factory=list)
+    forwarded: list[tuple[str, int]] = field(default_factory=list)
 
     async def run(self) -> None:
         await anyio.sleep_forever()
@@ -72,8 +72,8 @@ class Neighbours:
     def withdraw(self, is_lost: object, *, with_taken: bool = False) -> Sequence[Any]:
         return ()
 
-    def tell(self, run: object, to: str, after: int) -> None:
-        self.told.append((to, after))
+    def forward(self, run: object, to: str, after: int) -> None:
+        self.forwarded.append((to, after))
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ async def test_of_very_many_runs_that_others_follow_early_the_last_ones_are_reme
         with anyio.fail_after(WAIT_S):
             await around.joined.wait()
 
-    assert around.told == [("b", 3)]
+    assert around.forwarded == [("b", 3)]
 
 
 async def test_whoever_followed_a_run_is_forgotten_with_the_lease() -> None:
@@ -163,4 +163,4 @@ async def test_whoever_followed_a_run_is_forgotten_with_the_lease() -> None:
         with anyio.fail_after(WAIT_S):
             await around.joined.wait()
 
-    assert around.told == []
+    assert around.forwarded == []
