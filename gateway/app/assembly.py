@@ -55,7 +55,7 @@ from gateway.host.logs import FOLDER, read_log
 from gateway.memory.extraction import FactExtractor, Memory
 from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.providers.client import Models, ProviderClient
-from gateway.sandbox.plugins import PATIENCE_S, follow
+from gateway.sandbox.plugins import LOAD_WAIT_S, offer_late_plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
@@ -409,7 +409,7 @@ class Gateway:
             ),
             PairMethods(self.access),
             ChannelMethods(
-                room.statuses, letters, stores.channels, room.nudge, clock, room.take_again
+                room.statuses, letters, stores.channels, room.nudge, clock, room.retry_message
             ),
             MemoryMethods(*facts, clock, ids, memory.settled, its.made.sharing, front),
             ChatMethods(front, replays),
@@ -536,7 +536,7 @@ async def assembled(
     *,
     version: str,
     opening: AbstractAsyncContextManager[Shared] | None = None,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = LOAD_WAIT_S,
     read: ReadConfig | None = None,
 ) -> AsyncIterator[Gateway]:
     """Everything but the front doors, at work until the context is left. Plugins that take longer
@@ -558,13 +558,13 @@ async def start(
     read: ReadConfig,
     *,
     version: str,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = LOAD_WAIT_S,
 ) -> Gateway:
     """Sets the first generation to work. Raises SoulUnreadable, TreeInvalid, StoreUnavailable."""
     config, stores, clock = made.config, shared.stores, shared.clock
     look = await to_thread.run_sync(look_at, config)
     first = await prepared(made, shared, look=look, patience_s=patience_s)
-    await follow(first.plugins, first.gate, stores.audit, clock)
+    await offer_late_plugins(first.plugins, first.gate, stores.audit, clock)
     await note_start(stores.audit, config, first.plugins.infos, version, clock.now())
     for one in made.rules.refused:
         log.warning("rule_file_refused", extra={"file": one.file, "why": one.why})
