@@ -118,13 +118,13 @@ async def test_all_partitions_are_looked_at_in_time_however_often_one_has_news()
         if len(runs.asked) > 1 and {*numbers} == {OURS, OTHER}:
             full.set()
         if started:
-            started[0].look_soon(OURS)  # there is always news
+            started[0].read_soon(OURS)  # there is always news
         return NOTHING
 
     runs, started = Runs(found), list[PartitionedWork]()
     async with at_work(runs, NoHints(), Neighbours(), poll_s=0.5) as work:
         started.append(work)
-        work.look_soon(OURS)
+        work.read_soon(OURS)
         with anyio.fail_after(WAIT_S):
             await full.wait()
 
@@ -132,7 +132,7 @@ async def test_all_partitions_are_looked_at_in_time_however_often_one_has_news()
 async def test_a_queued_run_is_stopped_whatever_is_looked_at_before_it_is_taken_up() -> None:
     runs, around = Runs(queued), Neighbours()
     async with at_work(runs, NoHints(), around) as work:
-        work.look_soon(OTHER)
+        work.read_soon(OTHER)
         await runs.until_asked(2)
         runs.may_open.set()
         with anyio.fail_after(WAIT_S):
