@@ -31,7 +31,7 @@ from gateway.domain.mcp import McpClient, Served
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, Inbox, SessionStore, ToolScope
-from gateway.domain.sessions import Erased, TakenIn
+from gateway.domain.sessions import Erased, ImportResult
 from gateway.memory.context import Episodes, message_tokens
 from gateway.memory.souls import Souls
 from gateway.routing import Route, Router
@@ -132,7 +132,7 @@ class MessageIntake:
         """Returns the ids of a durable message; for a repeated key, those of the first message. `route` is
         the route that the caller has checked, if any.
 
-        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyHeard or StoreUnavailable, and
+        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyReceived or StoreUnavailable, and
         then nothing was accepted.
         """
         if route is None:
@@ -375,7 +375,7 @@ class Front:
         await self.sessions.start_over(key, now=self.clock.now())
         self.episodes.forget(key)
 
-    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
+    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> ImportResult:
         """Imports messages. Raises ImportRefused, and Busy if too much waits in the session."""
         with self.intake.holding(key, sum(map(_size, nodes))):
             bounded = [_bounded(node) for node in nodes]
