@@ -8,8 +8,8 @@ import anyio
 
 from gateway.domain.events import AuditEntry, Deed, DeedKind, entry_after
 from gateway.store.tables import TABLES
-from gateway.store.transaction import Transaction, given
-from gateway.store.writer import Engine, OfStore, reading
+from gateway.store.transaction import Transaction, without_none
+from gateway.store.writer import Engine, StorePart, reading
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def _newest(
     before: int | None = None,
     limit: int = 1,
 ) -> Sequence[AuditEntry]:
-    terms = given({"kind": kind, "seq <": before})
+    terms = without_none({"kind": kind, "seq <": before})
     return [AuditEntry(**row) for row in tx.find("audit", terms, order="-seq", limit=limit)]
 
 
@@ -35,7 +35,7 @@ def _after(tx: Transaction, seq: int, *, limit: int) -> Sequence[AuditEntry]:
     return [AuditEntry(**row) for row in rows]
 
 
-class StoredAudit(OfStore):
+class StoredAudit(StorePart):
     """Implements the port Audit."""
 
     def __init__(self, engine: Engine) -> None:

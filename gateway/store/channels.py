@@ -10,8 +10,8 @@ from gateway.domain.ids import to_micros
 from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery
 from gateway.store.tables import TABLES
-from gateway.store.transaction import Fields, Terms, Transaction, given
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.transaction import Fields, Terms, Transaction, without_none
+from gateway.store.writer import StorePart, reading, writing
 
 _MESSAGE, _PERSON = Fields("platform_id channel account"), Fields("channel account person")
 
@@ -66,7 +66,7 @@ def _remove_pairing(
     *,
     state: PairingState | None = None,
 ) -> bool:
-    terms = given({**_of_person(channel, account, person), "state": state})
+    terms = without_none({**_of_person(channel, account, person), "state": state})
     return tx.delete("pairing", terms) > 0
 
 
@@ -79,7 +79,7 @@ def _block(tx: Transaction, channel: str, account: str, person: str, *, now: dat
 
 
 def _list_pairings(tx: Transaction, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
-    terms = given({"channel": channel})
+    terms = without_none({"channel": channel})
     found: list[Pairing] = []
     for state in ("asked", ("paired", "denied")):
         order = "-asked_at channel account person"
@@ -140,7 +140,7 @@ def _hear(
 def _unread(
     tx: Transaction, channel: str | None, *, platform_id: str | None = None, limit: int
 ) -> Sequence[HeardMessage]:
-    terms = given({"outcome": "unreadable", "channel": channel, "platform_id": platform_id})
+    terms = without_none({"outcome": "unreadable", "channel": channel, "platform_id": platform_id})
     return [
         HeardMessage(**row) for row in tx.find("channel_heard", terms, order="-at", limit=limit)
     ]
@@ -162,7 +162,7 @@ def _forget_heard(tx: Transaction, *, before: datetime, limit: int) -> int:
     return len(rows)
 
 
-class StoredChannels(OfStore):
+class StoredChannels(StorePart):
     """Implements the port ChannelStore."""
 
     knows = reading(_knows)

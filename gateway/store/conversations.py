@@ -25,13 +25,13 @@ from gateway.store.transaction import (
     Transaction,
     add_nodes,
     count_nodes,
-    given,
     place_of,
     places_of,
     require_session,
     seq_of,
     summary_at,
     unpack_message,
+    without_none,
 )
 from gateway.store.writer import reading, writing
 
@@ -345,7 +345,7 @@ def _list_sessions(tx: Transaction, query: SessionQuery) -> SessionPage:
         "updated_at <": query.before,
     }
     limit = max(0, query.limit)
-    rows = tx.find("session", given(wanted), order="-updated_at", limit=limit + 1)
+    rows = tx.find("session", without_none(wanted), order="-updated_at", limit=limit + 1)
     return SessionPage(tuple(_records(rows[:limit], tx)), more=len(rows) > limit)
 
 

@@ -11,9 +11,9 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import Erased
 from gateway.store import facts
 from gateway.store.outbox import ERASED
-from gateway.store.transaction import Terms, Transaction, in_parts, places_of
+from gateway.store.transaction import Terms, Transaction, in_batches, places_of
 from gateway.store.turns import forget_turns, rewrite_index
-from gateway.store.writer import OfStore, Pen, reading, writing
+from gateway.store.writer import StorePart, WriteTransaction, reading, writing
 
 _FAST = 1  # of zlib's levels
 _ANY = "surrogatepass"  # a tool may say what is no text
@@ -45,13 +45,13 @@ def _read(tx: Transaction, session_key: SessionKey, reference: str) -> Original 
     return Original(*named, content, row["at"])
 
 
-class StoredOriginals(OfStore):
+class StoredOriginals(StorePart):
     keep_original = writing(_keep, durable=False)
     read_original = reading(_read)
     forget_originals = writing(_forget_originals, durable=False)
 
 
-class Erasures(OfStore):
+class Erasures(StorePart):
     async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
         """Returns only when the index of words is written anew as well: after a crash before that it
         has to be asked again."""
@@ -75,7 +75,7 @@ def _count(tx: Transaction, key: SessionKey, what: Erasure) -> Erased:
     return Erased(tx.count("node", _shown(session["id"])), facts.count_of(tx, what))
 
 
-def _erase(tx: Pen, key: SessionKey, what: Erasure, now: datetime) -> Erased:
+def _erase(tx: WriteTransaction, key: SessionKey, what: Erasure, now: datetime) -> Erased:
     session = tx.session(key)
     if session is None:
         raise NotFound(f"session {key}")
@@ -100,7 +100,7 @@ def _blank_rest(tx: Transaction, session: Terms) -> None:
     """The rest, each with what its row would otherwise still hold; ids stay, so that a message that
     is sent again is known, and accounts still add up."""
     runs = tx.find("run", session, "run_id")
-    for some in in_parts([row["run_id"] for row in runs]):
+    for some in in_batches([row["run_id"] for row in runs]):
         tx.delete("journal", {"run_id": some})
     texts = {"content": "", "digest": "", "summary": "", "has_journal": False}
     tx.change("run", session, {**texts, "log": None, "tape": None, "whence": None})

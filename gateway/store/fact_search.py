@@ -32,6 +32,7 @@ from gateway.store import facts as writing
 from gateway.store.facts import (
     WITH_SOURCE,
     FactRow,
+    claims_in,
     claims_of,
     fact_of,
     facts_at,
@@ -41,11 +42,10 @@ from gateway.store.facts import (
     names_of,
     ranked,
     require_claims,
-    told_in,
 )
 from gateway.store.faults import require_text
-from gateway.store.transaction import Transaction, in_parts, place_of
-from gateway.store.writer import Engine, OfStore, reading
+from gateway.store.transaction import Transaction, in_batches, place_of
+from gateway.store.writer import Engine, StorePart, reading
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last
@@ -93,7 +93,7 @@ def _places(
 
 def _rows(places: Sequence[int], tx: Transaction) -> list[FactRow]:
     """In the order of these places; their sources are read with them, where the tables are elsewhere."""
-    for some in () if tx.is_whole else in_parts(places):
+    for some in () if tx.is_whole else in_batches(places):
         tx.find("fact_claim", {"fact": some, **WITH_SOURCE})
     return facts_at(places, tx)
 
@@ -120,9 +120,9 @@ def _group_of(whose: Whose, tx: Transaction) -> int:
     row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if row is not None and not tx.is_whole:
         there = tx.find("fact", {kind: row["id"]}, "topic scope session")
-        for some in in_parts({one["topic"] for one in there}):
+        for some in in_batches({one["topic"] for one in there}):
             tx.find("fact_topic", {"id": some})
-        for some in in_parts({one[name] for one in there for name in ("scope", "session")}):
+        for some in in_batches({one[name] for one in there for name in ("scope", "session")}):
             tx.find("fact_group", {"id": some})
     return row["id"] if row else 0
 
@@ -184,7 +184,7 @@ def _topics_of(query: FactQuery, tx: Transaction) -> list[tuple[int, ...]]:
     where = " AND ".join(term for term, _ in about)
     values = tuple(value for _, some in about for value in some)
     found = tx.db.execute(f"SELECT DISTINCT f.topic FROM fact f WHERE {where}", values).fetchall()
-    topics = [*in_parts([topic for (topic,) in found])]
+    topics = [*in_batches([topic for (topic,) in found])]
     if sum(tx.count("fact_claim", {"topic": some}) for some in topics) > MOST_WEIGHED:
         raise QueryRefused(
             f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
@@ -200,14 +200,14 @@ def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fac
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
-        for (scope, _), told in _told_by(then, rows, tx).items()
+        for (scope, _), told in _claims_by_topic(then, rows, tx).items()
         for belief in settled(scope, told, before=before, now=then)
         if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
     ]
     return sorted(facts, key=by_time)[: max(0, query.limit)]
 
 
-def _told_by(
+def _claims_by_topic(
     then: datetime, rows: Mapping[int, FactRow], tx: Transaction
 ) -> Mapping[tuple[str, int], list[Told]]:
     """Claims by scope and topic."""
@@ -261,7 +261,7 @@ def _origin(tx: Transaction, fact_id: str) -> Provenance | None:
         return None
     terms = {"fact": row.place, **WITH_SOURCE}
     claims = tx.find("fact_claim", terms, order="seq", limit=_MOST_SOURCES)
-    told = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
+    told = [one.claim.source for _, one in claims_in(claims, {row.place: row.fact}, tx)]
     older = [one.fact for one in facts_in({"superseded_by": fact_id}, tx)]
     return Provenance(
         _with_sources(_rows([row.place], tx), tx)[0],
@@ -287,7 +287,7 @@ FROM asked
 
 
 # --- what every store has ------------------------------------------------------------------------
-class FactBase(OfStore):
+class FactBase(StorePart):
     """It has a bit for each name under which anything was ever written, so that most questions about
     unknown names need no query. Names that are already in the database are loaded a page at a
     time. Only the event loop's thread uses the bits."""

@@ -27,7 +27,7 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import SessionKey
 from gateway.store.audit import append_deed
-from gateway.store.transaction import Fields, Row, Terms, Transaction, in_parts, place_of
+from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
 WITH_SOURCE: Terms = {"message_id >=": ""}  # that have one
@@ -117,25 +117,25 @@ def facts_in(terms: Terms, tx: Transaction, *, index: str = "") -> list[FactRow]
 
 def facts_at(places: Sequence[int], tx: Transaction) -> list[FactRow]:
     """In the order of these places."""
-    found = {row.place: row for some in in_parts(places) for row in facts_in({"place": some}, tx)}
+    found = {row.place: row for some in in_batches(places) for row in facts_in({"place": some}, tx)}
     return [found[place] for place in places]
 
 
 def _names(groups: Iterable[int], tx: Transaction) -> Mapping[int, str]:
     return {
         row["id"]: row["name"]
-        for some in in_parts({*groups})
+        for some in in_batches({*groups})
         for row in tx.find("fact_group", {"id": some}, "id name")
     }
 
 
 def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, Told]]:
     """The claims of these facts, with their places, in the order in which they were learned."""
-    rows = [row for some in in_parts(facts) for row in tx.find("fact_claim", {"fact": some})]
-    return told_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
+    rows = [row for some in in_batches(facts) for row in tx.find("fact_claim", {"fact": some})]
+    return claims_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
 
 
-def told_in(
+def claims_in(
     rows: Sequence[Row], facts: Mapping[int, Fact], tx: Transaction
 ) -> list[tuple[int, Told]]:
     names = _names((row["session"] for row in rows), tx)
@@ -425,7 +425,7 @@ def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     if what.session_key is not None:
         blank = {"message_id": None, "quote": None, "said_by": None}
         tx.change("fact_claim", {"session": _number("session", str(what.session_key), tx)}, blank)
-    _take_out(rows, now, tx)
+    _remove_facts(rows, now, tx)
     if rows:
         tx.db.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
     tombstone = tombstone_of(what, now)
@@ -453,11 +453,11 @@ def _number(kind: str, name: str, tx: Transaction) -> int | None:
     return row["id"] if row else None
 
 
-def _take_out(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
+def _remove_facts(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
     gone, ids = {row.place for row in rows}, [row.fact.id for row in rows]
-    before = [row for some in in_parts(ids) for row in facts_in({"superseded_by": some}, tx)]
+    before = [row for some in in_batches(ids) for row in facts_in({"superseded_by": some}, tx)]
     emptied = _emptied(rows, tx)
-    for some in in_parts(gone):
+    for some in in_batches(gone):
         tx.delete("fact_claim", {"fact": some})
     _drop(rows, tx)
     _end([row for row in before if row.place not in gone], now, tx)
@@ -469,7 +469,7 @@ def _emptied(rows: Sequence[FactRow], tx: Transaction) -> list[tuple[str, int]]:
     """The topics and groups, by their tables, of which nothing is left without these facts."""
     said = [
         one["session"]
-        for some in in_parts([row.place for row in rows])
+        for some in in_batches([row.place for row in rows])
         for one in tx.find("fact_claim", {"fact": some}, "session")
     ]
     topics, scopes = Counter(row.topic for row in rows), Counter(row.scope for row in rows)

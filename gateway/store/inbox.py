@@ -25,7 +25,7 @@ from gateway.store.transaction import (
     count_nodes,
     require_session,
 )
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.writer import StorePart, reading, writing
 
 
 # --- the journals of runs, and what runs leave to later ones -------------------------------------
@@ -72,7 +72,7 @@ def _claim(
     return rows
 
 
-class StoredJournal(OfStore):
+class StoredJournal(StorePart):
     """Implements the port Journal."""
 
     append = writing(add_part, durable=False)
@@ -86,7 +86,7 @@ class StoredJournal(OfStore):
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
         """Without notices nothing is written, and mostly nothing is read."""
-        if not self._pen.may_hold_notices or not await self._free(
+        if not self._state.may_hold_notices or not await self._free(
             person, session_key, run_id, now=now
         ):
             return ()
@@ -312,7 +312,7 @@ def to_entry(row: Row, key: SessionKey) -> Entry:
     return Entry(NewEntry(**made, **_AS_ACCEPTED.values(row)), **_AS_IT_STANDS.values(row))
 
 
-class StoredInbox(OfStore):
+class StoredInbox(StorePart):
     """Implements the port Inbox."""
 
     accept = writing(_accept, durable=True)

@@ -45,8 +45,8 @@ from gateway.domain.events import Deed
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.store.audit import append_deed
 from gateway.store.tokens import note_change
-from gateway.store.transaction import Fields, Row, Transaction, given
-from gateway.store.writer import Engine, OfStore, Operation, T, reading
+from gateway.store.transaction import Fields, Row, Transaction, without_none
+from gateway.store.writer import Engine, Operation, StorePart, T, reading
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _OF_RECORD = Fields(
 
 NOTHING = Amount()
 TEND_S = 0.25  # between two looks at slices and open calls
-MOST_UNUSED = 6  # looks; then a slice that no call used is given back
+MOST_UNUSED = 6  # looks; then a slice that no call used is without_none back
 _KNOWN = 4096  # scopes; about 0.5 kB each
 
 
@@ -104,7 +104,7 @@ def _model_sums(tx: Transaction, limit: int) -> Sequence[ModelSum]:
 
 def _record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
     key = query.session_key
-    terms = given({"session": key, "at >=": query.since, "at <": query.until})
+    terms = without_none({"session": key, "at >=": query.since, "at <": query.until})
     last = None if query.before is None else tx.first("token_record", {"seq": query.before}, "at")
     if last is not None:
         terms |= {"at <=": last["at"], "at,seq <": (last["at"], query.before)}
@@ -112,12 +112,12 @@ def _record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
         return RecordPage((), more=False)
     agent = query.agent or (key and key.agent)
     names = {"agent": agent, "provider": query.provider, "model": query.model}
-    wanted = given(names)
+    wanted = without_none(names)
     series = {one["id"]: one for one in tx.find("series", wanted)}
     limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[Row]()
     # One index serves each series; without a name all records lie in their order.
     for id_ in series if wanted else (None,):
-        own = given({**terms, "series": id_})
+        own = without_none({**terms, "series": id_})
         rows += tx.find("token_record", own, order="-at -seq", limit=limit + 1)
     newest = nlargest(limit + 1, rows, key=itemgetter("at", "seq"))
     page = [_to_record(row, series[row["series"]]) for row in newest[:limit]]
@@ -144,7 +144,7 @@ def _usage(
     tx: Transaction, by: Grouping, since: datetime | None, until: datetime | None
 ) -> Sequence[UsageSum]:
     """Reads the records of that time, and no others."""
-    terms = given({"at >=": since, "at <": until})
+    terms = without_none({"at >=": since, "at <": until})
     found = tx.sums("token_record", terms, _GROUPED[by], " ".join(USAGE[1:]), index="by_time")
     series = {one["id"]: one for one in tx.find("series", {})} if _GROUPED[by] == "series" else {}
     told: dict[str, UsageSum] = {}
@@ -166,7 +166,7 @@ def _name_of(by: Grouping, row: Row) -> str:
 
 
 # --- what every ledger tells ---------------------------------------------------------------------
-class LedgerBooks(OfStore, ABC):
+class LedgerBooks(StorePart, ABC):
     """What every ledger tells, and the limits that are raised for a day."""
 
     latest: str  # the last day on which any call was made
@@ -246,8 +246,8 @@ class StoredLedger(LedgerBooks):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._open = {one.id: one for one in map(to_reservation, self._pen.unsettled)}
-        self.latest = max([self._pen.last_day, *(one.day for one in self._open.values())])
+        self._open = {one.id: one for one in map(to_reservation, self._state.unsettled)}
+        self.latest = max([self._state.last_day, *(one.day for one in self._open.values())])
         self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
         self._kept: dict[tuple[SessionKey, str], _Slice] = {}
         self._days: set[str] = set()  # of those that are kept
@@ -363,7 +363,7 @@ class StoredLedger(LedgerBooks):
         self, part: _Slice, call: Reservation, decide: Decide, accounts: Sequence[_Account]
     ) -> None:
         """Commits a slice that is large enough. It is made larger than needed, for the next calls, if
-        that leaves no limit exceeded; else what others do not need is given back."""
+        that leaves no limit exceeded; else what others do not need is without_none back."""
         need, spare = part.held.beyond(part.amount), dict[_Slice, Amount]()
         if accounts and self._fits(decide, accounts, call, need + call.held):
             need += call.held
@@ -518,8 +518,8 @@ class StoredLedger(LedgerBooks):
             raise
 
     async def unsettled(self) -> Sequence[Reservation]:
-        if any(row["node"] for row in self._pen.unsettled):
-            await self._writer.write(_take_home, durable=True)
+        if any(row["node"] for row in self._state.unsettled):
+            await self._writer.write(_clear_nodes, durable=True)
         return sorted(self._open.values(), key=attrgetter("id"))
 
 
@@ -598,7 +598,7 @@ def counters_of(call: Reservation, day: str) -> Sequence[Mapping[str, str]]:
     return [counter_of(one) for one in scopes if one.kind != "token_session"]
 
 
-def give_back(tx: Transaction, row: Row) -> None:
+def release_held(tx: Transaction, row: Row) -> None:
     """What a call of several nodes held in the counters of all; one of a node alone stands in none."""
     if not row["node"]:
         return
@@ -607,10 +607,10 @@ def give_back(tx: Transaction, row: Row) -> None:
         tx.change("spend", counter, back)
 
 
-def _take_home(tx: Transaction) -> None:
+def _clear_nodes(tx: Transaction) -> None:
     """There are no other nodes any more: what is held is known by its rows alone."""
     for row in tx.find("reservation", {}):
-        give_back(tx, row)
+        release_held(tx, row)
         tx.change("reservation", {"id": row["id"]}, {"node": ""})
 
 

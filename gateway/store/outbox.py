@@ -7,8 +7,8 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.transaction import Fields, Row, Terms, Transaction, given, in_parts
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, without_none
+from gateway.store.writer import StorePart, reading, writing
 
 NO_CHANNEL = "there is no channel of this name and account any more"
 ERASED = "erased"
@@ -47,11 +47,11 @@ def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
 
 def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
     """The oldest open one of a session, and each that has none. However many wait, each is looked at
-    once, and only those that are given are read whole."""
+    once, and only those that are without_none are read whole."""
     waiting: Terms = {"channel": channel, "due_at <=": now}
     rows = tx.find("delivery", waiting, "id delivery_id session", order="id", index="due")
     oldest: dict[int, int] = {}
-    for some in in_parts({row["session"] for row in rows} - {None}):
+    for some in in_batches({row["session"] for row in rows} - {None}):
         for one in tx.find("delivery", {"session": some}, "id session", index="open"):
             oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
     due = [row for row in rows if oldest.get(row["session"], row["id"]) == row["id"]]
@@ -62,7 +62,7 @@ def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequenc
 def _dead_letters(
     tx: Transaction, channel: str | None, *, before: int | None, limit: int
 ) -> Sequence[Delivery]:
-    terms = given({"id <": before, "channel": channel})
+    terms = without_none({"id <": before, "channel": channel})
     return _deliveries(tx.find("delivery", terms, order="-id", limit=limit, index="dead"), tx)
 
 
@@ -146,7 +146,7 @@ def _strand(tx: Transaction, accounts: Collection[tuple[str, str]], *, at: datet
     rows = tx.find("delivery", {}, "id channel account", index="due")
     known = set(accounts)
     stranded = {one["id"] for one in rows if (one["channel"], one["account"]) not in known}
-    for some in in_parts(stranded):
+    for some in in_batches(stranded):
         tx.change("delivery", {"id": some, "settled_at": None}, {"settled_at": at})
         tx.change("delivery", {"id": some}, {"state": "failed", "why": NO_CHANNEL})
     return len(stranded)
@@ -172,7 +172,7 @@ def _drop(tx: Transaction, delivery_id: str) -> None:
     tx.delete("delivery", {"id": _dead_letter(tx, delivery_id)["id"]})
 
 
-class StoredOutbox(OfStore):
+class StoredOutbox(StorePart):
     """Implements the port Outbox."""
 
     due = reading(_due)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace
 from gateway.store.transaction import Row, Transaction
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.writer import StorePart, reading, writing
 
 
 def read_settings(tx: Transaction, user: str) -> str | None:
@@ -20,7 +20,7 @@ def _write_settings(tx: Transaction, user: str, record: str, *, expected: str | 
     return tx.change("settings", {"user": user, "json": expected}, {"json": record}) == 1
 
 
-class StoredSettings(OfStore):
+class StoredSettings(StorePart):
     """Of users; part of the port SessionStore."""
 
     read_settings = reading(read_settings)
@@ -124,7 +124,7 @@ def _list(tx: Transaction, space: PluginSpace, prefix: str) -> Sequence[str]:
     return [bytes(row["key"]).decode() for row in rows]
 
 
-class StoredValues(OfStore):
+class StoredValues(StorePart):
     """Part of the port ToolStore. Not fsynced, like the journal: it outlives the process, and a
     power loss may take the last moments."""
 

@@ -32,10 +32,10 @@ from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.ledger import (
     LedgerBooks,
     counters_of,
-    give_back,
     held_row,
     not_saved,
     record_call,
+    release_held,
     resync_days,
     tallies_of,
     to_reservation,
@@ -84,7 +84,7 @@ class SharedLedger(LedgerBooks):
     ) -> None:
         super().__init__(engine)
         self._node, self._alive, self._within_s = node, alive, within_s
-        self.latest = self._pen.last_day
+        self.latest = self._state.last_day
         self._steps: list[_Step] = []
         self._batch: list[_Step] = []  # that is being committed
         self._news, self._rest = anyio.Event(), anyio.Event()
@@ -286,7 +286,7 @@ def _carry_out_all(
             asked = [one for one in scopes if one.kind in step.kinds]
             seen.update(asked)
             if step.is_again:
-                _let_go(tx, step.call)
+                _delete_reservation(tx, step.call)
             try:
                 tallies = raised(tallies_of(tx, asked), step.call.day)
                 step.grant = step.decide(tallies)
@@ -306,7 +306,7 @@ def _hold(tx: Transaction, call: Reservation, node: str) -> None:
 def _end(tx: Transaction, step: _Step, ended: Ended) -> None:
     """A call that stood there and does no more was settled before, by another node perhaps."""
     call = step.call
-    was_held = (step.is_held or step.is_again) and _let_go(tx, call)
+    was_held = (step.is_held or step.is_again) and _delete_reservation(tx, call)
     is_over = _is_recorded(tx, call) if step.is_again else step.is_held
     is_new = was_held or not is_over
     if is_new and isinstance(ended, TokenRecord):
@@ -317,10 +317,10 @@ def _is_recorded(tx: Transaction, call: Reservation) -> bool:
     return tx.first("token_record", {"id": call.id}, "id") is not None
 
 
-def _let_go(tx: Transaction, call: Reservation) -> bool:
+def _delete_reservation(tx: Transaction, call: Reservation) -> bool:
     """Whether it was held."""
     row = tx.first("reservation", {"id": call.id})
     if row is not None:
         tx.delete("reservation", {"id": call.id})
-        give_back(tx, row)
+        release_held(tx, row)
     return row is not None

@@ -16,8 +16,8 @@ from gateway.store.inbox import (
     forgive_attempt,
     to_entry,
 )
-from gateway.store.transaction import Row, Transaction, in_parts, require_session
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.transaction import Row, Transaction, in_batches, require_session
+from gateway.store.writer import StorePart, reading, writing
 
 # That a node is told of at once; what was taken back is told for so many changes.
 MOST_CHOICES = 4_096
@@ -26,7 +26,7 @@ MOST_LENIENT = 10  # attempts; beyond them a message may have to do with it that
 
 def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns:
     rows = list[Row]()
-    for some in in_parts(partitions):
+    for some in in_batches(partitions):
         terms = {"partition": some, "finished_at": None}
         rows += tx.find("run", terms, "run_id session stop", index="unfinished")
     keys = tx.keys_of(row["session"] for row in rows if row["run_id"] not in known)
@@ -140,7 +140,7 @@ def _choices(tx: Transaction, after: int) -> tuple[int, Mapping[SessionKey, Sess
 
 def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStanding]:
     found = dict[RunId, RunStanding]()
-    for some in in_parts(run_ids):
+    for some in in_batches(run_ids):
         for row in tx.find("run", {"run_id": some}, "run_id attempts finished_at"):
             found[row["run_id"]] = RunStanding(row["attempts"], row["finished_at"] is not None)
     return found
@@ -168,7 +168,7 @@ def _place_runs(tx: Transaction, place: Callable[[SessionKey], int]) -> int:
     return moved
 
 
-class StoredSharedRuns(OfStore):
+class StoredSharedRuns(StorePart):
     """Implements the port SharedRuns."""
 
     open_runs = reading(_open_runs)

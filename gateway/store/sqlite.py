@@ -20,9 +20,9 @@ from gateway.store.channels import StoredChannels
 from gateway.store.conversations import StoredSessions
 from gateway.store.erasure import StoredOriginals, sweep_originals
 from gateway.store.fact_search import FactBase
-from gateway.store.faults import at_opening, file_faults
+from gateway.store.faults import file_faults, opening_error
 from gateway.store.inbox import StoredInbox, StoredJournal
-from gateway.store.inspection import held_by, look_over
+from gateway.store.inspection import check_database, progress_of
 from gateway.store.ledger import StoredLedger
 from gateway.store.outbox import StoredOutbox
 from gateway.store.plugins import StoredValues
@@ -34,13 +34,13 @@ from gateway.store.turns import ExtractionQueue, TurnIndex
 from gateway.store.writer import (
     Commits,
     Engine,
-    Held,
     Mark,
-    OfStore,
     OnCommit,
-    Pen,
+    Progress,
     Readers,
+    StorePart,
     Writer,
+    WriteTransaction,
     writing,
 )
 
@@ -68,7 +68,7 @@ class ClosingLedger(Ledger, Protocol):
     def close(self) -> None: ...
 
 
-class StoreUpkeep(OfStore):
+class StoreUpkeep(StorePart):
     """Implements the port StoreCare."""
 
     def __init__(self, engine: Engine, clock: Clock, ledger: ClosingLedger) -> None:
@@ -100,11 +100,11 @@ FILE = "store.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenDatabase:
     path: Path
     db: sqlite3.Connection
     mark: Mark
-    pen: Pen
+    tx: WriteTransaction
     commits: Commits
 
     def close(self) -> None:
@@ -126,12 +126,12 @@ async def open_sqlite(
     Without `durable` nothing is fsynced."""
     now = to_micros(clock.now())
     opened = await to_thread.run_sync(
-        partial(open_file, data_dir, now, accept_loss=accept_loss, durable=durable)
+        partial(open_database, data_dir, now, accept_loss=accept_loss, durable=durable)
     )
     try:
         opened.commits.on_commit = on_commit or opened.commits.on_commit
         writer, readers = Writer(opened.commits), Readers(opened.path)
-        engine = Engine(writer, readers, opened.pen, copier(opened.path))
+        engine = Engine(writer, readers, opened.tx, copier(opened.path))
         stores = stores_over(engine, clock)
         writer.start()
         readers.start()
@@ -172,28 +172,28 @@ def stores_over(
     )
 
 
-def open_file(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> Opened:
+def open_database(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> OpenDatabase:
     path = data_dir / FILE
     with contextlib.ExitStack() as undo:
         mark = Mark(data_dir)
         undo.callback(mark.close)
-        held = look_over(path)
+        held = check_database(path)
         if accept_loss:
             lost = max(0, mark.read().accepted - held.accepted)
             log.warning("store_loss_accepted", extra={"messages_lost": lost})
         else:
-            require_all(held, mark.read(), str(path))
+            require_acknowledged(held, mark.read(), str(path))
         db = _open_to_write(path, now, durable=durable)
         undo.callback(db.close)
-        held = held_by(db)
+        held = progress_of(db)
         mark.write(held.accepted, held.commits)
-        pen = Pen(db)
-        commits = Commits(pen, mark, held, str(path), durable=durable)
+        tx = WriteTransaction(db)
+        commits = Commits(tx, mark, held, str(path), durable=durable)
         undo.pop_all()
-    return Opened(path, db, mark, pen, commits)
+    return OpenDatabase(path, db, mark, tx, commits)
 
 
-def require_all(held: Held, mark: Held, where: str) -> None:
+def require_acknowledged(held: Progress, mark: Progress, where: str) -> None:
     """Raises StoreRefused if the database is behind what was acknowledged."""
     if held.accepted >= mark.accepted and held.commits >= mark.commits:
         return
@@ -219,7 +219,7 @@ def _open_to_write(path: Path, now: int, *, durable: bool) -> sqlite3.Connection
         migrate(db)
         db.execute("UPDATE pulse SET probed_at = ?", (now,))
     except sqlite3.Error as error:
-        told = at_opening(error, str(path))  # before the log goes that was too large
+        told = opening_error(error, str(path))  # before the log goes that was too large
         db.close()
         raise told from error
     return db

@@ -18,7 +18,7 @@ from gateway.store.surreal_schema import (
     field_of,
     record_of,
     rows_in_memory,
-    taken_by,
+    unique_records,
 )
 from gateway.store.tables import TABLES, Table
 from gateway.store.transaction import (
@@ -411,7 +411,7 @@ def _reading(name: str) -> tuple[str, Sequence[str]]:
 
 
 def _taken(loaded: LoadedRow | None) -> set[RecordID]:
-    return set() if loaded is None else taken_by(loaded.table, loaded.row)
+    return set() if loaded is None else unique_records(loaded.table, loaded.row)
 
 
 def _revision() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import SessionKey, to_micros, to_time
-from gateway.store.upgrades import BEFORE_ROOMS, move_rooms, set_aside, take_over
+from gateway.store.upgrades import BEFORE_ROOMS, fill_tables, move_rooms, rename_replaced
 
 VERSION = 10
 
@@ -567,7 +567,7 @@ def migrate(db: sqlite3.Connection) -> None:
     if version >= VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
-    replaced = set_aside(db, columns_of(db))
+    replaced = rename_replaced(db, columns_of(db))
     for table in TABLES.values():
         db.execute(table.sql)
     there = columns_of(db)
@@ -575,7 +575,7 @@ def migrate(db: sqlite3.Connection) -> None:
         for column in table.columns:
             if (table.name, column.name) not in there:
                 db.execute(f"ALTER TABLE {table.name} ADD COLUMN {column.sql}")
-    take_over(db, replaced)
+    fill_tables(db, replaced)
     for statement in (*(one for table in TABLES.values() for one in table.index_sql), *_MORE):
         db.execute(statement)
     if 0 < version <= BEFORE_ROOMS:

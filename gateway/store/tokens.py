@@ -13,7 +13,7 @@ from gateway.domain.events import Deed
 from gateway.domain.tokens import CreatedToken
 from gateway.store.audit import append_deed
 from gateway.store.transaction import Fields, Row, Transaction
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.writer import StorePart, reading, writing
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def _all(tx: Transaction) -> Sequence[CreatedToken]:
     return [_token_of(row) for row in tx.find("token", {}, order="name created_at")]
 
 
-class StoredTokens(OfStore):
+class StoredTokens(StorePart):
     """Implements the port TokenStore."""
 
     create = writing(_create, durable=True)

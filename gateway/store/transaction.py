@@ -232,7 +232,7 @@ class Transaction:
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
         """The keys of the sessions of these numbers."""
         found: dict[int, SessionKey] = {}
-        for some in in_parts({one for one in sessions if one is not None}):
+        for some in in_batches({one for one in sessions if one is not None}):
             found |= {one["id"]: one["key"] for one in self.find("session", {"id": some}, "id key")}
         return found
 
@@ -259,12 +259,12 @@ class Transaction:
         return micros
 
 
-def given(terms: Terms) -> dict[str, object]:
+def without_none(terms: Terms) -> dict[str, object]:
     """Without those that have no value."""
     return {name: value for name, value in terms.items() if value is not None}
 
 
-def in_parts(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
+def in_batches(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
     """Not more at once than a term may have."""
     every = tuple(values)
     for start in range(0, len(every), _AT_ONCE):

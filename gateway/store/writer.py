@@ -39,7 +39,7 @@ MARK = "store.mark"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Progress:
     """How far a database had come: messages accepted and durable commits."""
 
     accepted: int = 0
@@ -57,16 +57,16 @@ class Mark:
         with file_faults(str(self.path)):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def read(self) -> Held:
+    def read(self) -> Progress:
         """Raises StoreRefused if the file is not one of ours."""
         text = os.pread(self._file, self._FORM.size + 1, 0)
         if not text:
-            return Held()
+            return Progress()
         if len(text) != self._FORM.size:
             raise StoreRefused(
                 f"{self.path} is damaged: check the disk and the database, then move the file away"
             )
-        return Held(*self._FORM.unpack(text))
+        return Progress(*self._FORM.unpack(text))
 
     def write(self, accepted: int, commits: int) -> None:
         """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
@@ -84,7 +84,7 @@ class Mark:
 
 
 # --- what operations write with ------------------------------------------------------------------
-class Pen(Transaction):
+class WriteTransaction(Transaction):
     """The transaction of the writer's thread, and what it knows of the tables."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -108,7 +108,7 @@ SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session),
        EXISTS (SELECT 1 FROM notice) FROM run
 """
 
-Operation = Callable[[Pen], T]
+Operation = Callable[[WriteTransaction], T]
 Query = Callable[[Transaction], T]
 Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
 
@@ -144,9 +144,9 @@ class Commits:
     """Commits operations, in one thread. An operation raises GatewayError only before it writes."""
 
     def __init__(
-        self, pen: Pen, mark: Mark, held: Held, where: str, *, durable: bool = True
+        self, tx: WriteTransaction, mark: Mark, held: Progress, where: str, *, durable: bool = True
     ) -> None:
-        self._pen, self._mark, self._where = pen, mark, where
+        self._tx, self._mark, self._where = tx, mark, where
         self._modes = ("NORMAL", "FULL") if durable else ("OFF", "OFF")
         self._commits = held.commits
         self._synchronous = ""
@@ -158,19 +158,19 @@ class Commits:
 
     def commit(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
         """Runs all operations in one transaction. Returns an outcome for each."""
-        pen, outcomes, began = self._pen, list[Outcome](), time.monotonic()
+        tx, outcomes, began = self._tx, list[Outcome](), time.monotonic()
         try:
             if self._synchronous != self._modes[durable]:
                 self._prepare(self._modes[durable])
-            pen.db.execute("BEGIN IMMEDIATE")
+            tx.db.execute("BEGIN IMMEDIATE")
             for operation in operations:
                 try:
-                    outcomes.append((operation(pen), None))
+                    outcomes.append((operation(tx), None))
                 except GatewayError as error:
                     outcomes.append((None, error))
             if durable:
-                pen.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
-            pen.db.execute("COMMIT")
+                tx.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
+            tx.db.execute("COMMIT")
         except OF_ONE as error:
             return self._apart(error, operations, durable=durable)
         except sqlite3.Error as error:
@@ -182,17 +182,17 @@ class Commits:
             self.synced += 1
             self._commits += 1
             try:
-                self._mark.write(pen.accepted, self._commits)
+                self._mark.write(tx.accepted, self._commits)
             except StoreUnavailable as error:
                 # The commit is safe. An older mark only detects less.
                 log.warning("store_mark_not_written", extra={"why": str(error)})
-        if pen.has_erased:
+        if tx.has_erased:
             self._forget()
         return outcomes
 
     def _forget(self) -> None:
         """Removes what was erased from the log and from gaps within pages."""
-        db = self._pen.db
+        db = self._tx.db
         try:
             size = db.execute(
                 "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
@@ -200,9 +200,9 @@ class Commits:
             if size.fetchone()[0] <= MADE_ANEW_BYTES:
                 db.execute("VACUUM")
             busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._pen.has_erased = bool(busy)  # a reader is open: try again after the next commit
+            self._tx.has_erased = bool(busy)  # a reader is open: try again after the next commit
         except sqlite3.Error as error:
-            self._pen.has_erased = False
+            self._tx.has_erased = False
             log.warning("store_erasure_incomplete", extra={"why": str(error)})
 
     def _apart(
@@ -240,18 +240,18 @@ class Commits:
         missing page spoils the rest of the log, so the log is moved into the database.
         """
         if self._io_errors:
-            self._pen.db.execute(f"PRAGMA synchronous = {self._modes[True]}")
-            busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            self._tx.db.execute(f"PRAGMA synchronous = {self._modes[True]}")
+            busy, _, _ = self._tx.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
             if busy:
                 log.info("store_log_still_read")
-        self._pen.db.execute(f"PRAGMA synchronous = {mode}")
+        self._tx.db.execute(f"PRAGMA synchronous = {mode}")
         self._synchronous = mode
 
     def _undo(self) -> None:
         try:
-            if self._pen.db.in_transaction:
-                self._pen.db.execute("ROLLBACK")
-            self._pen.refresh()
+            if self._tx.db.in_transaction:
+                self._tx.db.execute("ROLLBACK")
+            self._tx.refresh()
         except sqlite3.Error as error:
             self.given_up = f"{sentence(error, self._where)}; restart when it is mended"
             log.exception("store_rollback_failed")
@@ -482,7 +482,7 @@ class Reading(Protocol):
     async def close(self) -> None: ...
 
 
-class Remembered(Protocol):
+class StoreState(Protocol):
     """What a store knows of its tables without a look."""
 
     may_hold_notices: bool
@@ -499,15 +499,15 @@ class Engine:
 
     writer: Writing
     readers: Reading
-    pen: Remembered
+    state: StoreState
     copy: CopyStore
 
 
-class OfStore:
+class StorePart:
     """One subject of the store: operations over its writer and its readers."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self._pen = engine, engine.pen
+        self.engine, self._state = engine, engine.state
         self._writer, self._readers = engine.writer, engine.readers
 
     async def caught_up(self) -> None:
@@ -522,7 +522,7 @@ def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False)
     """A method that runs `query` in a thread that reads; `caught_up`: after what is to be written
     soon. Raises StoreUnavailable, TextRefused, and what the query raises."""
 
-    async def read(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def read(self: StorePart, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if caught_up:
             await self.caught_up()
         return await self._readers.read(lambda tx: query(tx, *args, **kwargs))
@@ -534,7 +534,7 @@ def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool) -> _M
     """A method that commits `operation`, with an fsync if `durable`. Raises StoreUnavailable,
     TextRefused if a text has no UTF-8 form, and what the operation raises; it then wrote nothing."""
 
-    def write(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    def write(self: StorePart, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         return self._writer.write(lambda tx: operation(tx, *args, **kwargs), durable=durable)
 
     return write
