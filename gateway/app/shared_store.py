@@ -75,7 +75,7 @@ async def open_shared_store(  # noqa: PLR0913  # what may be said of a store
             assert isinstance(stores.ledger, SharedLedger)
             group.start_soon(stores.ledger.run)
             yield SharedStore(node.presence().node, stores, node, cluster, usual.figures)
-            await stores.ledger.rest()
+            await stores.ledger.drain()
             group.cancel_scope.cancel()
 
 

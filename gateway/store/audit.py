@@ -1,4 +1,4 @@
-"""The audit: a chain of entries that are never changed (in SQLite by triggers)."""
+"""The audit: a chain of entries that are never changed (SQLite enforces it by triggers)."""
 
 import logging
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class StoredAudit(StorePart):
         self._turn = anyio.Lock()
 
     async def append(self, deed: Deed) -> None:
-        async with self._turn:  # each entry needs the one before
+        async with self._turn:  # each entry contains the hash of the previous one
             await self._writer.write(partial(append_deed, deed=deed), durable=False)
 
     newest = reading(_newest, caught_up=True)
@@ -54,5 +54,5 @@ class StoredAudit(StorePart):
 
 
 def _note_missing(deed: Deed, error: Exception) -> None:
-    told = {"kind": deed.kind, "actor": deed.actor, "why": str(error)}
-    log.error("audit_entry_not_written", extra=told)
+    facts = {"kind": deed.kind, "actor": deed.actor, "why": str(error)}
+    log.error("audit_entry_not_written", extra=facts)

@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file in the data directory, looked over before it is trusted."""
+"""The embedded store: one SQLite file in the data directory, checked before it is trusted."""
 
 import contextlib
 import logging
@@ -46,7 +46,8 @@ from gateway.store.writer import (
 
 
 def _sweep(tx: Transaction, *, before: datetime, limit: int) -> int:
-    """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
+    """Deletes the journals of old runs and old originals, oldest first. Returns the number of swept
+    runs: less than `limit` when none is left."""
     old: Terms = {"finished_at <": before}
     rows = tx.find("run", old, "run_id", order="finished_at", limit=limit, index="with_journal")
     for row in rows:
@@ -60,7 +61,7 @@ def _expire(tx: Transaction, agent: AgentId, *, before: datetime, limit: int) ->
     rows = tx.find("session", old, "id", limit=limit, index="active")
     if rows:
         tx.change("session", {"id": tuple(row["id"] for row in rows)}, {"state": "closed"})
-        tx.forget_sessions()  # it remembers which are closed
+        tx.forget_sessions()  # the cache holds which are closed
     return len(rows)
 
 
@@ -79,7 +80,7 @@ class StoreUpkeep(StorePart):
     expire = writing(_expire, durable=False)
 
     async def probe(self) -> None:
-        probed = {"probed_at": self._clock.now()}  # without an fsync, which wears a disk
+        probed = {"probed_at": self._clock.now()}  # without an fsync, which wears out a disk
         await self._writer.write(lambda tx: tx.change("pulse", {"id": 1}, probed), durable=False)
 
     async def snapshot(self, into: Path, *, copies: int) -> None:
@@ -87,7 +88,7 @@ class StoreUpkeep(StorePart):
         await self._copy(into, copies)
 
     async def close(self) -> None:
-        """Writes what is waiting, refuses what comes; a second close does nothing."""
+        """Writes the waiting operations and refuses new ones. A second close does nothing."""
         with CancelScope(shield=True):
             self._ledger.close()
             await self._writer.close()
@@ -122,7 +123,7 @@ async def open_sqlite(
     on_commit: OnCommit | None = None,
 ) -> AsyncIterator[Stores]:
     """Raises StoreRefused if the database must not be used as it is, StoreUnavailable if it cannot
-    be written now. Nothing is deleted or mended unasked. The directory must be locked already.
+    be written now. Deletes and repairs nothing unless asked. The directory must be locked already.
     Without `durable` nothing is fsynced."""
     now = to_micros(clock.now())
     opened = await to_thread.run_sync(
@@ -194,32 +195,33 @@ def open_database(data_dir: Path, now: int, *, accept_loss: bool, durable: bool)
 
 
 def require_acknowledged(held: Progress, mark: Progress, where: str) -> None:
-    """Raises StoreRefused if the database is behind what was acknowledged."""
+    """Raises StoreRefused if the database is behind its mark."""
     if held.accepted >= mark.accepted and held.commits >= mark.commits:
         return
     messages = max(0, mark.accepted - held.accepted)
     commits = max(0, mark.commits - held.commits)
     raise StoreRefused(
-        f"{where} misses {messages} accepted messages and {commits} commits that were "
-        "acknowledged: restore the newest backup, or start with --accept-loss to go on without them"
+        f"{where} lacks {messages} accepted messages and {commits} commits that were acknowledged: "
+        "restore the newest backup, or start with --accept-loss to continue without them"
     )
 
 
 def _open_to_write(path: Path, now: int, *, durable: bool) -> sqlite3.Connection:
-    """Ends with a durable write: a full disk or a read-only file shows here, not at a message."""
+    """Ends with a durable write: a full disk or a read-only file shows at the start, not at a
+    message."""
     with file_faults(str(path)):
         path.touch(mode=0o600)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-        db.execute("PRAGMA secure_delete = ON")  # what is erased must not be left in a free page
+        db.execute("PRAGMA secure_delete = ON")  # erased text must not stay in a free page
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("PRAGMA journal_size_limit = 67108864")
         migrate(db)
         db.execute("UPDATE pulse SET probed_at = ?", (now,))
     except sqlite3.Error as error:
-        told = opening_error(error, str(path))  # before the log goes that was too large
+        refused = opening_error(error, str(path))  # before closing deletes the log that had no room
         db.close()
-        raise told from error
+        raise refused from error
     return db

@@ -136,7 +136,7 @@ class SurrealStore(RowMemory):
         if self._is_alone:
             self.may_hold_notices = bool(await self.read(lambda tx: tx.count("notice", {})))
         pulse = {"id": 1, "commits": 0, "probed_at": 0}
-        await self.write(lambda tx: tx.insert("pulse", pulse, taken="keep"), durable=True)
+        await self.write(lambda tx: tx.insert("pulse", pulse, on_conflict="keep"), durable=True)
 
     async def read(self, query: Operation[T]) -> T:
         """Raises StoreUnavailable, TextRefused, and what the query raises."""

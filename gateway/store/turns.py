@@ -382,7 +382,7 @@ def _indexed_upto(session: int, tx: Transaction) -> int:
 
 
 def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
-    tx.insert("turn_cursor", {"session": session, "upto": upto}, taken="replace")
+    tx.insert("turn_cursor", {"session": session, "upto": upto}, on_conflict="replace")
 
 
 def _said(rows: Sequence[Row]) -> list[tuple[int, str]]:
@@ -523,7 +523,7 @@ def _mark_scanned(tx: Transaction, upto: Mapping[SessionKey, NodeId]) -> None:
             session, seq = found["place"] >> SEQ_BITS, seq_of(found["place"])
             row = tx.first("heard", {"session": session}, "seq")
             if row is None or row["seq"] < seq:
-                tx.insert("heard", {"session": session, "seq": seq}, taken="replace")
+                tx.insert("heard", {"session": session, "seq": seq}, on_conflict="replace")
 
 
 def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
@@ -534,7 +534,7 @@ def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
     row = tx.first("unread", {"session": session})
     if row is not None:
         seq = row["seq"] if row["is_owed"] else max(row["seq"], seq)
-    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, taken="replace")
+    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, on_conflict="replace")
 
 
 def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
