@@ -271,6 +271,6 @@ class WaitingRoom:
         self._watch.cancel()
         if self._server is None:
             return ()
-        bound = self._server.hand_over()
+        bound = self._server.duplicate_sockets()
         self._server.stop(0.0)
         return bound

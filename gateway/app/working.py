@@ -26,7 +26,7 @@ from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import (
-    PATIENCE_S,
+    LOAD_WAIT_S,
     NoFetch,
     Plugins,
     Sandbox,
@@ -91,7 +91,7 @@ async def prepared(
     before: Working | None = None,
     *,
     look: Look,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = LOAD_WAIT_S,
 ) -> Working:
     """The generation after the one `before`. What did not change is taken over; `look` is at the files that
     it is made of. At a start a plugin may come late or be refused alone; at a reload nothing may be missing.
@@ -110,7 +110,7 @@ async def prepared(
     sandbox = await _sandbox(config, shared)
     plugins = Plugins()
     if before is None:
-        await plugins.load_beside(sandbox, config.plugins, shared.group, patience_s=patience_s)
+        await plugins.load_within(sandbox, config.plugins, shared.group, wait_s=patience_s)
     else:
         await before.plugins.ready([one.name for one in before.made.config.plugins])
         plugins.known = before.plugins.unchanged(config.plugins, look.digests)
@@ -216,8 +216,8 @@ async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Seq
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
-        tell=shared.tell,
-        told_changed=on_changed,
+        publish=shared.tell,
+        report_change=on_changed,
         random=random.random,
     )
     found = [
