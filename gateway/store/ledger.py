@@ -153,16 +153,20 @@ def _usage(
     series = {one["id"]: one for one in tx.find("series", {})} if _GROUPED[by] == "series" else {}
     sums: dict[str, UsageSum] = {}
     for row in found:
-        match by:
-            case "person":
-                name = row["person"] or speaker_in(row["session"], None)
-            case "channel":
-                name = row["session"].channel
-            case _:
-                name = series[row["series"]][by] if series else row[by]
+        name = series[row["series"]][by] if series else _name_of(by, row)
         more = UsageSum(name, *(row[one] for one in USAGE))
         sums[name] = sums[name] + more if name in sums else more
     return [sums[name] for name in sorted(sums)]
+
+
+def _name_of(by: Grouping, row: Row) -> str:
+    match by:
+        case "person":
+            return str(row["person"] or speaker_in(row["session"], None))
+        case "channel":
+            return str(row["session"].channel)
+        case _:
+            return str(row[by])
 
 
 # --- the base of both ledgers --------------------------------------------------------------------
