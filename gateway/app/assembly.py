@@ -326,10 +326,9 @@ class Gateway:
             registry,
             routes=routes,
             ready=self.watch.reasons,
-            clock=clock,
             identities=identities,
+            degraded=lambda: self.health.degraded(),
         )
-        app.degraded = lambda: self.health.degraded()
         app.open_webhooks(self.channels.webhooks)
         return app
 

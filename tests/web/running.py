@@ -185,7 +185,6 @@ async def running(
         registry,
         routes=[*method_routes(registry), *routes],
         ready=ready,
-        clock=clock,
         identities=identities,
     )
     server = WebServer(app, settings)
