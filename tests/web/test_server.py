@@ -17,7 +17,7 @@ from gateway.web.asgi import build
 from gateway.web.identity import Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Registry
-from gateway.web.wire.server import ListenAddress, WebServer
+from gateway.web.server import ListenAddress, WebServer
 from tests.fakes.clock import FakeClock
 from tests.web.running import OPEN, always_ready, ask, parse_answer, read_all, running
 

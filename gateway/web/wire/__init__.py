@@ -14,5 +14,5 @@ Reasons against a library's server:
   newest unauthenticated one of the address with most is closed (`connections.py`).
 - **Addresses and headers are read once.** `visitors.py` reads them, and checks Host, Origin and sizes before
   authentication.
-- **A stop loses no answer.** `server.py` closes its listeners first, lets requests finish and then ends them.
+- **A stop loses no answer.** `../server.py` closes its listeners first, lets requests finish and then ends them.
 """
