@@ -310,7 +310,7 @@ class ModelSum:
     nano_usd: int
 
 
-def add_built_in(models: Sequence[ModelSum], limit: int) -> Sequence[ModelSum]:
+def with_others(models: Sequence[ModelSum], limit: int) -> Sequence[ModelSum]:
     """The first `limit` models, and the sum of the others as `other`."""
     told, rest = models[:limit], models[limit:]
     if not rest:
