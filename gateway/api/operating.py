@@ -21,7 +21,7 @@ from gateway.api.declarations import (
 )
 from gateway.api.spending import BudgetRow
 from gateway.domain.agents import MatchedBy
-from gateway.domain.backups import ArchiveMember, LeftOut
+from gateway.domain.backups import ArchiveMember, OmittedFile
 from gateway.domain.channels import ChannelState, FlowProgress, PairingState, TransportKind
 from gateway.domain.events import KINDS
 from gateway.domain.ids import PluginKind, SessionKey
@@ -703,7 +703,7 @@ class BackupCreated(Value):
     accepted: int
     secrets: bool
     members: tuple[ArchiveMember, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedFile, ...]
 
 
 METHODS = (

@@ -22,7 +22,7 @@ from gateway.config.values import (
 )
 from gateway.domain.budgets import NANO, Budgets, Limit, TokenBudget
 from gateway.domain.errors import ClusterNotInstalled, StoreNotInstalled
-from gateway.domain.events import Deed, DeedKind
+from gateway.domain.events import AuditEvent, AuditKind
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import is_loopback
 from gateway.domain.plugins import PluginInfo, PluginSecret
@@ -38,7 +38,7 @@ NO_AGENT = "agent:"  # a scope that allows no agent: ids are never empty
 
 Authority = Mapping[str, object]  # JSON values by key of the configuration, without secrets
 
-KINDS: Mapping[str, DeedKind] = {
+KINDS: Mapping[str, AuditKind] = {
     "budgets": "budget.changed",
     "tokens": "token.changed",
     "plugins": "grant.changed",
@@ -186,13 +186,13 @@ async def note_start(
             if (was := before.get(name)) != (is_ := now.get(name)):
                 kind = KINDS.get(name.partition(".")[0], "config.changed")
                 detail = {"what": name, "before": was, "after": is_}
-                await audit.append(Deed(at, kind, "config", detail))
+                await audit.append(AuditEvent(at, kind, "config", detail))
     for plugin in plugins:
         if plugin.state == "refused":
             detail = {"plugin": plugin.name, "why": plugin.why}
-            await audit.append(Deed(at, "plugin.refused", "config", detail))
+            await audit.append(AuditEvent(at, "plugin.refused", "config", detail))
     applied = {"version": version, "file": str(config.origin or ""), "authority": now}
-    await audit.append(Deed(at, "config.applied", "config", applied))
+    await audit.append(AuditEvent(at, "config.applied", "config", applied))
 
 
 def authority(config: GatewayConfig) -> Authority:
