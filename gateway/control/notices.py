@@ -1,5 +1,6 @@
 """The bus that delivers events to listeners, and the notices that wait for their point in a run."""
 
+import json
 import logging
 import re
 from collections import deque
@@ -286,8 +287,6 @@ def notice_chunk(notice: Notice, at: datetime) -> Chunk:
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _LIKE_A_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STRUCTURE = re.compile(r'[,:"\\\[\]{}\x00-\x1f]')
-_ESCAPED = re.compile(r'["\\\x00-\x1f]')
-_SHORT_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def render_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -298,7 +297,7 @@ def render_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell
 
 def _cell(value: Cell) -> str:
     if isinstance(value, str):
-        return value if _is_plain(value) else _quoted(value)
+        return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None or (isinstance(value, float) and not isfinite(value)):
@@ -318,11 +317,4 @@ def _is_plain(text: str) -> bool:
 
 
 def _key(text: str) -> str:
-    return text if _PLAIN_KEY.fullmatch(text) else _quoted(text)
-
-
-def _quoted(text: str) -> str:
-    def escape(match: re.Match[str]) -> str:
-        return _SHORT_ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"
-
-    return f'"{_ESCAPED.sub(escape, text)}"'
+    return text if _PLAIN_KEY.fullmatch(text) else json.dumps(text, ensure_ascii=False)
