@@ -166,7 +166,7 @@ _LINE = re.compile(
 )
 
 
-class KnownFact(NamedTuple):
+class DemoFact(NamedTuple):
     """A fact as a sentence to the user. Only a fact from the memory has dates."""
 
     sentence: str
@@ -187,25 +187,25 @@ def _recall(text: str, messages: Sequence[Message]) -> str | None:
     return f"{known.sentence[0].upper()}{known.sentence[1:]}." if known else NOT_TOLD
 
 
-def _stated(text: str) -> dict[str, KnownFact]:
+def _stated(text: str) -> dict[str, DemoFact]:
     """Returns the facts that a text states, by key."""
-    facts: dict[str, KnownFact] = {}
+    facts: dict[str, DemoFact] = {}
     for sentence in _SENTENCE.findall(text):
         if sentence.rstrip().endswith("?") or _ASKS.match(sentence):
             continue
         if name := _TOLD_NAME.match(sentence):
-            facts["name"] = KnownFact(f"your name is {name['value'].strip()}")
+            facts["name"] = DemoFact(f"your name is {name['value'].strip()}")
         elif place := _TOLD_PLACE.match(sentence):
-            facts["location"] = KnownFact(f"you live in {_SINCE.sub('', place['value']).strip()}")
+            facts["location"] = DemoFact(f"you live in {_SINCE.sub('', place['value']).strip()}")
         elif fact := _TOLD.search(sentence):
             value = f"{fact['how'] or ''}{fact['value'].strip()}"
-            facts[_key(fact["thing"])] = KnownFact(f"your {fact['thing']} is {value}")
+            facts[_key(fact["thing"])] = DemoFact(f"your {fact['thing']} is {value}")
     return facts
 
 
-def _known(messages: Sequence[Message]) -> Mapping[str, KnownFact]:
+def _known(messages: Sequence[Message]) -> Mapping[str, DemoFact]:
     """Returns the latest facts by key. A memory message precedes its question, and has corrections."""
-    known: dict[str, KnownFact] = {}
+    known: dict[str, DemoFact] = {}
     for message in messages:
         if message.role == "user":
             is_memory = message.text.startswith(MEMORY)
@@ -213,20 +213,20 @@ def _known(messages: Sequence[Message]) -> Mapping[str, KnownFact]:
     return known
 
 
-def _remembered(block: str) -> dict[str, KnownFact]:
+def _remembered(block: str) -> dict[str, DemoFact]:
     """Returns the facts of a memory message, by key."""
-    known: dict[str, KnownFact] = {}
+    known: dict[str, DemoFact] = {}
     for line in block.splitlines():
         if (fact := _LINE.fullmatch(line)) and not fact["ended"]:
             key = _key(fact["predicate"].replace("_", " "))
             sentence = _SENTENCES.get(key, f"your {key} is {{}}")
             if fact["predicate"].endswith("_name"):
                 sentence = f"your {key} is called {{}}"
-            known[key] = KnownFact(sentence.format(fact["object"]), fact["since"], fact["told"])
+            known[key] = DemoFact(sentence.format(fact["object"]), fact["since"], fact["told"])
     return known
 
 
-def _when(text: str, known: Mapping[str, KnownFact]) -> str:
+def _when(text: str, known: Mapping[str, DemoFact]) -> str:
     words = set(re.findall(r"\w+", text.lower()))
     for key, one in known.items():
         if words & _NAMED.get(key, set()) or words >= set(key.split()):
