@@ -89,10 +89,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
 
 
 def compile_expression(
-    text: str,
-    *,
-    roots: Collection[str],
-    open_roots: bool = False,
+    text: str, *, roots: Collection[str], open_roots: bool = False
 ) -> Expression:
     """Compiles an expression that may read the names in `roots`. Raises ExpressionInvalid.
 

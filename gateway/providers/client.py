@@ -120,12 +120,7 @@ class _Attempt:
     """Implements the Model port for one attempt, recorded in the journal as it proceeds."""
 
     def __init__(
-        self,
-        definition: ProviderDef,
-        key: str | None,
-        encoder: Encoder,
-        http: Http,
-        clock: Clock,
+        self, definition: ProviderDef, key: str | None, encoder: Encoder, http: Http, clock: Clock
     ) -> None:
         self._http, self._clock, self._encoder = http, clock, encoder
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s

@@ -39,7 +39,7 @@ class AnthropicEncoder(WireEncoder):
 
     def body(self, request: ModelRequest) -> bytes:
         key, role = f"anthropic:{self._provider}", b""
-        said = [self.head(request)]
+        parts = [self.head(request)]
         for message in request.messages:
             piece = message.kept.get(key)
             if piece is None:
@@ -48,12 +48,12 @@ class AnthropicEncoder(WireEncoder):
                 continue
             now = b"assistant" if message.role == "assistant" else b"user"
             if now == role:  # successive messages of one role become one message
-                said.append(b",")
+                parts.append(b",")
             else:
-                said += (b"]}," if role else b"", b'{"role":"', now, b'","content":[')
+                parts += (b"]}," if role else b"", b'{"role":"', now, b'","content":[')
             role = now
-            said.append(piece)
-        return b"".join(said) + (b"]}]}" if role else b"]}")
+            parts.append(piece)
+        return b"".join(parts) + (b"]}]}" if role else b"]}")
 
     def encode_head(self, request: ModelRequest) -> bytes:
         fields: dict[str, Any] = {
@@ -158,6 +158,22 @@ class _Block:
         self.pieces: dict[str, list[str]] = {}  # opaque fields, by name
         self.draft: CallDraft | None = None
 
+    def layout(self) -> int | dict[str, Any] | None:
+        """Returns the item of the layout: a length of text, None for a call, or the opaque block."""
+        if self.type == "text":
+            return self.length
+        if self.draft is not None:
+            return None
+        raw = dict(self.raw)
+        for key, pieces in self.pieces.items():
+            text = "".join(pieces)
+            if key != _INPUT:
+                raw[key] = f"{raw.get(key) or ''}{text}"
+            elif text:
+                with suppress(ValueError):
+                    raw["input"] = from_json(text)
+        return raw
+
 
 class AnthropicReader(ReplyReader):
     """Reads a reply, which is complete after `message_stop`, or if the bytes end after a stop reason."""
@@ -206,18 +222,15 @@ class AnthropicReader(ReplyReader):
         if block.type == "text":
             self._add_text(block, raw.get("text") or "")
         elif block.type == "tool_use":
-            self._begin_call(block)
+            block.draft = self.begin_call(as_text(raw.get("id") or ""))
+            self.add(block.draft, raw.get("name") or "")
+            if given := raw.get("input"):  # complete at once, without deltas
+                self.add(block.draft, "", json_bytes(given).decode())
+            self.grow(len(block.draft.id))
         elif block.type == "thinking" and raw.get("thinking"):
             self.add_thinking(raw["thinking"])
         else:
             self.grow(len(json_bytes(raw)))
-
-    def _begin_call(self, block: _Block) -> None:
-        block.draft = self.begin_call(as_text(block.raw.get("id") or ""))
-        self.add(block.draft, block.raw.get("name") or "")
-        if given := block.raw.get("input"):  # complete at once, without deltas
-            self.add(block.draft, "", json_bytes(given).decode())
-        self.grow(len(block.draft.id))
 
     def _read_delta(self, block: _Block, delta: dict[str, Any]) -> None:
         match delta.get("type"):
@@ -231,7 +244,10 @@ class AnthropicReader(ReplyReader):
             case "citations_delta":
                 pass  # not shown
             case _:
-                self._read_opaque(block, delta)
+                for key, value in delta.items():
+                    if key != "type" and isinstance(value, str):
+                        self.grow(len(value))
+                        block.pieces.setdefault(key, []).append(value)
 
     def _add_text(self, block: _Block, text: str) -> None:
         self.add_text(text)
@@ -243,12 +259,6 @@ class AnthropicReader(ReplyReader):
             block.pieces.setdefault(_INPUT, []).append(piece)
         else:
             self.add(block.draft, "", piece)
-
-    def _read_opaque(self, block: _Block, delta: dict[str, Any]) -> None:
-        for key, value in delta.items():
-            if key != "type" and isinstance(value, str):
-                self.grow(len(value))
-                block.pieces.setdefault(key, []).append(value)
 
     def _read_usage(self, usage: dict[str, Any] | None) -> None:
         """Updates the usage; the counts are cumulative."""
@@ -271,25 +281,5 @@ class AnthropicReader(ReplyReader):
 
     def extras(self, calls: tuple[ToolCall, ...]) -> object:
         """Returns the order of the blocks if some of them are opaque."""
-        layout: list[object] = []
-        for block in self._order:
-            if block.type == "text":
-                layout.append(block.length)
-            elif block.draft is not None:
-                layout.append(None)
-            else:
-                layout.append(_whole_raw(block))
-        is_plain = all(item is None or isinstance(item, int) for item in layout)
-        return None if is_plain else {"layout": layout}
-
-
-def _whole_raw(block: _Block) -> dict[str, Any]:
-    raw = dict(block.raw)
-    for key, pieces in block.pieces.items():
-        text = "".join(pieces)
-        if key != _INPUT:
-            raw[key] = f"{raw.get(key) or ''}{text}"
-        elif text:
-            with suppress(ValueError):
-                raw["input"] = from_json(text)
-    return raw
+        layout = [block.layout() for block in self._order]
+        return {"layout": layout} if any(isinstance(item, dict) for item in layout) else None

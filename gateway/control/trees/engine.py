@@ -58,14 +58,13 @@ class KeyType:
 
     def may_hold(self, other: "KeyType") -> bool:
         """True if a value of the other type can be valid for this type; checked before a run."""
-        ours, theirs = (
-            kind.inner or ANY if kind.name == "option" else kind for kind in (self, other)
-        )
-        if "any" in {ours.name, theirs.name} or (ours.name, theirs.name) == ("float", "int"):
+        bare = [kind.inner or ANY if kind.name == "option" else kind for kind in (self, other)]
+        own, given = bare
+        if "any" in {own.name, given.name} or (own.name, given.name) == ("float", "int"):
             return True
-        if ours.name != theirs.name:
+        if own.name != given.name:
             return False
-        return not (ours.inner and theirs.inner) or ours.inner.may_hold(theirs.inner)
+        return not (own.inner and given.inner) or own.inner.may_hold(given.inner)
 
 
 ANY = KeyType("any")
