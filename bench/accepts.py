@@ -1,8 +1,8 @@
-"""The load generator of accepts: each connection sends its next message once the last one is accepted.
+"""The load generator of accepts: each connection sends its next message when the last one is accepted.
 
     python -m bench.accepts --port PORT --way webhook --connections 16 --seconds 4 --pid PID
 
-Nobody waits for an answer of the agent. Prints what it saw as JSON.
+It does not wait for the agent's answers. Prints its measurements as JSON.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
 def call(peer: str, number: int, now: float) -> bytes:
-    """A message of somebody, signed as Standard Webhooks has it."""
+    """Returns a message from a person, signed by Standard Webhooks."""
     body = json.dumps({"sender": peer, "text": f"{number}: {TEXT}"}).encode()
     name, stamp = f"msg_{int(now * 1e6)}_{number}", str(int(now))
     signed = f"{name}.{stamp}.".encode() + body
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Run:
-    """`next_message` makes one; `is_over`: nothing more is sent."""
+    """One run of the load generator; `is_over`: it sends no more messages."""
 
     next_message: Callable[[], bytes]
     seen: Seen = field(default_factory=Seen)
@@ -64,7 +64,7 @@ class Run:
 
 
 class Sender(asyncio.Protocol):
-    """One connection with one message under way."""
+    """A connection with one message in flight."""
 
     def __init__(self, run: Run, opening: bytes = b"") -> None:
         self._run, self._opening = run, opening
@@ -144,7 +144,7 @@ async def drive(plan: Plan) -> Seen:
     senders = [Sender(run, opening) for _ in range(plan.connections)]
     for sender in senders:
         await loop.create_connection(lambda sender=sender: sender, "127.0.0.1", plan.port)  # type: ignore[misc]  # a default is no argument
-    await asyncio.sleep(min(1.0, plan.seconds / 4))  # connections open, modules warm
+    await asyncio.sleep(min(1.0, plan.seconds / 4))  # the connections open and the modules warm up
     seen = run.seen = Seen()
     pids = tree(plan.pid) if plan.pid else []
     began, cpu, own = time.perf_counter(), cpu_ns(pids), time.process_time_ns()

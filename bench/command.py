@@ -11,7 +11,7 @@ from bench.process import other_cores
 
 
 def run(doc: str | None, base: str, measure: Callable[[bool, Path], Iterable[Figure]]) -> None:
-    """Tells what `measure` finds, asked whether to be quick, in a folder of its own."""
+    """Prints the figures of `measure`, which gets the quick flag and a temporary folder."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--json", type=Path, help="where to put the figures too")

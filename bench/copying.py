@@ -1,9 +1,9 @@
-"""The benchmark of `exogate store copy`: a store of 100,000 messages, 10,000 facts, a ledger and an audit chain, to a SurrealDB
-server and back.
+"""The benchmark of `exogate store copy`: copies a store of 100,000 messages, 10,000 facts, a ledger and an audit chain to a
+SurrealDB server and back.
 
     python -m bench.copying [--quick] [--json FILE]
 
-Needs the server (EXOGATE_SURREAL_BIN). Every table has to have the same count and digest on both sides.
+Needs the server (EXOGATE_SURREAL_BIN). The counts and digests of all tables must be equal on both sides.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ TEXT = (
 @dataclass(frozen=True, slots=True)
 class Sizes:
     sessions: int = 100
-    messages: int = 1_000  # of each
+    messages: int = 1_000  # of each session
     facts: int = 10_000
     calls: int = 2_000  # a round
     deeds: int = 1_000
@@ -72,7 +72,7 @@ async def _filled(data_dir: Path, sizes: Sizes) -> None:
 
 
 def _copied(config: Path, source: str, target: str) -> tuple[float, list[Mapping[str, Any]]]:
-    """How long it took, and what it told of each table."""
+    """Returns the seconds of a copy and its report on each table."""
     command = [*targets.exogate(), "--config", str(config), "--json", "store", "copy"]
     began = time.perf_counter()
     done = subprocess.run(

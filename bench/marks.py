@@ -1,4 +1,4 @@
-"""The marks that the gateway has to reach, and the table that says whether it does."""
+"""The marks of the gateway, and the table that compares figures with them."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured figure. `limit` holds for the figure itself or, if `ratio`, for it against that
-    of the base, which is the floor unless `base` says otherwise."""
+    """A measured figure. `limit` applies to the figure or, if `ratio`, to its ratio to the base, which is
+    the floor unless `base` names another."""
 
     name: str
     unit: str
@@ -27,12 +27,12 @@ class Figure:
 
     @property
     def judged(self) -> float | None:
-        """What is held against the mark."""
+        """Returns the value that is compared with the mark."""
         return self.against_base if self.ratio else self.gateway
 
     @property
     def is_met(self) -> bool | None:
-        """None: there is no mark."""
+        """True if the mark is met; None without a mark."""
         if self.limit is None or self.judged is None:
             return None
         return self.judged >= self.limit if self.at_least else self.judged <= self.limit
@@ -61,7 +61,7 @@ HEAD = ("figure", "unit", "floor or base", "gateway", "ratio", "mark", "", "spre
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """The figures as a table in Markdown."""
+    """Renders the figures as a Markdown table."""
     rows = [HEAD, *(_row(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines = [_line(row, widths) for row in rows]
@@ -69,7 +69,7 @@ def table(figures: Iterable[Figure]) -> str:
 
 
 def tell(figures: Sequence[Figure], also_in: Path | None) -> None:
-    """Prints them; and as JSON into that file, if one is named."""
+    """Prints the figures, and writes them as JSON if a file is given."""
     print(table(figures))
     if also_in is not None:
         told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]

@@ -1,4 +1,4 @@
-"""Writes docs/reference/chunks.md and events.md, what a run tells, from their declarations."""
+"""Writes docs/reference/chunks.md and events.md from the declarations of chunks and events."""
 
 import json
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ _NAMES = {
 
 
 def files() -> dict[str, str]:
-    """By file name."""
+    """Returns the texts by file name."""
     (kinds,) = get_args(RunEvent)[:1]
     chunks = CHUNKS + "".join(text for kind in get_args(kinds) for text in _chunk(kind))
     rows = [
@@ -73,7 +73,7 @@ def _chunk(kind: type[Value]) -> Iterator[str]:
 
 
 def _rows(name: str, hint: Any, *, is_needed: bool) -> Iterator[str]:
-    """A field; one that is an object has a row for each of its own."""
+    """Returns the rows of a field; an object has a row for each of its fields."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if not (isinstance(kind, type) and issubclass(kind, Value)):
         yield f"| `{name}{'' if is_needed else '?'}` | {_value(kind, is_needed=is_needed)} |\n"

@@ -1,4 +1,4 @@
-"""Writes the tables of keys in docs/reference/configuration.md from the fields of the sections that config.toml has."""
+"""Writes the tables of keys in docs/reference/configuration.md from the fields of the sections of config.toml."""
 
 import json
 import re
@@ -14,13 +14,13 @@ from gateway.domain.settings import Setting
 
 FILE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
 HEAD = "| key | default | value | what it is |\n|---|---|---|---|\n"
-# [[agents]] has the keys of [agent], and an agent's limits and context those of all.
+# [[agents]] has the keys of [agent]; the limits and context of an agent have the keys of the global ones.
 SAID_ELSEWHERE = ("agents[].", "agent.limits.", "agent.context.", "agent.fallback.fallback")
 CALLED = {
     "prices": "MODEL",
     "agent": "ID",
     "groups": "ROOM",
-}  # by what they are names of; else NAME
+}  # by the section whose names they are; else NAME
 _TYPES = {
     bool: "true or false",
     int: "whole number",
@@ -32,7 +32,7 @@ _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def keys() -> Mapping[str, SectionKey]:
-    """Every key that holds a value, as the documentation writes it."""
+    """Yields every key with a value, as written in the documentation."""
     known = patterns()
     sections = {path[:length] for path in known for length in range(1, len(path))}
     found = {path: key for path, key in known.items() if path not in sections}
@@ -40,7 +40,7 @@ def keys() -> Mapping[str, SectionKey]:
 
 
 def _described(path: Pattern, key: SectionKey) -> SectionKey:
-    """What a limit limits is said by the key that the limit is the value of."""
+    """Returns the key; the help of a limit in [budgets] begins with the help of the key above it."""
     above = path[:-2] if path[-2:-1] == (ANY,) else path[:-1]
     if path[0] != "budgets":
         return key
@@ -49,8 +49,8 @@ def _described(path: Pattern, key: SectionKey) -> SectionKey:
 
 
 def page(text: str) -> str:
-    """The text with each table between its markers as the sections have it now. A marker names what its
-    keys begin with; `top` has those of no section."""
+    """Returns the text with the current table between each pair of markers. A marker names the prefix of its
+    keys; `top` has the keys outside of sections."""
     told = {name: key for name, key in keys().items() if not name.startswith(SAID_ELSEWHERE)}
     prefixes = {marker[2] for marker in _TABLE.finditer(text)}
 
@@ -62,14 +62,14 @@ def page(text: str) -> str:
 
 
 def homeless(text: str) -> list[str]:
-    """The keys that stand in no table of a text."""
+    """Returns the keys that are in no table of a text."""
     prefixes = {marker[2] for marker in _TABLE.finditer(text)}
     told = (name for name in keys() if not name.startswith(SAID_ELSEWHERE))
     return [name for name in told if _home(name, prefixes) is None]
 
 
 def _home(name: str, prefixes: set[str]) -> str | None:
-    """The longest prefix that a key has."""
+    """Returns the longest prefix of a key."""
     fitting = [one for one in prefixes if name.startswith(one)]
     return max(fitting, key=len) if fitting else "top" if "." not in name else None
 
@@ -101,7 +101,7 @@ def _row(name: str, key: SectionKey) -> str:
 
 
 def _value(kind: Any, key: SectionKey) -> str:
-    """What the file may say, in words."""
+    """Describes the allowed values."""
     about, element = key.setting, element_of(kind)
     if element is not None and not is_section(element):
         collection = "table" if get_origin(kind) is Mapping else "list"

@@ -1,4 +1,4 @@
-"""Writes docs/reference/errors.md, every error code with what to do, from gateway/api/errors.toml."""
+"""Writes docs/reference/errors.md, all error codes with their remedies, from gateway/api/errors.toml."""
 
 import re
 from collections.abc import Iterator
