@@ -85,9 +85,9 @@ class Sender(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         if self._opening:
-            self._of_socket()
+            self._read_socket()
         else:
-            self._of_http()
+            self._read_http()
 
     def close(self) -> None:
         self._transport.close()
@@ -97,21 +97,21 @@ class Sender(asyncio.Protocol):
             self._began = time.perf_counter()
             self._transport.write(self._run.next_message())
 
-    def _took(self, *, is_fine: bool) -> None:
+    def _record_answer(self, *, is_fine: bool) -> None:
         if is_fine:
             self._run.accepted(self._began)
         elif len(self._run.seen.errors) < 20:
             self._run.seen.errors.append(self._buffer[:400].decode(errors="replace"))
         self._send()
 
-    def _of_http(self) -> None:
+    def _read_http(self) -> None:
         head, whole, rest = self._buffer.partition(b"\r\n\r\n")
         length = _LENGTH.search(head)
         if whole and len(rest) >= (int(length[1]) if length else 0):
-            self._took(is_fine=head.startswith(b"HTTP/1.1 200"))
+            self._record_answer(is_fine=head.startswith(b"HTTP/1.1 200"))
             self._buffer = b""
 
-    def _of_socket(self) -> None:
+    def _read_socket(self) -> None:
         if not self._began:
             head, whole, self._buffer = self._buffer.partition(b"\r\n\r\n")
             if not whole:
@@ -121,9 +121,9 @@ class Sender(asyncio.Protocol):
         end = 0
         for _, start, end in frames(self._buffer):
             if self._buffer.find(b'"duplicate"', start, end) >= 0:
-                self._took(is_fine=True)
+                self._record_answer(is_fine=True)
             elif self._buffer.find(b'"error"', start, end) >= 0:
-                self._took(is_fine=False)
+                self._record_answer(is_fine=False)
         self._buffer = self._buffer[end:]
 
 
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--pid", type=int, default=0, help="whose CPU time is told")
     parser.add_argument("--token", default="")
-    print(json.dumps(uvloop.run(drive(Plan(**vars(parser.parse_args())))).told()))
+    print(json.dumps(uvloop.run(drive(Plan(**vars(parser.parse_args())))).summary()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench.marks import Figure, tell
+from bench.marks import Figure, report
 from bench.process import other_cores
 
 
@@ -19,4 +19,4 @@ def run(doc: str | None, base: str, measure: Callable[[bool, Path], Iterable[Fig
     print(f"other load: {other_cores():.2f} cores; base: {base}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(args.quick, Path(home)))
-    tell(figures, args.json)
+    report(figures, args.json)

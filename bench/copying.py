@@ -22,7 +22,7 @@ from bench import targets
 from bench.cluster import BASE, PLAIN, STORE
 from bench.command import run
 from bench.conversations import BEGIN, Said
-from bench.ledger import adding
+from bench.ledger import measure_metering
 from bench.marks import Figure, marked
 from bench.memory import fill
 from bench.recall import key_of, say
@@ -61,7 +61,7 @@ async def _fill(stores: Stores, sizes: Sizes) -> None:
             ]
             group.start_soon(say, stores, key_of(number), turns)
     await fill(stores.facts, 0, sizes.facts)
-    await adding(stores, sizes.calls)
+    await measure_metering(stores, sizes.calls)
     for number in range(sizes.deeds):
         await stores.audit.append(AuditEvent(BEGIN, "budget.refused", "bench", {"number": number}))
 

@@ -37,7 +37,7 @@ class Account:
     first: list[str] = field(default_factory=list)
     _is_synced: bool = False
 
-    def take(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Reads one line. A call that another thread interrupts counts when it resumes."""
         if _is_sync(line):
             self.syncs[_synced_file(line)] += 1
@@ -74,7 +74,7 @@ def _reads_frame(line: str) -> bool:
 def account(lines: Iterable[str]) -> Account:
     told = Account()
     for line in lines:
-        told.take(line)
+        told.read_line(line)
     return told
 
 

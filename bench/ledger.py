@@ -22,7 +22,7 @@ import anyio
 from anyio import to_thread
 
 from bench import targets
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import quantile, spread, timed
 from bench.process import other_cores
 from gateway.budgets import LiveBudgets, Meter
@@ -62,7 +62,7 @@ class Instant:
         return ModelReply("p", "m", "hi", usage=Usage(3, 1))
 
 
-async def adding(stores: Stores, calls: int) -> list[Figure]:
+async def measure_metering(stores: Stores, calls: int) -> list[Figure]:
     """Measures the time of reserve and settle in a call, with a limit in every scope."""
     clock = SystemClock()
     ids = TimeIds(clock)
@@ -109,7 +109,7 @@ def message(home: Path, messages: int) -> list[Figure]:
     ]
 
 
-async def looking(stores: Stores, rows: int) -> list[Figure]:
+async def measure_queries(stores: Stores, rows: int) -> list[Figure]:
     """Measures the longest time of each query for a page of 100 rows."""
     middle, session = 10**7 + rows // 2, SessionKey(AgentId("a1"), "c", "default", "p1")
     noon = DAY + timedelta(seconds=middle)
@@ -159,12 +159,12 @@ async def measure(home: Path, calls: int, rows: int) -> list[Figure]:
     print(f"other load: {other_cores():.2f} cores", file=sys.stderr)
     figures = await to_thread.run_sync(message, home, calls // 5)
     async with open_store("embedded", home, clock=clock) as stores:
-        figures += await adding(stores, calls)
+        figures += await measure_metering(stores, calls)
     began = time.perf_counter()
     await to_thread.run_sync(fill, home, rows)
     print(f"{rows:,} rows in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     async with open_store("embedded", home, clock=clock) as stores:
-        return figures + await looking(stores, rows)
+        return figures + await measure_queries(stores, rows)
 
 
 def main() -> None:
@@ -176,7 +176,7 @@ def main() -> None:
     calls, rows = (5, 500) if args.micro else (300, 50_000) if args.quick else (2_000, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), calls, rows, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

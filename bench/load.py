@@ -41,7 +41,7 @@ class Seen:
     own_cpu_ms: float = 0.0
     round_trips_ms: list[float] = field(default_factory=list)
 
-    def told(self) -> dict[str, object]:
+    def summary(self) -> dict[str, object]:
         """Returns the figures, with quantiles instead of the single round trips."""
         trips = sorted(self.round_trips_ms)
         rest = {key: value for key, value in asdict(self).items() if key != "round_trips_ms"}
@@ -339,7 +339,7 @@ def main() -> None:
         "--flowing", type=int, default=0, help="1: count `messages` out of an unbroken flow"
     )
     args = parser.parse_args()
-    print(json.dumps(uvloop.run(drive(Plan(**vars(args)))).told()))
+    print(json.dumps(uvloop.run(drive(Plan(**vars(args)))).summary()))
 
 
 if __name__ == "__main__":

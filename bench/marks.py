@@ -26,24 +26,24 @@ class Figure:
         return self.gateway / self.floor if self.floor else None
 
     @property
-    def judged(self) -> float | None:
+    def compared(self) -> float | None:
         """Returns the value that is compared with the mark."""
         return self.against_base if self.ratio else self.gateway
 
     @property
     def is_met(self) -> bool | None:
         """True if the mark is met; None without a mark."""
-        if self.limit is None or self.judged is None:
+        if self.limit is None or self.compared is None:
             return None
-        return self.judged >= self.limit if self.at_least else self.judged <= self.limit
+        return self.compared >= self.limit if self.at_least else self.compared <= self.limit
 
     @property
     def verdict(self) -> str:
-        if self.is_met is None or self.judged is None or not self.limit:
+        if self.is_met is None or self.compared is None or not self.limit:
             return ""
         if self.is_met:
             return "met"
-        return f"missed by {abs(self.judged - self.limit) / self.limit:.0%}"
+        return f"missed by {abs(self.compared - self.limit) / self.limit:.0%}"
 
     @property
     def mark(self) -> str:
@@ -68,7 +68,7 @@ def table(figures: Iterable[Figure]) -> str:
     return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
 
 
-def tell(figures: Sequence[Figure], also_in: Path | None) -> None:
+def report(figures: Sequence[Figure], also_in: Path | None) -> None:
     """Prints the figures, and writes them as JSON if a file is given."""
     print(table(figures))
     if also_in is not None:

@@ -19,7 +19,7 @@ from statistics import median
 
 import anyio
 
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import quantile, rss_mb, timed
 from bench.process import other_cores
 from gateway.domain.facts import Claim, Erasure, FactQuery, FactView, SaidSource
@@ -119,7 +119,7 @@ def main() -> None:
     sizes = (1_500, 5) if args.micro else (50_000, 500) if args.quick else (1_000_000, 1_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

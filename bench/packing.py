@@ -21,7 +21,7 @@ from statistics import median
 import anyio
 
 from bench.conversations import BEGIN, TOPICS, conversation
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import rss_mb, spread, timed
 from bench.process import other_cores
 from bench.recall import key_of, long_talk, say
@@ -129,7 +129,7 @@ def main() -> None:
     sizes = (1_500, 1_500) if args.micro else quick if args.quick else full
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

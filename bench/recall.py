@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 
 from bench.conversations import BEGIN, TOPICS, Conversation, Said, conversation
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import spread, timed
 from bench.process import other_cores
 from gateway.domain.facts import Claim, fact_view, scope_of, words_of
@@ -207,7 +207,7 @@ def main() -> None:
     many, long = (1, 2_000) if args.micro else (3, 20_000) if args.quick else (10, 100_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), many, long, backend_options={"use_uvloop": True})
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

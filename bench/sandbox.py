@@ -23,7 +23,7 @@ import anyio
 import anyio.lowlevel
 
 from bench import guests, ways
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import (
     KB,
     MB,
@@ -384,7 +384,7 @@ def main() -> None:
         figures = anyio.run(
             measure, sizes, Path(home), scenarios, backend_options={"use_uvloop": True}
         )
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import anyio
 from bench import targets
 from bench.conversations import BEGIN, Said
 from bench.load import TEXT, ask_once
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.process import Started, other_cores, rss_kb
 from bench.recall import key_of, say
 from bench.targets import ModelPlan, load
@@ -355,7 +355,7 @@ def main() -> None:
     scenarios = [s for s in SCENARIOS if not args.only or s.__name__ in args.only]
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(sizes, Path(home), scenarios))
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import anyio
 
 from bench import targets, trees
 from bench.bare import bare_loop
-from bench.marks import Figure, marked, tell
+from bench.marks import Figure, marked, report
 from bench.measuring import spread
 from bench.process import other_cores
 from gateway.agent.effects import (
@@ -282,7 +282,7 @@ def main() -> None:
     sizes = MICRO if args.micro else QUICK if args.quick else Sizes()
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(sizes, Path(home)))
-    tell(figures, args.json)
+    report(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class Walk:
 
 
 @contextmanager
-def walked(home: Path, plan: ModelPlan) -> Iterator[tuple[Started, Path]]:
+def hooked_gateway(home: Path, plan: ModelPlan) -> Iterator[tuple[Started, Path]]:
     """Yields a gateway under the hook, and the file for its counts."""
     home.mkdir()
     out, hook = home / "walk.out", home / "hook.py"
@@ -136,7 +136,10 @@ def walked(home: Path, plan: ModelPlan) -> Iterator[tuple[Started, Path]]:
 
 
 def message(home: Path, *, turns: int = 20, warm: int = 20) -> Walk:
-    with walked(home, ModelPlan(tokens=20)) as (started, out), talking(started.port) as socket:
+    with (
+        hooked_gateway(home, ModelPlan(tokens=20)) as (started, out),
+        talking(started.port) as socket,
+    ):
         for number in range(warm):
             ask(socket, number)
         time.sleep(2)  # lets the background work of the warm-up end
@@ -149,7 +152,7 @@ def message(home: Path, *, turns: int = 20, warm: int = 20) -> Walk:
 def delta(home: Path, *, deltas: int = 200) -> Walk:
     """Counts the calls of a delta in a long reply, each delta in a separate read."""
     plan = ModelPlan(tokens=deltas, interval_ms=5)
-    with walked(home, plan) as (started, out), talking(started.port) as socket:
+    with hooked_gateway(home, plan) as (started, out), talking(started.port) as socket:
         ask(socket, 0)
         time.sleep(2)
         with counting(started.pid):
@@ -199,14 +202,14 @@ def read(out: Path, times: int) -> Walk:
     raise RuntimeError("the hook did not answer")
 
 
-def tell(walk: Walk) -> None:
+def print_walk(walk: Walk) -> None:
     print(" -> ".join(file for file in walk.order if not file.startswith("~")))
     for file, count in walk.own().most_common():
         print(f"  {count / walk.times:7.1f}  {file}")
     print(", ".join(f"{name} {value:.0f}" for name, value in walk.figures().items()))
 
 
-def beyond(counted: dict[str, float], bounds: dict[str, float]) -> list[str]:
+def exceeded(counted: dict[str, float], bounds: dict[str, float]) -> list[str]:
     return [
         f"{name}: {value:.0f}, allowed {bounds[name]}"
         for name, value in counted.items()
@@ -224,12 +227,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="walk-") as folder:
         home = Path(folder)
         if not given.check:
-            tell(delta(home / "delta") if given.delta else message(home / "message"))
+            print_walk(delta(home / "delta") if given.delta else message(home / "message"))
             return 0
         counted = message(home / "message").figures()
         counted["delta files"] = delta(home / "delta").figures()["files"]
     print(", ".join(f"{name} {value:.0f}" for name, value in counted.items()))
-    over = beyond(counted, json.loads(BOUNDS.read_text())["walk"])
+    over = exceeded(counted, json.loads(BOUNDS.read_text())["walk"])
     print("\n".join(over))
     return 1 if over else 0
 

@@ -60,7 +60,9 @@ class Person:
         path = f"/rooms/{quote(room)}/send/m.room.message/{self.number}"
         return str(self.ask("PUT", path, said)["event_id"])
 
-    def heard(self, what: str, wanted: Callable[[Json], bool], *, within_s: float = 30.0) -> Json:
+    def wait_for(
+        self, what: str, wanted: Callable[[Json], bool], *, within_s: float = 30.0
+    ) -> Json:
         """Returns and removes the first unread event that is `wanted`."""
         end = monotonic() + within_s
         while monotonic() < end:
@@ -77,7 +79,7 @@ class Person:
             mine = event["room_id"] == room and event.get("sender") == BOT
             return mine and part in event["content"].get("body", "")
 
-        return self.heard(f"an answer with {part!r}", wanted, **options)
+        return self.wait_for(f"an answer with {part!r}", wanted, **options)
 
     def answers(self, room: str) -> list[str]:
         """Returns all answers so far, without edits."""

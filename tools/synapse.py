@@ -136,7 +136,7 @@ def adapter_alone(synapse: Homeserver, host: Host) -> None:
     ada.answer(room, "invited you")
     done("an invitation is answered, after joining")
     ada.say(room, "hello *there*")
-    ada.heard(
+    ada.wait_for(
         "a typing sign", lambda event: event["type"] == "m.typing" and event["content"]["user_ids"]
     )
     said = ada.answer(room, "hello")["content"]
