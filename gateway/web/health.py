@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from gateway.api.http import NotReady, ReadyForWork
 from gateway.domain.errors import StoreLost, StoreUnavailable
@@ -21,24 +21,14 @@ SLOW_S = 0.5  # a store that takes longer cannot commit now
 SILENT = "the store does not answer: check its server, its disk and programs that may lock it"
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """The ASGI answer of `/readyz`."""
-
-    ready: Ready
-    shows_reasons: bool
-    degraded: Callable[[], Sequence[str]] = tuple
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reasons = await self.ready()
-        if reasons:
-            shown = list(reasons) if self.shows_reasons else None
-            answer = NotReady(status="not_ready", reasons=shown)
-            response = json_response(answer, 503, {"retry-after": RETRY_AFTER_S})
-        else:
-            degraded = list(self.degraded()) or None
-            response = json_response(ReadyForWork(status="ready", degraded=degraded))
-        await response(scope, receive, send)
+async def answer_readiness(
+    ready: Ready, degraded: Callable[[], Sequence[str]], *, shows_reasons: bool
+) -> Response:
+    """Returns the answer of `/readyz`."""
+    if reasons := await ready():
+        answer = NotReady(status="not_ready", reasons=list(reasons) if shows_reasons else None)
+        return json_response(answer, 503, {"retry-after": RETRY_AFTER_S})
+    return json_response(ReadyForWork(status="ready", degraded=list(degraded()) or None))
 
 
 @dataclass(slots=True)
@@ -48,7 +38,6 @@ class Health:
     starting: bool = True
     draining: bool = False
     store: str | None = None
-    degraded: Callable[[], Sequence[str]] = tuple  # parts that fail while the gateway stays ready
 
     def reasons(self) -> Sequence[str]:
         reasons = (

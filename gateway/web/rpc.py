@@ -101,7 +101,6 @@ class Call:
     """The context of a method: its principal, and its connection if it came by WebSocket."""
 
     principal: Principal
-    method: str
     connection: Peer | None = None
     after_answer: list[Callable[[], None]] = field(default_factory=list)  # run once it is sent
 
@@ -129,6 +128,7 @@ class Prepared:
     """An allowed request with valid parameters. `waits` is True if its handler is a coroutine function."""
 
     request: Request
+    call: Call
     handler: Handler
     params: Params
     waits: bool
@@ -158,7 +158,9 @@ class Registry:
     def methods(self) -> Sequence[Method]:
         return [method for method, _ in self._methods.values()]
 
-    def prepare(self, request: Request, principal: Principal) -> Prepared:
+    def prepare(
+        self, request: Request, principal: Principal, connection: Peer | None = None
+    ) -> Prepared:
         """Checks a request. Raises UnknownMethod, Forbidden, InvalidParams."""
         name = request.method
         if name not in self._methods:
@@ -170,7 +172,8 @@ class Registry:
         if method.all_agents and principal.agents is not None:
             raise Forbidden(f"{name} concerns all agents; your token reaches only some")
         params = validate(method.params, request.params)
-        return Prepared(request, handler, params, self._waits[name])
+        call = Call(principal, connection)
+        return Prepared(request, call, handler, params, self._waits[name])
 
 
 def parse_json(data: bytes | str, max_depth: int = 64) -> object:
@@ -335,20 +338,20 @@ def encode_error(id_: JsonId, error: BaseException) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), encode(answer))
 
 
-def answer_sync(prepared: Prepared, call: Call) -> bytes:
+def answer_sync(prepared: Prepared) -> bytes:
     """Runs a handler that does not wait."""
     request = prepared.request
     try:
-        return encode_result(request.id, prepared.handler(call, prepared.params))
+        return encode_result(request.id, prepared.handler(prepared.call, prepared.params))
     except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: a failing call must end no other
         return _failed(request, error)
 
 
-async def answer(prepared: Prepared, call: Call) -> bytes:
+async def answer(prepared: Prepared) -> bytes:
     """Runs a handler, and waits for it if it is a coroutine function."""
     request = prepared.request
     try:
-        result = prepared.handler(call, prepared.params)
+        result = prepared.handler(prepared.call, prepared.params)
         return encode_result(request.id, await result if prepared.waits else result)
     except asyncio.CancelledError as error:
         if not survives(error):

@@ -218,9 +218,8 @@ class Connection:
             if work:
                 self.wire.out.send(work)
         elif isinstance(work, rpc.Prepared) and not (work.waits or self._unstarted):
-            call = rpc.Call(peer.principal, work.request.method, peer)
-            self._send(work.request, rpc.answer_sync(work, call))
-            rpc.run_all(call.after_answer)
+            self._send(work.request, rpc.answer_sync(work))
+            rpc.run_all(work.call.after_answer)
         elif self.sockets.workers.submit(self._work, work, peer):
             self._in_flight += 1
             self._unstarted += 1
@@ -291,7 +290,7 @@ class Connection:
         if isinstance(item, rpc.Malformed):
             return rpc.encode_error(item.id, item.error)
         try:
-            return self.sockets.registry.prepare(item, peer.principal)
+            return self.sockets.registry.prepare(item, peer.principal, peer)
         except GatewayError as error:
             return b"" if item.is_notification else rpc.encode_error(item.id, error)
 
@@ -300,47 +299,45 @@ class Connection:
         self._unstarted -= 1
         try:
             if isinstance(work, rpc.Prepared):
-                call = rpc.Call(peer.principal, work.request.method, peer)
-                self._send(work.request, await rpc.answer(work, call))
-                calls = [call]
+                self._send(work.request, await rpc.answer(work))
+                callbacks = work.call.after_answer
             else:
-                calls = await self._answer_all(work, peer)
-            for call in calls:
-                if call.after_answer:
-                    rpc.run_all(call.after_answer)
+                callbacks = await self._answer_batch(work, peer)
+            if callbacks:
+                rpc.run_all(callbacks)
         finally:
             self._in_flight -= 1
             if self._in_flight == self.sockets.settings.max_calls - 1:
                 self.wire.resume_reading(CALLS)
 
-    async def _answer_all(self, items: tuple[rpc.Item, ...], peer: "SocketPeer") -> list[rpc.Call]:
+    async def _answer_batch(
+        self, items: tuple[rpc.Item, ...], peer: "SocketPeer"
+    ) -> list[Callable[[], None]]:
+        """Answers a batch. Returns the callbacks of its calls."""
         answers: list[bytes] = []
-        calls: list[rpc.Call] = []
+        callbacks: list[Callable[[], None]] = []
         # No answer is larger than this, so all answers together are hardly twice as large.
         room = most = self.sockets.settings.send_queue_bytes // 2
         for item in items:
             if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
                 answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
-            elif answer := await self._answer_one(item, peer, calls, most):
+                continue
+            work = self._prepare(item, peer)
+            if isinstance(work, bytes):
+                answer = work
+            else:
+                answer = await rpc.answer(work)
+                callbacks += work.call.after_answer
+                if work.request.is_notification:
+                    answer = b""
+                elif len(answer) > most:
+                    answer = rpc.encode_error(work.request.id, _BATCH_TOO_LARGE)
+            if answer:
                 answers.append(answer)
                 room -= len(answer)
         if answers:
             self.wire.out.send(b"[%b]" % b",".join(answers))
-        return calls
-
-    async def _answer_one(
-        self, item: rpc.Item, peer: "SocketPeer", calls: list[rpc.Call], most: int
-    ) -> bytes:
-        """Returns the answer; b"" for a notification."""
-        prepared = self._prepare(item, peer)
-        if isinstance(prepared, bytes):
-            return prepared
-        request = prepared.request
-        calls.append(rpc.Call(peer.principal, request.method, peer))
-        payload = await rpc.answer(prepared, calls[-1])
-        if request.is_notification:
-            return b""
-        return payload if len(payload) <= most else rpc.encode_error(request.id, _BATCH_TOO_LARGE)
+        return callbacks
 
     def _send(self, request: rpc.Request, payload: bytes) -> None:
         """Sends an answer, or an error in its place if it is larger than the send queue."""

@@ -200,7 +200,7 @@ def test_every_method_says_what_it_is_for() -> None:
 
 def answered(handler: Any) -> Any:
     prepared = registry(handler).prepare(Request(1, "chat.send", {"content": "x"}), LOCAL)
-    return json.loads(rpc.answer_sync(prepared, Call(LOCAL, "chat.send")))
+    return json.loads(rpc.answer_sync(prepared))
 
 
 def test_a_result_is_encoded_with_utc_times_and_without_nan() -> None:
@@ -239,7 +239,7 @@ def test_what_a_handler_raises_is_an_answer(error: Exception, expected: int, kin
 
 def test_one_bad_callback_does_not_keep_the_others_from_running() -> None:
     ran: list[str] = []
-    call = Call(LOCAL, "x")
+    call = Call(LOCAL)
 
     def bad() -> None:
         raise RuntimeError("bad")

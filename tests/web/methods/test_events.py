@@ -173,7 +173,7 @@ async def test_a_refused_subscription_leaves_the_first_as_it_is() -> None:
 async def test_nothing_is_told_before_the_answer_nor_to_who_left_before_it() -> None:
     bus = Bus()
     peer = FakePeer()
-    made = Call(BOB, "events.subscribe", peer)
+    made = Call(BOB, peer)
 
     methods(bus)["events.subscribe"](made, EventsSubscribe())
     bus.publish(event())
