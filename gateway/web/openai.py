@@ -218,12 +218,11 @@ class OpenAiApi:
         asked = read_body(api.Completion, await request.body(), "a model and messages")
         refuse_unsupported(asked)
         agent, key = self._agent(principal, asked.model), parse_idempotency_key(request)
-        session, trace = map(request.headers.get, ("x-exogate-session", "traceparent"))
-        if session is None:
-            run = self._begin(asked, agent, principal, key, trace=trace)
-            return await _Answer(self, run, asked, run if key is None else None).answer(request)
-        stored = await self._accept(asked, principal, session, key, trace=trace)
-        return await _Answer(self, stored, asked).answer(request)
+        if "x-exogate-session" in request.headers:
+            stored = await self._accept(request, asked, principal)
+            return await _Answer(self, stored, asked).answer(request)
+        run = self._begin(request, asked, agent, principal)
+        return await _Answer(self, run, asked, run if key is None else None).answer(request)
 
     def _reaches(self, principal: Principal, agent: AgentDef) -> bool:
         try:
@@ -243,15 +242,10 @@ class OpenAiApi:
         return api.Model(id=agent.id, created=self.started)
 
     def _begin(
-        self,
-        asked: api.Completion,
-        agent: AgentDef,
-        principal: Principal,
-        key: str | None,
-        *,
-        trace: str | None,
+        self, request: Request, asked: api.Completion, agent: AgentDef, principal: Principal
     ) -> LiveRun:
         """Starts a run that is not stored. Raises BadParam."""
+        key = parse_idempotency_key(request)
         text, digest = question_of(asked), ""
         if key is not None:
             same = differing(asked)
@@ -267,20 +261,13 @@ class OpenAiApi:
             max_tokens=asked.most_tokens,
             key=key,
             fingerprint=digest,
-            traceparent=trace,
+            traceparent=request.headers.get("traceparent"),
         )
         return self.stateless.begin(question)
 
-    async def _accept(
-        self,
-        asked: api.Completion,
-        principal: Principal,
-        session: str,
-        key: str | None,
-        *,
-        trace: str | None,
-    ) -> Run:
+    async def _accept(self, request: Request, asked: api.Completion, principal: Principal) -> Run:
         """Accepts the question in a stored conversation, which has its earlier messages. Raises BadParam."""
+        session = request.headers["x-exogate-session"]
         if not 0 < len(session) <= 256:
             raise InvalidRequest("X-Exogate-Session must have 1 to 256 characters")
         for param in ("temperature", "max_tokens", "max_completion_tokens"):
@@ -290,10 +277,10 @@ class OpenAiApi:
         inbound = Inbound(
             address=Address(CHANNEL, principal.name, session),
             content=text,
-            key=key,
+            key=parse_idempotency_key(request),
             fingerprint=encode([asked.model, session, text]).decode(),
             requested_agent=asked.model,
-            traceparent=trace,
+            traceparent=request.headers.get("traceparent"),
         )
         accepted = await self.front.intake.accept(inbound)
         return await run_with_log(self.front, accepted.run_id)

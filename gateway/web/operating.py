@@ -16,7 +16,7 @@ from gateway.api.errors import InvalidParams
 from gateway.codec import decode
 from gateway.domain.backups import Backup
 from gateway.domain.channels import Approvals, ChannelStatus, Pairing
-from gateway.domain.cluster import ClusterOverview
+from gateway.domain.cluster import ClusterOverview, Member
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEntry
 from gateway.domain.ids import RunId
@@ -97,31 +97,21 @@ class ClusterMethods:
         if self.overview is None:
             return api.ClusterStatus(nodes=[], partitions=[], lag_s=0.0, degraded=[])
         now, found = self.clock.now(), await self.overview()
-        owned = Counter(one.node for one in found.state.leases)
+        owned, pending = Counter(one.node for one in found.state.leases), found.pending.get
         return api.ClusterStatus(
-            nodes=[
-                api.ClusterNodeState(
-                    node=one.presence.node,
-                    seen_at=one.seen_at,
-                    partitions=owned[one.presence.node],
-                    ready=one.presence.is_ready,
-                    config=one.presence.config,
-                )
-                for one in found.state.members
-            ],
+            nodes=[_node(one, owned) for one in found.state.members],
             partitions=[
-                api.PartitionState(
-                    partition=one.lease.partition,
-                    node=one.node,
-                    epoch=one.lease.epoch,
-                    expires_at=one.expires_at,
-                    pending=found.pending.get(one.lease.partition, 0),
-                )
+                build(api.PartitionState, one.lease, one, pending=pending(one.lease.partition, 0))
                 for one in found.state.leases
             ],
             lag_s=round(found.lag_s(now), 3),
             degraded=list(found.degraded),
         )
+
+
+def _node(one: Member, owned: Mapping[str | None, int]) -> api.ClusterNodeState:
+    who, count = one.presence, owned[one.presence.node]
+    return build(api.ClusterNodeState, who, one, partitions=count, ready=who.is_ready)
 
 
 @dataclass(frozen=True, slots=True)

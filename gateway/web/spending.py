@@ -116,8 +116,12 @@ class BudgetMethods:
         )
         sums = await self.spending.usage(params.by, since, until)
         total = sum(sums, UsageSum(""))
-        rows = [build(api.UsageRow, **_figures(one), **{params.by: one.name}) for one in sums]
-        return api.UsageReport(rows=rows, total=build(api.UsageFigures, **_figures(total)))
+        rows = [
+            build(api.UsageRow, one, cost_usd=shown("usd", one.nano_usd), **{params.by: one.name})
+            for one in sums
+        ]
+        whole = build(api.UsageFigures, total, cost_usd=shown("usd", total.nano_usd))
+        return api.UsageReport(rows=rows, total=whole)
 
     async def budget_resync(self, call: Call, _: Params) -> api.BudgetResync:
         done = await self.meter.resync(call.principal.name)
@@ -152,11 +156,6 @@ def _moment(name: str, text: str | None, now: datetime) -> datetime | None:
         return None if text is None else moment_ago(text, now)
     except ValueError as error:
         raise wrong(name, str(error)) from None
-
-
-def _figures(one: UsageSum) -> dict[str, object]:
-    names = ("calls", "input_tokens", "output_tokens", "cached_tokens")
-    return {name: getattr(one, name) for name in names} | {"cost_usd": shown("usd", one.nano_usd)}
 
 
 def budget_rows(wanted: Scope, tally: Tally, limit: Limit) -> Sequence[api.BudgetRow]:
