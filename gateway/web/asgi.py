@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 OPENAI = "/v1/"
 T = TypeVar("T", bound=Params)
-Raised = Callable[[Request, Exception], Awaitable[Response]]
 Routes = Sequence[BaseRoute]
 
 
@@ -211,23 +210,18 @@ async def _do(registry: Registry, method: Method, request: Request) -> Response:
         raise NotFound(f"{method.name.partition('.')[0]} {in_path[0][:200]!r}") from error
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    if failure_of(error) is INTERNAL:
-        log.error("route_failed", extra={"path": request.url.path}, exc_info=error)
-    return _error_answer(request.url.path, error)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return _error_answer(request.url.path, error)  # Starlette raises it again; the server logs it
-
-
-async def _refused_by_starlette(request: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
+    path = request.url.path
     match error:
+        case ClientDisconnect():
+            return Response(status_code=400)  # the client does not read it any more
         case HTTPException(status_code=405, headers=headers):
             error = MethodNotAllowed((headers or {}).get("Allow", ""))
         case HTTPException(status_code=404):
             error = NotHere()
-    return _error_answer(request.url.path, error)
+        case GatewayError() if failure_of(error) is INTERNAL:
+            log.error("route_failed", extra={"path": path}, exc_info=error)
+    return _error_answer(path, error)  # Starlette raises other errors again; the server logs them
 
 
 def _error_answer(path: str, error: Exception) -> Response:
@@ -237,16 +231,9 @@ def _error_answer(path: str, error: Exception) -> Response:
     return OpenAiFailure.of_request(error).response()
 
 
-async def _disconnected(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=400)  # the client does not read it any more
-
-
-_HANDLERS: Mapping[Any, Raised] = {
-    GatewayError: _refused,
-    HTTPException: _refused_by_starlette,
-    ClientDisconnect: _disconnected,
-    Exception: _failed,
-}
+_HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = dict.fromkeys(
+    (GatewayError, HTTPException, ClientDisconnect, Exception), _handle
+)
 
 
 # --- a gateway whose store does not answer yet ----------------------------------------------------

@@ -136,12 +136,11 @@ class Prepared:
 
 def handlers_of(*families: object) -> Mapping[str, Handler]:
     """Returns the handlers by method: `session.list` is handled by `session_list` of one of the families."""
-    wanted = {method.name.replace(".", "_"): method.name for method in METHODS}
     return {
-        name: getattr(family, attribute)
+        method.name: getattr(family, attribute)
+        for method in METHODS
         for family in families
-        for attribute, name in wanted.items()
-        if hasattr(family, attribute)
+        if hasattr(family, attribute := method.name.replace(".", "_"))
     }
 
 

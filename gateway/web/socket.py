@@ -27,7 +27,7 @@ from gateway.web import rpc
 from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
-from gateway.web.wire.http import Handshake
+from gateway.web.wire.http import Admission, Handshake
 from gateway.web.wire.visitors import OriginGuard, Visitor
 
 log = logging.getLogger(__name__)
@@ -137,13 +137,18 @@ class Sockets:
         """Applies other settings and methods to later handshakes and calls, also of open sockets."""
         self.settings, self.registry, self._guard = settings, registry, guard
 
-    def admit(self, handshake: Handshake) -> "SocketAdmission":
+    def admit(self, handshake: Handshake) -> Admission:
         """Raises HostRefused, OriginRefused, NotHere, Unauthorized, TooManyFailures."""
         visitor = self._guard.admit(handshake.headers, handshake.client, handshake.server)
         identity = self.identities.identify(visitor)
         if handshake.path != PATH:
             raise NotHere if identity else Unauthorized
-        return SocketAdmission(self, visitor, identity)
+        settings = self.settings
+        max_frame = settings.max_frame_bytes if identity else settings.pre_auth_frame_bytes
+        return Admission(max_frame, partial(self._open, visitor, identity))
+
+    def _open(self, visitor: Visitor, identity: Identity | None, wire: Wire) -> None:
+        wire.listen(Connection(self, wire, visitor, identity))
 
     def close_revoked(self) -> None:
         """Closes the sockets whose token is no longer valid."""
@@ -152,26 +157,10 @@ class Sockets:
                 one.wire.close(UNAUTHORIZED, "your token is no longer valid")
 
 
-@dataclass(frozen=True, slots=True)
-class SocketAdmission:
-    """An admitted visitor without a socket yet. Without an identity the visitor must call `auth` first."""
-
-    sockets: Sockets
-    visitor: Visitor
-    identity: Identity | None
-
-    @property
-    def max_frame(self) -> int:
-        settings = self.sockets.settings
-        return settings.max_frame_bytes if self.identity else settings.pre_auth_frame_bytes
-
-    def start(self, wire: Wire) -> None:
-        wire.listen(Connection(self.sockets, wire, self.visitor, self.identity))
-
-
 @dataclass(slots=True, eq=False)
 class Connection:
-    """An open socket: its identity and its calls. Calls start in the order of their frames and run side by side.
+    """An open socket with its identity and its calls. Without an identity the peer must call `auth` first. Calls start in
+    the order of their frames and run side by side.
     While too many run, the socket is not read."""
 
     sockets: Sockets
