@@ -267,10 +267,10 @@ def _root(run: RunTrace, trace: TraceContext) -> Span:
     made = _span(f"{INVOKE_AGENT} {key.agent}", trace.trace_id, trace.span_id, trace.parent_id)
     made.kind = Span.SPAN_KIND_INTERNAL
     _set_times(made, run, run.opened, run.ended)
-    asked = [one for one in run.calls if one.kind == "model" and not one.part]
+    model_calls = [one for one in run.calls if one.kind == "model" and not one.part]
     about = {
         OPERATION: INVOKE_AGENT,
-        PROVIDER: _provider(asked[-1]) if asked else None,
+        PROVIDER: _provider(model_calls[-1]) if model_calls else None,
         AGENT_ID: key.agent,
         AGENT_NAME: key.agent,
         CONVERSATION: str(key),
@@ -318,8 +318,8 @@ def _describe_model(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
         }
         found[REASONING] = usage.reasoning_tokens or None
         if has_content:
-            said = _message(Message("assistant", reply.text, tool_calls=reply.tool_calls))
-            found[OUTPUT] = json.dumps([{**said, "finish_reason": reply.finish}])
+            message = _message(Message("assistant", reply.text, tool_calls=reply.tool_calls))
+            found[OUTPUT] = json.dumps([{**message, "finish_reason": reply.finish}])
     return found
 
 

@@ -171,9 +171,9 @@ def query_of(request: Request, kind: type[T]) -> T:
 
 def _once(request: Request) -> dict[str, object]:
     """Returns the parameters of the query. Raises InvalidParams for a repeated one, which would be ambiguous."""
-    given = request.query_params.multi_items()
-    once: dict[str, object] = dict(given)
-    if len(once) < len(given):
+    items = request.query_params.multi_items()
+    once: dict[str, object] = dict(items)
+    if len(once) < len(items):
         raise InvalidParams("a query parameter is given twice")
     return once
 
@@ -200,8 +200,8 @@ async def _do(registry: Registry, method: Method, request: Request) -> Response:
         zip((name for name, _ in method.params.defaults), in_path, strict=False)
     )
     try:
-        asked = rpc.Request(None, method.name, named or _once(request))
-        prepared = registry.prepare(asked, principal_of(request))
+        wanted = rpc.Request(None, method.name, named or _once(request))
+        prepared = registry.prepare(wanted, principal_of(request))
         result = prepared.handler(prepared.call, prepared.params)
         return json_response(await result if prepared.waits else result)
     except (InvalidParams, BadSessionKey) as error:

@@ -153,11 +153,11 @@ class ChatMethods:
             other = {"response": found.response, "tokens_used": found.tokens_used}
         else:  # the scope 'chat' allows only the models of the own agents
             raise Forbidden("replaying with another model needs the scope 'admin'")
-        parted = found.divergence
+        difference = found.divergence
         return api.RunReplay(
             run_id=params.run_id,
-            identical=parted is None,
-            divergence=None if parted is None else build(api.Divergence, parted),
+            identical=difference is None,
+            divergence=None if difference is None else build(api.Divergence, difference),
             chunks=found.chunks,
             calls=found.calls,
             **other,  # type: ignore[arg-type]  # response and tokens_used
@@ -227,7 +227,7 @@ def message(node: Node, most: int) -> api.HistoryMessage:
 
 
 async def find_run(front: Front, principal: Principal, run_id: str) -> Run:
-    """Returns a run that the principal can see. Raises NotFound, also if it only cannot see the run."""
+    """Returns a run. Raises NotFound if there is no such run or the principal cannot see it."""
     run = await front.run(run_id)
     if not can_see_session(principal, key_of(run)):
         raise NotFound(f"run {run_id[:64]!r}")
@@ -241,10 +241,10 @@ def key_of(run: LiveRun | RunRecord) -> SessionKey:
 def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
     """Resolves the route of a message. Raises NotFound if the requested agent is missing or out of reach, Forbidden
     if the resolved agent is out of reach, NotOfProject, and the errors of `resolve`."""
-    asked = inbound.requested_agent
-    if asked is not None and not can_use(principal, asked):
-        raise NotFound(f"agent {asked[:64]!r}")
-    route = front.router.resolve(inbound.address, requested=asked)
+    requested = inbound.requested_agent
+    if requested is not None and not can_use(principal, requested):
+        raise NotFound(f"agent {requested[:64]!r}")
+    route = front.router.resolve(inbound.address, requested=requested)
     if not can_use(principal, route.agent_id):
         raise Forbidden("your token does not reach the agent of this address")
     return route
@@ -379,12 +379,12 @@ async def _stream(run: Run) -> AsyncIterator[bytes]:
 
 def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[http.CallMade]:
     """Returns the ended calls in the order in which they were made."""
-    asked = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
+    calls = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
     ended = [e["tool_call"] for e in events if e["type"] == "tool_result"]
-    places = {id: place for place, id in enumerate(asked)}
+    places = {id: place for place, id in enumerate(calls)}
     ended.sort(key=lambda call: places.get(call["id"], len(places)))
     return [
-        build(http.CallMade, call, arguments=asked.get(call["id"], {}).get("arguments", ""))
+        build(http.CallMade, call, arguments=calls.get(call["id"], {}).get("arguments", ""))
         for call in ended
     ]
 

@@ -322,19 +322,19 @@ _ID = {"type": ["string", "number", "null"], "maxLength": MAX_ID}
 
 def asyncapi(methods: Sequence[Method], version: str) -> Json:
     """Returns the AsyncAPI document. Takes a tenth of a second."""
-    asked = [AUTH, *methods]
+    methods = [AUTH, *methods]
     events = [type_ for _, type_ in _EVENTS.values()]
-    outputs = [*events, ErrorObject, *(one.result for one in asked)]
-    schemas = schemas_of(outputs=outputs, inputs=[one.params for one in asked])
+    outputs = [*events, ErrorObject, *(one.result for one in methods)]
+    schemas = schemas_of(outputs=outputs, inputs=[one.params for one in methods])
     components = dict(schemas.components)
-    inside = [_place(schemas.input(one.params)) for one in asked]
+    inside = [_place(schemas.input(one.params)) for one in methods]
     forms = {name: components.pop(name) for name in set(inside)}
     error = _envelope("id", error=_error(schemas.output(ErrorObject)))
     messages = {"error": _message("An error.", error)}
     for name, (summary, type_) in _EVENTS.items():
         payload = _envelope(method={"const": name}, params=schemas.output(type_))
         messages[name] = _message(summary, payload)
-    for one, form in zip(asked, inside, strict=True):
+    for one, form in zip(methods, inside, strict=True):
         messages[one.name] = _request(one, forms[form])
         result = _envelope("id", result=schemas.output(one.result))
         messages[f"{one.name}.result"] = _message(f"The result of `{one.name}`.", result)
@@ -344,7 +344,7 @@ def asyncapi(methods: Sequence[Method], version: str) -> Json:
         "defaultContentType": "application/json",
         "servers": {"gateway": _SERVER},
         "channels": {"socket": _channel(_without_discriminators(messages))},
-        "operations": _operations(asked),
+        "operations": _operations(methods),
         "components": {
             "schemas": _without_discriminators(components),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -370,7 +370,7 @@ def _channel(messages: Json) -> Json:
     }
 
 
-def _operations(asked: Sequence[Method]) -> Json:
+def _operations(methods: Sequence[Method]) -> Json:
     events = {
         name: {
             "action": "send",
@@ -380,7 +380,7 @@ def _operations(asked: Sequence[Method]) -> Json:
         }
         for name, (summary, _) in _EVENTS.items()
     }
-    return {one.name: _operation(one) for one in asked} | events
+    return {one.name: _operation(one) for one in methods} | events
 
 
 def _operation(one: Method) -> Json:

@@ -58,7 +58,7 @@ class MemoryMethods:
     front: Front | None = None  # needed to erase whole conversations
 
     async def memory_search(self, call: Call, params: api.MemorySearch) -> api.MemoryFound:
-        key, seen = await self._asked(call, params)
+        key, seen = await self._resolve(call, params)
         kinds = params.kinds
         found = await self.recall.of(params.query, key, seen, kinds=kinds, limit=params.limit)
         facts = [one for one in found if one.kind == "fact"]
@@ -79,7 +79,7 @@ class MemoryMethods:
         )
 
     async def memory_history(self, call: Call, params: api.MemoryHistory) -> api.KnownFacts:
-        _, seen = await self._asked(call, params)
+        _, seen = await self._resolve(call, params)
         query = FactQuery(
             seen,
             subject=params.subject,
@@ -91,7 +91,7 @@ class MemoryMethods:
         return await self._known_facts(call, found[params.skip :])
 
     async def memory_as_of(self, call: Call, params: api.MemoryAsOf) -> api.KnownFacts:
-        _, seen = await self._asked(call, params)
+        _, seen = await self._resolve(call, params)
         now = self.clock.now()
         query = FactQuery(
             seen,
@@ -103,7 +103,7 @@ class MemoryMethods:
         return await self._known_facts(call, await select(self.facts, query))
 
     async def memory_neighbours(self, call: Call, params: api.MemoryNeighbours) -> api.KnownFacts:
-        _, seen = await self._asked(call, params)
+        _, seen = await self._resolve(call, params)
         name, hops, limit = params.subject, params.hops, params.limit
         near = await neighbours(self.facts, seen, name, hops=hops, limit=limit)
         return await self._known_facts(call, near)
@@ -136,12 +136,12 @@ class MemoryMethods:
         added = await self.facts.add_facts(scope, claims, ids=ids, now=now)
         return await self._known_facts(call, added)
 
-    async def _asked(self, call: Call, params: api.OfSomebody) -> tuple[SessionKey, FactView]:
+    async def _resolve(self, call: Call, params: api.OfSomebody) -> tuple[SessionKey, FactView]:
         key = _key(call.principal, params)
         await self.settled(key)
-        return key, self._whose(key, params)
+        return key, self._view(key, params)
 
-    def _whose(self, key: SessionKey, params: api.OfSomebody) -> FactView:
+    def _view(self, key: SessionKey, params: api.OfSomebody) -> FactView:
         """Returns the facts to search: all of a person, or only those of the session if it is on a platform, where it
         may be a room."""
         is_shared = key.agent in self.shared
@@ -269,11 +269,11 @@ class SettingsMethods:
         return settings.shown(self.choosable.usual)
 
 
-def _user(principal: Principal, asked: str | None) -> str:
+def _user(principal: Principal, requested: str | None) -> str:
     """Returns the user that is asked for. Raises NotFound for another user, existing or not."""
     own = encode_part(principal.name)
-    if asked in {None, own}:
+    if requested in {None, own}:
         return own
     if not has_scope(principal, "admin"):
-        raise NotFound(f"user {asked[:64]!r}")
-    return asked
+        raise NotFound(f"user {requested[:64]!r}")
+    return requested

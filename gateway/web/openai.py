@@ -52,28 +52,28 @@ _OWN_TOOLS = "the agent has its own tools, which the gateway runs; leave it out"
 _NOT_SUPPORTED = "is not supported; leave it out"
 
 
-def refuse_unsupported(asked: api.Completion) -> None:
+def refuse_unsupported(body: api.Completion) -> None:
     """Raises BadParam for a parameter that would change the answer, but is not supported."""
-    form = asked.response_format
+    form = body.response_format
     is_text = form is None or (isinstance(form, dict) and form.get("type") == "text")
-    is_one = asked.n is None or (asked.n == 1 and asked.n is not True)
+    is_one = body.n is None or (body.n == 1 and body.n is not True)
     checks = {
-        "tools": (asked.tools in (None, []), _OWN_TOOLS),
-        "functions": (asked.functions in (None, []), _OWN_TOOLS),
+        "tools": (body.tools in (None, []), _OWN_TOOLS),
+        "functions": (body.functions in (None, []), _OWN_TOOLS),
         "n": (is_one, "a request gets one answer"),
         "response_format": (is_text, "answers are text only"),
-        "stop": (asked.stop in (None, []), _NOT_SUPPORTED),
-        "logprobs": (asked.logprobs is None or asked.logprobs is False, _NOT_SUPPORTED),
-        "audio": (asked.audio is None, _NOT_SUPPORTED),
+        "stop": (body.stop in (None, []), _NOT_SUPPORTED),
+        "logprobs": (body.logprobs is None or body.logprobs is False, _NOT_SUPPORTED),
+        "audio": (body.audio is None, _NOT_SUPPORTED),
     }
     for param, (is_supported, why) in checks.items():
         if not is_supported:
             raise BadParam(param, why)
 
 
-def question_of(asked: api.Completion) -> str:
+def question_of(body: api.Completion) -> str:
     """Returns the text of the last message. Raises BadParam."""
-    last, param = asked.messages[-1], f"messages.{len(asked.messages) - 1}"
+    last, param = body.messages[-1], f"messages.{len(body.messages) - 1}"
     if last.role != "user":
         raise BadParam(param, "the last message must have the role user")
     if not last.text.strip() or len(last.text) > MOST_TEXT:
@@ -81,20 +81,20 @@ def question_of(asked: api.Completion) -> str:
     return last.text
 
 
-def instructions_of(asked: api.Completion) -> str:
+def instructions_of(body: api.Completion) -> str:
     """Joins the system messages. Raises BadParam if they are too long, as none of them may be left out."""
-    texts = (one.text for one in asked.messages if one.role in {"system", "developer"})
+    texts = (one.text for one in body.messages if one.role in {"system", "developer"})
     together = "\n\n".join(text for text in texts if text)
     if len(together) > MOST_TEXT:
         raise BadParam("messages", f"system messages hold at most {MOST_TEXT} characters together")
     return together
 
 
-def earlier_of(asked: api.Completion) -> Sequence[Message]:
+def earlier_of(body: api.Completion) -> Sequence[Message]:
     """Returns the messages before the last one. Raises BadParam unless the result of every call follows it."""
     messages: list[Message] = []
     waiting: dict[str, str] = {}  # the names of calls without a result, by id
-    for place, one in enumerate(asked.messages):
+    for place, one in enumerate(body.messages):
         param = f"messages.{place}"
         if one.role == "tool":
             messages.append(_result(one, waiting, param))
@@ -215,14 +215,14 @@ class OpenAiApi:
 
     async def complete(self, request: Request) -> Response:
         principal = require_scope(request, "chatting", "chat")
-        asked = read_body(api.Completion, await request.body(), "a model and messages")
-        refuse_unsupported(asked)
-        agent, key = self._agent(principal, asked.model), parse_idempotency_key(request)
+        body = read_body(api.Completion, await request.body(), "a model and messages")
+        refuse_unsupported(body)
+        agent, key = self._agent(principal, body.model), parse_idempotency_key(request)
         if "x-exogate-session" in request.headers:
-            stored = await self._accept(request, asked, principal)
-            return await _Answer(self, stored, asked).answer(request)
-        run = self._begin(request, asked, agent, principal)
-        return await _Answer(self, run, asked, run if key is None else None).answer(request)
+            stored = await self._accept(request, body, principal)
+            return await _Answer(self, stored, body).answer(request)
+        run = self._begin(request, body, agent, principal)
+        return await _Answer(self, run, body, run if key is None else None).answer(request)
 
     def _reaches(self, principal: Principal, agent: AgentDef) -> bool:
         try:
@@ -232,7 +232,7 @@ class OpenAiApi:
         return can_use(principal, agent.id)
 
     def _agent(self, principal: Principal, name: str) -> AgentDef:
-        """Returns an agent. Raises NoSuchModel, also if the principal only does not reach it."""
+        """Returns an agent. Raises NoSuchModel if there is none or the principal does not reach it."""
         for agent in self.front.agents.values():
             if agent.id == name and self._reaches(principal, agent):
                 return agent
@@ -242,44 +242,44 @@ class OpenAiApi:
         return api.Model(id=agent.id, created=self.started)
 
     def _begin(
-        self, request: Request, asked: api.Completion, agent: AgentDef, principal: Principal
+        self, request: Request, body: api.Completion, agent: AgentDef, principal: Principal
     ) -> LiveRun:
         """Starts a run that is not stored. Raises BadParam."""
         key = parse_idempotency_key(request)
-        text, digest = question_of(asked), ""
+        text, digest = question_of(body), ""
         if key is not None:
-            same = differing(asked)
+            same = differing(body)
             same = {name: same[name] for name in same if name not in {"stream", "stream_options"}}
             digest = sha256(encode(same)).hexdigest()
         question = Question(
             agent,
             principal.name,
             text,
-            earlier_of(asked),
-            instructions_of(asked),
-            temperature=asked.temperature,
-            max_tokens=asked.most_tokens,
+            earlier_of(body),
+            instructions_of(body),
+            temperature=body.temperature,
+            max_tokens=body.most_tokens,
             key=key,
             fingerprint=digest,
             traceparent=request.headers.get("traceparent"),
         )
         return self.stateless.begin(question)
 
-    async def _accept(self, request: Request, asked: api.Completion, principal: Principal) -> Run:
+    async def _accept(self, request: Request, body: api.Completion, principal: Principal) -> Run:
         """Accepts the question in a stored conversation, which has its earlier messages. Raises BadParam."""
         session = request.headers["x-exogate-session"]
         if not 0 < len(session) <= 256:
             raise InvalidRequest("X-Exogate-Session must have 1 to 256 characters")
         for param in ("temperature", "max_tokens", "max_completion_tokens"):
-            if getattr(asked, param) is not None:
+            if getattr(body, param) is not None:
                 raise BadParam(param, "the agent sets it in a stored conversation; leave it out")
-        text = question_of(asked)
+        text = question_of(body)
         inbound = Inbound(
             address=Address(CHANNEL, principal.name, session),
             content=text,
             key=parse_idempotency_key(request),
-            fingerprint=encode([asked.model, session, text]).decode(),
-            requested_agent=asked.model,
+            fingerprint=encode([body.model, session, text]).decode(),
+            requested_agent=body.model,
             traceparent=request.headers.get("traceparent"),
         )
         accepted = await self.front.intake.accept(inbound)
@@ -304,7 +304,7 @@ class _Answer:
 
     v1: OpenAiApi
     run: Run
-    asked: api.Completion
+    body: api.Completion
     abandoned: LiveRun | None = None
     text: AnswerText = field(default_factory=AnswerText)
     deltas: list[api.Delta] = field(default_factory=list)
@@ -324,7 +324,7 @@ class _Answer:
                 return failed.response(headers)
             late = build(api.LateCompletion, self._whole(), error=failed.error)
             return json_response(late, failed.status, {**headers, **failed.headers})
-        if self.asked.stream:
+        if self.body.stream:
             stream = self._stream(events)
             return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
         return json_response(self._whole(), 200, headers)
@@ -338,7 +338,7 @@ class _Answer:
         """Reads the whole answer; of a stream, until it is known whether there is an answer."""
         async for event in events:
             self.deltas += self.text.add(event)
-            if self.asked.stream and event["type"] in DECISIVE:
+            if self.body.stream and event["type"] in DECISIVE:
                 self.is_begun = event["type"] not in {"done", "error"}
                 return
 
@@ -385,12 +385,12 @@ class _Answer:
 
     @property
     def _shows_usage(self) -> bool:
-        options = self.asked.stream_options
+        options = self.body.stream_options
         return options is not None and options.include_usage is True
 
     def _head(self) -> Mapping[str, object]:
         created = int(self.run.entry.new.accepted_at.timestamp())
-        return {"id": f"chatcmpl-{self._run_id}", "created": created, "model": self.asked.model}
+        return {"id": f"chatcmpl-{self._run_id}", "created": created, "model": self.body.model}
 
     def _part(self, **usage: api.CompletionUsage | None) -> bytes:
         """Encodes a part without choices."""

@@ -55,8 +55,8 @@ class SessionMethods:
     async def session_list(self, call: Call, params: api.SessionList) -> api.SessionPage:
         agents, channels, account = _reach(call.principal)
         query = SessionQuery(
-            agents=_both(agents, params.agent),
-            channels=_both(channels, params.channel),
+            agents=_narrow(agents, params.agent),
+            channels=_narrow(channels, params.channel),
             account=account,
             text=params.query,
             before=params.before,
@@ -118,13 +118,13 @@ class SessionMethods:
         if (params.messages is None) == (params.context is None):
             raise InvalidParams("give either messages or context")
         if params.messages is not None:
-            taken = await self.front.import_nodes(key, _nodes(params.messages))
+            added = await self.front.import_nodes(key, _nodes(params.messages))
         else:
             assert params.context is not None
-            taken = await self.front.import_nodes(key, _nodes_of(params.context))
+            added = await self.front.import_nodes(key, _nodes_of(params.context))
             if params.context.status == "closed":
                 await self.front.sessions.close_session(key)
-        return api.Imported(session_key=key, imported=taken.added, head=taken.head)
+        return api.Imported(session_key=key, imported=added.added, head=added.head)
 
     async def session_export(self, call: Call, params: api.OfSession) -> api.OracleExport:
         record = await self._record(call, params)
@@ -167,10 +167,10 @@ def _reach(principal: Principal) -> tuple[Names, Names, str | None]:
     return agents, tuple(sorted(OWN_CHANNELS)), principal.name
 
 
-def _both(reach: Names, asked: str | None) -> Names:
-    if asked is None:
+def _narrow(reach: Names, requested: str | None) -> Names:
+    if requested is None:
         return reach
-    return (asked,) if reach is None or asked in reach else ()
+    return (requested,) if reach is None or requested in reach else ()
 
 
 def session(record: SessionRecord) -> api.Session:
@@ -346,12 +346,12 @@ def _call(call: ToolCall, results: Mapping[str, ToolResult]) -> OracleCall:
         arguments = json.loads(call.arguments)
     except ValueError:
         arguments = None
-    given = arguments if isinstance(arguments, dict) else {_UNREADABLE: call.arguments}
+    known = arguments if isinstance(arguments, dict) else {_UNREADABLE: call.arguments}
     result = results.get(call.id)
     return OracleCall(
         id=call.id,
         name=call.name or UNNAMED,
-        arguments=given,
+        arguments=known,
         result=result.content if result else None,
         status="success" if result and not result.is_error else "error",
         duration_ms=round(result.duration_ms) if result else None,
@@ -369,8 +369,8 @@ def messages_in(context: OracleContext) -> Sequence[tuple[str, datetime, Message
         calls = tuple(ToolCall(call.id, call.name, _arguments(call)) for call in made)
         if calls:
             results = [Message("tool", result=_result(call)) for call in made]
-            asked = Message("assistant", tool_calls=calls)
-            messages += [(one.id, one.timestamp, message) for message in (asked, *results)]
+            request = Message("assistant", tool_calls=calls)
+            messages += [(one.id, one.timestamp, message) for message in (request, *results)]
         if one.role == "tool":
             _replace_result(messages, one.tool_call_id or "", one.content)
         else:

@@ -390,6 +390,6 @@ class PluginCallMethods:
         tool = params.tool if params.tool in offered else f"{params.name}__{params.tool}"
         run_id, principal = RunId(f"r_{self.ids.new()}"), call.principal.name
         key = SessionKey(agent.id, "cli", "plugin-call", principal)
-        asked = ToolCall(run_id, tool, encode(params.arguments or {}).decode())
-        result = await self.gate.whole(agent, asked, ToolScope(key, run_id, principal, run_id))
+        tool_call = ToolCall(run_id, tool, encode(params.arguments or {}).decode())
+        result = await self.gate.whole(agent, tool_call, ToolScope(key, run_id, principal, run_id))
         return api.PluginCalled(ok=not result.is_error, output=result.content)
