@@ -98,7 +98,7 @@ class ChatMethods:
 
     async def chat_abort(self, call: Call, params: api.ChatAbort) -> api.Aborted:
         run = await find_run(self.front, call.principal, params.run_id)
-        require_own(call.principal, key_of(run))
+        require_own(call.principal, run.entry.new.session_key)
         if isinstance(run, LiveRun):
             await self.front.abort(run, at_once=params.mode == "immediate")
         return api.Aborted(run_id=params.run_id, aborted=isinstance(run, LiveRun))
@@ -229,13 +229,9 @@ def message(node: Node, most: int) -> api.HistoryMessage:
 async def find_run(front: Front, principal: Principal, run_id: str) -> Run:
     """Returns a run. Raises NotFound if there is no such run or the principal cannot see it."""
     run = await front.run(run_id)
-    if not can_see_session(principal, key_of(run)):
+    if not can_see_session(principal, run.entry.new.session_key):
         raise NotFound(f"run {run_id[:64]!r}")
     return run
-
-
-def key_of(run: LiveRun | RunRecord) -> SessionKey:
-    return run.session_key if isinstance(run, LiveRun) else run.entry.new.session_key
 
 
 def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:

@@ -5,7 +5,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from itertools import chain
 from math import isfinite
@@ -30,6 +29,7 @@ from gateway.codec import has_more_values
 from gateway.domain.errors import GatewayError
 from gateway.domain.inbox import RunRecord
 from gateway.domain.supervision import survives
+from gateway.domain.text import meant
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import Principal
 from gateway.web.responses import encode
@@ -163,7 +163,7 @@ class Registry:
         """Checks a request. Raises UnknownMethod, Forbidden, InvalidParams."""
         name = request.method
         if name not in self._methods:
-            raise UnknownMethod(f"no method {name[:100]!r}" + did_you_mean(name, self._methods))
+            raise UnknownMethod(f"no method {name[:100]!r}" + meant(name, self._methods))
         method, handler = self._methods[name]
         scopes = principal.scopes
         if method.scope is not None and scopes.isdisjoint(method.scope) and "admin" not in scopes:
@@ -301,7 +301,7 @@ def invalid_params(error: ValidationError, kind: type[Params]) -> InvalidParams:
         what = _MESSAGES.get(problem["type"], problem["msg"])
         if problem["type"] == "unexpected_keyword_argument":
             known = [name.rstrip("_") for name, _ in kind.defaults] if len(place) == 1 else ()
-            what = "unknown parameter" + did_you_mean(str(place[-1]), known)
+            what = "unknown parameter" + meant(str(place[-1]), known)
             place = (*_without_branches(place[:-1]), place[-1])
         else:
             place = _without_branches(place)
@@ -316,11 +316,6 @@ def _without_branches(place: Sequence[int | str]) -> tuple[int | str, ...]:
         for at, part in enumerate(place)
         if at == 0 or isinstance(part, int) or not ("[" in part or part[:1].isupper())
     )
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word[:100], list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def encode_result(id_: JsonId, result: object) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Literal, Protocol
 
 import anyio
@@ -26,12 +27,13 @@ from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Ids, Model, ToolScope
+from gateway.domain.text import meant
 from gateway.sessions.far_events import FarEvents
 from gateway.sessions.intake import Front
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal, can_see_session, can_use, has_scope, visible_key
 from gateway.web.responses import encode
-from gateway.web.rpc import Call, Peer, did_you_mean
+from gateway.web.rpc import Call, Peer
 
 QUESTION = "Answer with the single word: ready"
 MOST_TOKENS = 32
@@ -170,11 +172,7 @@ class StatusMethods:
         return api.AgentList(agents=[self._agent(agent) for agent in mine], subagents=subagents)
 
     def _agent(self, agent: AgentDef) -> api.Agent:
-        fallbacks: list[str] = []
-        link = agent.fallback
-        while link is not None:
-            fallbacks.append(link.model)
-            link = link.fallback
+        fallbacks = [link.model for link in agent.chain[1:]]
         offered = [spec.name for spec in self.gate.offered(agent)]
         soul = self._soul(agent.id)
         return build(api.Agent, agent, fallbacks=fallbacks, offered=offered, soul=soul)
@@ -286,12 +284,9 @@ class ProviderTrial:
 
     def _agent(self, name: str | None, model: str | None) -> AgentDef:
         """Returns the first agent that uses the provider, or else one with the provider's usual model."""
-        for agent in self.agents:
-            link: AgentDef | None = agent
-            while link is not None:
-                if name is None or link.provider == name:
-                    return replace(link, model=model or link.model)
-                link = link.fallback
+        for link in chain.from_iterable(agent.chain for agent in self.agents):
+            if name is None or link.provider == name:
+                return replace(link, model=model or link.model)
         if name is None or name not in self.defaults:
             raise NothingToTest(
                 f"no provider {name!r}; `exogate provider list` shows all providers"
@@ -333,7 +328,7 @@ def _type_named(name: str) -> str:
     """Raises InvalidParams."""
     kind = kind_named(name)
     if kind is None:
-        raise wrong("types", f"no event {name[:64]!r}{did_you_mean(name, api.EVENT_NAMES)}")
+        raise wrong("types", f"no event {name[:64]!r}{meant(name, api.EVENT_NAMES)}")
     return kind.type
 
 

@@ -117,12 +117,12 @@ def prepare(params: dict[str, object], who: Principal = LOCAL, name: str = "chat
 
 
 def test_an_unknown_method_is_told_what_was_meant() -> None:
-    with pytest.raises(UnknownMethod, match=r"did you mean 'chat\.send'"):
+    with pytest.raises(UnknownMethod, match='did you mean "chat.send"'):
         prepare({}, name="chat.sent")
 
 
 def test_an_unknown_parameter_is_told_what_was_meant() -> None:
-    with pytest.raises(InvalidParams, match=r"contnet: unknown parameter; did you mean 'content'"):
+    with pytest.raises(InvalidParams, match='contnet: unknown parameter; did you mean "content"'):
         prepare({"content": "x", "contnet": "y"})
 
 

@@ -109,12 +109,12 @@ async def test_types_go_by_all_their_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ({"types": ["tool.call.succes"]}, "did you mean 'tool.call.success'"),
-        ({"types": ["QUERY_STRT"]}, "did you mean 'QUERY_START'"),
+        ({"types": ["tool.call.succes"]}, 'did you mean "tool.call.success"'),
+        ({"types": ["QUERY_STRT"]}, 'did you mean "QUERY_START"'),
         ({"types": []}, "types"),
         ({"types": "query.start"}, "types"),
         ({"types": ["query.start"] * 100}, "types"),
-        ({"type": ["query.start"]}, "did you mean 'types'"),
+        ({"type": ["query.start"]}, 'did you mean "types"'),
     ],
 )
 async def test_what_is_no_event_is_refused_with_what_was_meant(
