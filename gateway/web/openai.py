@@ -220,9 +220,11 @@ class OpenAiApi:
         agent, key = self._agent(principal, body.model), parse_idempotency_key(request)
         if "x-exogate-session" in request.headers:
             stored = await self._accept(request, body, principal)
-            return await _Answer(self, stored, body).answer(request)
+            return await _CompletionAnswer(self, stored, body).answer(request)
         run = self._begin(request, body, agent, principal)
-        return await _Answer(self, run, body, run if key is None else None).answer(request)
+        return await _CompletionAnswer(self, run, body, run if key is None else None).answer(
+            request
+        )
 
     def _reaches(self, principal: Principal, agent: AgentDef) -> bool:
         try:
@@ -299,7 +301,7 @@ class OpenAiApi:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _CompletionAnswer:
     """An answer on its way to its caller. The run `abandoned` is cancelled when the caller leaves."""
 
     v1: OpenAiApi

@@ -219,17 +219,17 @@ class PairMethods:
         return revoked if denied is None else _paired(denied)
 
     async def pair_block(self, call: Call, params: api.OfPerson) -> api.Paired:
-        who, by = (params.channel, params.account, params.person), call.principal.name
-        return _paired(await self.approvals.block(*who, by=by))
+        who = (params.channel, params.account, params.person)
+        return _paired(await self.approvals.block(*who, by=call.principal.name))
 
     async def pair_unblock(self, call: Call, params: api.OfPerson) -> api.PairingRevoked:
-        who, by = (params.channel, params.account, params.person), call.principal.name
-        await self.approvals.unblock(*who, by=by)
+        who = (params.channel, params.account, params.person)
+        await self.approvals.unblock(*who, by=call.principal.name)
         return build(api.PairingRevoked, params, state="unblocked")
 
     async def pair_revoke(self, call: Call, params: api.OfPerson) -> api.PairingRevoked:
-        who, by = (params.channel, params.account, params.person), call.principal.name
-        await self.approvals.revoke(*who, by=by)
+        who = (params.channel, params.account, params.person)
+        await self.approvals.revoke(*who, by=call.principal.name)
         return build(api.PairingRevoked, params, state="revoked")
 
 
@@ -238,15 +238,16 @@ def _paired(one: Pairing) -> api.Paired:
     return build(api.Paired, one, owner=one.is_owner, expires_at=expires_at)
 
 
-class BackupMaker(Protocol):
+class BackupFunction(Protocol):
     async def __call__(self, path: Path | None, *, with_secrets: bool, by: str) -> Backup: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackupMethods:
-    create: BackupMaker
+    create: BackupFunction
 
     async def backup_create(self, call: Call, params: api.CreateBackup) -> api.BackupCreated:
-        path, by = Path(params.file) if params.file else None, call.principal.name
+        path = Path(params.file) if params.file else None
+        by = call.principal.name
         made = await self.create(path, with_secrets=params.with_secrets, by=by)
         return build(api.BackupCreated, made, made.manifest, made.manifest.store)
