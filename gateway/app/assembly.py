@@ -80,6 +80,7 @@ from gateway.web.operating import (
     PairMethods,
 )
 from gateway.web.rpc import Handler, Registry, handlers_of
+from gateway.web.server import WebServer
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
 from gateway.web.spending import BudgetMethods
@@ -92,7 +93,6 @@ from gateway.web.status import (
     StatusMethods,
 )
 from gateway.web.tokens import TokenMethods
-from gateway.web.wire.server import WebServer
 
 log = logging.getLogger(__name__)
 
@@ -326,10 +326,9 @@ class Gateway:
             registry,
             routes=routes,
             ready=self.watch.reasons,
-            clock=clock,
             identities=identities,
+            degraded=lambda: self.health.degraded(),
         )
-        app.degraded = lambda: self.health.degraded()
         app.open_webhooks(self.channels.webhooks)
         return app
 
@@ -488,7 +487,7 @@ class Gateway:
         shared = self.shared
         shared.settings.known.clear()
         if shared.cluster is not None:
-            await shared.cluster.work.look_at_choices()
+            await shared.cluster.work.read_choices()
         self.access.forget_all()
         await shared.keys.refresh()
         await shared.meter.write_what_waits()
@@ -507,8 +506,8 @@ class Gateway:
         lanes.pause()
         log.info("draining", extra={"running": lanes.working})
         with anyio.move_on_after(self.now.made.config.gateway.drain_s) as scope:
-            await lanes.rest()
-            await self.stateless.rest()
+            await lanes.wait_idle()
+            await self.stateless.wait_idle()
         if scope.cancelled_caught:
             log.warning("runs_interrupted", extra={"running": lanes.working})
         await self.channels.drain()

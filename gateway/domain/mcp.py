@@ -27,8 +27,8 @@ class McpNotInstalled(GatewayError):
 
     def __init__(self) -> None:
         super().__init__(
-            "MCP is configured but not installed: run pip install 'exogate[mcp]', "
-            "or in a checkout pip install -r locks/mcp.lock"
+            "MCP is configured, and not installed: pip install 'exogate[mcp]', "
+            "or in a checkout python3 -m pip --python .venv install -r locks/mcp.lock"
         )
 
 
