@@ -130,8 +130,7 @@ async def claimed(  # noqa: PLR0913  # what may be said of a node
 
 
 async def connection_to(
-    settings: StoreSettings, how: ConnectionSettings = _USUAL
+    store: StoreSettings, how: ConnectionSettings = _USUAL
 ) -> SurrealConnection:
-    credentials = Credentials(settings.username or "", settings.password or Secret(""))
-    place = (settings.url, settings.namespace, settings.database)
-    return await SurrealConnection(*place, credentials, how).open()
+    user = Credentials(store.username or "", store.password or Secret(""))
+    return await SurrealConnection(store.url, store.namespace, store.database, user, how).open()

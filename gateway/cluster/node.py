@@ -11,16 +11,7 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
-from gateway.cluster.ownership import (
-    RENEWALS,
-    Acquire,
-    Drain,
-    Drop,
-    Effect,
-    Ownership,
-    Release,
-    Start,
-)
+from gateway.cluster.ownership import Acquire, Drain, Drop, Effect, Ownership, Release, Start
 from gateway.domain.cluster import FREE, Hints, Lease, Leases, PartitionWork, Presence
 from gateway.domain.errors import StoreRefused, StoreUnavailable
 from gateway.domain.ports import Clock
@@ -175,7 +166,7 @@ class ClusterNode:
 
     async def _watch_deadlines(self, group: TaskGroup) -> None:
         """Drops leases in time that were not renewed, even while the store does not answer."""
-        longest_s = self.settings.lease_s / RENEWALS
+        longest_s = self._ownership.renew_every_s
         while True:
             now, deadline = self.clock.monotonic(), self._ownership.next_deadline
             pause_s = longest_s if deadline is None else deadline - now

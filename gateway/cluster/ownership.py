@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from gateway.domain.cluster import Lease, Renewal
 
 MARGIN_S = 1.0  # between the end of a lease for its owner and for the store
-RENEWALS = 3  # per duration of a lease
+_RENEWALS = 3  # per duration of a lease
 _LOOK_PAUSE_S = 0.25  # minimum between two renewals
 
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """As many of these partitions as are free still."""
+    """Acquires the partitions among these that are still free."""
 
     partitions: tuple[int, ...]
 
@@ -59,9 +59,9 @@ class Ownership:
 
     def __init__(self, node: str, partitions: int, lease_s: float) -> None:
         self._node, self.partitions, self._lease_s = node, partitions, lease_s
+        self.renew_every_s = lease_s / _RENEWALS
         self._held: dict[int, _Held] = {}  # the newest last
-        # A release without an answer may be executed at any time: these leases are not owned any
-        # more.
+        # An unanswered release may be executed at any time: these leases are not owned any more.
         self._releasing: dict[int, Lease] = {}
         self._share = 0
         self._sent_at = 0.0  # when the last known call was sent
@@ -85,7 +85,7 @@ class Ownership:
         return held.lease.epoch
 
     def apply_renewal(self, renewal: Renewal, sent_at: float) -> list[Effect]:
-        self._sent_at, self.renew_at = sent_at, sent_at + self._lease_s / RENEWALS
+        self._sent_at, self.renew_at = sent_at, sent_at + self.renew_every_s
         mine = {lease.partition: lease for lease in renewal.mine}
         lost = [
             held.lease
@@ -105,9 +105,9 @@ class Ownership:
         return effects
 
     def retry_soon(self, now: float) -> None:
-        """A lost answer renews nothing. After any failed call, a renewal must tell what the node
-        owns."""
-        self._sent_at, soon = now, now + self._lease_s / RENEWALS / 4
+        """Schedules the next renewal after a failed call. Only a renewal can tell what the node
+        owns then."""
+        self._sent_at, soon = now, now + self.renew_every_s / 4
         self.renew_at = min(self.renew_at, soon) if self.renew_at > now else soon
 
     def apply_acquired(self, leases: Sequence[Lease], sent_at: float) -> list[Effect]:
