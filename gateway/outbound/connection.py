@@ -119,7 +119,9 @@ class HttpClient:
             for address in await self._addresses(name, port)
         ]
         if is_tls and self._tls is None:
-            self._tls = await to_thread.run_sync(_create_tls)  # reads hundreds of certificates
+            tls = await to_thread.run_sync(ssl.create_default_context)  # reads many certificates
+            tls.set_alpn_protocols(["http/1.1"])
+            self._tls = tls
         socket = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
         _, connection = await asyncio.get_running_loop().create_connection(
             partial(HttpConnection, str(origin), self.kept[origin], self._open),
@@ -144,12 +146,6 @@ class HttpClient:
     def close(self) -> None:
         for connection in self._open:
             connection.abort()
-
-
-def _create_tls() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def _split_url(url: str) -> tuple[Origin, str]:

@@ -361,7 +361,10 @@ class TreeFrame:
             if not self.types.get(name, ANY).accepts(value):
                 raise BadWrite(f"{name} is {self.types[name]}, not {type(value).__name__}")
             if isinstance(value, list | dict) and value:
-                self._check_size(name, value)
+                parts = count_parts(value)
+                self.state.spend(parts // PARTS_A_WORK)
+                if parts > MOST_PARTS:
+                    raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
             if self.values[name] is not value:
                 self.values[name] = value
                 if name in self.state.watched:
@@ -374,12 +377,6 @@ class TreeFrame:
     def has(self, name: str) -> bool:
         is_here = name in self.values or name in self.links
         return is_here or (self.outer is not None and self.outer.has(name))
-
-    def _check_size(self, name: str, value: object) -> None:
-        parts = count_parts(value)
-        self.state.spend(parts // PARTS_A_WORK)
-        if parts > MOST_PARTS:
-            raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
 
 
 def initial_values(plan: TreePlan) -> dict[str, object]:
