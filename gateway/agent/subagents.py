@@ -24,7 +24,7 @@ from gateway.domain.agents import (
 from gateway.domain.errors import ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import UnreachableServer
 from gateway.domain.messages import (
     Chunk,
     Message,
@@ -94,7 +94,7 @@ class Subagents:
         answer = await self._answer(await self._child(name, scope), task, scope)
         end = answer.end
         if isinstance(end, Fail):
-            raise ToolFailed(f"{name} could not do it: {end.told}")
+            raise ToolFailed(f"{name} could not do it: {end.message}")
         if end.partial:
             return f"[{name} was stopped before it was done ({end.reason}). It has so far:]\n{end.text}"
         return _text_of(answer)
@@ -124,7 +124,7 @@ class Subagents:
         answer = await self._answer(child, f"{question}\n\n{text}", scope)
         end = answer.end
         if end.partial:
-            why = end.told if isinstance(end, Fail) else end.reason
+            why = end.message if isinstance(end, Fail) else end.reason
             raise ToolFailed(f"{name} could not sum it up: {why}")
         if end.text == EMPTY:
             raise ToolFailed(f"{name} said nothing about it.")
@@ -273,7 +273,7 @@ class SummarizingGate:
     originals: ToolStore
     _shown: OrderedDict[tuple[RunId, str, int], str] = field(default_factory=OrderedDict)
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         return await self.gate.prepare(agent)
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:

@@ -62,7 +62,7 @@ from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker
-from gateway.web.asgi import Routes, WebApp, twins
+from gateway.web.asgi import Routes, WebApp, method_routes
 from gateway.web.asgi import build as build_web
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
@@ -80,19 +80,19 @@ from gateway.web.operating import (
     PairMethods,
 )
 from gateway.web.rpc import Handler, Registry, handlers_of
+from gateway.web.server import WebServer
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
 from gateway.web.spending import BudgetMethods
 from gateway.web.status import (
-    About,
     ConfigMethods,
     EventMethods,
     PluginCallMethods,
+    ProcessInfo,
     ReloadMethods,
     StatusMethods,
 )
 from gateway.web.tokens import TokenMethods
-from gateway.web.wire.server import WebServer
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Gateway:
             follow = partial(cluster.reload_with_others, partial(self.reloads.reload, by="hint"))
             shared.group.start_soon(partial(supervise, "files", follow, clock), name="files")
             self.reloads.tell = partial(cluster.hints.publish, RELOAD, {})
-            shared.keys.tell = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
+            shared.keys.publish = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
             self.channels.duties = cluster.work
             self.watch.health.degraded = lambda: cluster.hints.degraded
             cluster.present(lambda: self.now.made.config, lambda: not self.health.reasons())
@@ -200,7 +200,7 @@ class Gateway:
     def _begin(self, its: Working) -> None:
         """It is traced, and series that may be counted now begin at 0."""
         its.begin()
-        self.shared.reports.trace = its.traces.value.take if its.traces else None
+        self.shared.reports.trace = its.traces.value.record if its.traces else None
         config, figures = its.made.config, self.shared.reports.figures
         tools = (one.name for agent in config.agents for one in its.gate.offered(agent))
         begin_series(figures, config, tools)
@@ -319,17 +319,16 @@ class Gateway:
         clock, audit, keys = self.shared.clock, self.shared.stores.audit, self.shared.keys
         self._key = settings.cli_secret or ""
         identities = Identities(settings, clock, audit, keys.note_use)
-        keys.serve(identities)
+        keys.attach(identities)
         registry, routes = self._doors(self.now, self.front, self.replays, identities)
         app = self._app = build_web(
             settings,
             registry,
             routes=routes,
             ready=self.watch.reasons,
-            clock=clock,
             identities=identities,
+            degraded=lambda: self.health.degraded(),
         )
-        app.degraded = lambda: self.health.degraded()
         app.open_webhooks(self.channels.webhooks)
         return app
 
@@ -345,7 +344,7 @@ class Gateway:
         metrics = Metrics(
             front,
             meter.refusals,
-            spending.everything,
+            spending.agent_rows,
             self.health.reasons,
             self.version,
             ChannelFigures(self.channels.statuses, stores.outbox, *self.shared.traffic),
@@ -366,7 +365,7 @@ class Gateway:
             "/config.schema.json": json_schema,
             "/asyncapi.json": lambda: asyncapi(METHODS, self.version),
         }
-        routes = [*twins(registry), *(route for api in apis for route in api.routes())]
+        routes = [*method_routes(registry), *(route for api in apis for route in api.routes())]
         return registry, documented(routes, self.version, documents)
 
     def _handlers(
@@ -374,7 +373,7 @@ class Gateway:
     ) -> Mapping[str, Handler]:
         shared, config, memory = self.shared, its.made.config, self.memory
         stores, clock, plugins, ids = shared.stores, shared.clock, its.plugins, shared.ids
-        about = About(
+        about = ProcessInfo(
             version=self.version,
             started=self._started,
             store_url=config.store.url,
@@ -389,7 +388,7 @@ class Gateway:
             gate=its.gate,
             plugins=lambda: plugins.infos,
             account=plugins.account,
-            budget=spending.periods,
+            budget=spending.period_rows,
             backlog=lambda: {
                 "backlog": memory.extractor.backlog,
                 "unindexed": memory.indexer.backlog,
@@ -419,7 +418,7 @@ class Gateway:
             ReloadMethods(self.reloads.reload),
             ConfigMethods(self.changes, partial(self._examine, spending)),
             PluginCallMethods(its.gate, lambda: plugins.infos, ids),
-            ClusterMethods(shared.cluster.standing if shared.cluster else None, clock),
+            ClusterMethods(shared.cluster.overview if shared.cluster else None, clock),
             status,
         )
         return handlers_of(*families)
@@ -436,7 +435,7 @@ class Gateway:
             began=first[0].at if first else now,
             backed_up=last[0].at if last else None,
             tokens=shared.keys.tokens,
-            budgets=await spending.limited(),
+            budgets=await spending.all_rows(),
             restart_needed=self.reloads.restart_needed,
             restart=self.reloads.notify.restart,
         )
@@ -488,9 +487,9 @@ class Gateway:
         shared = self.shared
         shared.settings.known.clear()
         if shared.cluster is not None:
-            await shared.cluster.work.look_at_choices()
+            await shared.cluster.work.read_choices()
         self.access.forget_all()
-        await shared.keys.look()
+        await shared.keys.refresh()
         await shared.meter.write_what_waits()
         await shared.meter.settle_lost()
         shared.meter.try_again()
@@ -507,8 +506,8 @@ class Gateway:
         lanes.pause()
         log.info("draining", extra={"running": lanes.working})
         with anyio.move_on_after(self.now.made.config.gateway.drain_s) as scope:
-            await lanes.rest()
-            await self.stateless.rest()
+            await lanes.wait_idle()
+            await self.stateless.wait_idle()
         if scope.cancelled_caught:
             log.warning("runs_interrupted", extra={"running": lanes.working})
         await self.channels.drain()

@@ -50,9 +50,9 @@ from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.worker import SettingsBook
-from gateway.store.opening import note_node, open_store, ours_alone
+from gateway.store.opening import note_node, open_store, own_data_dir
 from gateway.web.status import ProviderTrial
-from gateway.web.tokens import Keys
+from gateway.web.tokens import TokenRegistry
 
 if TYPE_CHECKING:
     from gateway.app.nodes import Membership, SharedStore
@@ -142,7 +142,7 @@ class Shared:
     bus: Bus
     live: LiveRuns
     limits: LiveBudgets
-    keys: Keys
+    keys: TokenRegistry
     meter: Meter
     traffic: Traffic
     episodes: Episodes
@@ -222,7 +222,7 @@ async def open_stores(
     except ModuleNotFoundError as error:
         raise StoreNotInstalled from error
     async with (
-        ours_alone(data_dir) as ended,
+        own_data_dir(data_dir) as ended,
         open_shared_store(
             settings,
             clock,
@@ -269,7 +269,7 @@ async def opened(
             bus=Bus(),
             live=live,
             limits=limits,
-            keys=Keys(stores.tokens, stores.ledger, limits, clock),
+            keys=TokenRegistry(stores.tokens, stores.ledger, limits, clock),
             meter=Meter(stores.ledger, limits, prices, clock, ids, stores.audit, figures=figures),
             traffic=Traffic(Counter(), Counter(), Counter()),
             episodes=episodes,

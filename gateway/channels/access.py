@@ -16,7 +16,7 @@ from gateway.channels.adapters import Incoming, Sender
 from gateway.channels.health import Publish
 from gateway.domain.channels import ChannelDef, Pairing, PairingState
 from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound
-from gateway.domain.events import Deed, DeedKind
+from gateway.domain.events import AuditEvent, AuditKind
 from gateway.domain.ports import Audit, ChannelStore, Clock, Ids
 from gateway.domain.text import printable
 
@@ -137,9 +137,12 @@ class AccessControl:
         known = await self.find(*who)
         if is_listed or (known is not None and known.state == "paired"):
             return _allowed(command, known)
-        if is_open:
-            return TurnForAgent()
-        # A person who waits or was denied gets no further answer.
+        return TurnForAgent() if is_open else await self._judge_stranger(channel, message, known)
+
+    async def _judge_stranger(
+        self, channel: ChannelDef, message: Incoming, known: Pairing | None
+    ) -> Verdict:
+        """Answers a stranger once; a person who waits or was denied gets no further answer."""
         asked = None if known else await self.ask(channel.name, channel.account, message.sender)
         if asked is None:
             return Ignored("not_paired")
@@ -318,10 +321,10 @@ class AccessControl:
             guesses.wrong.clear()
             log.warning("pairing_codes_locked")
 
-    def _note(self, kind: DeedKind, by: str, payload: Mapping[str, object]) -> None:
+    def _note(self, kind: AuditKind, by: str, payload: Mapping[str, object]) -> None:
         """Logs and audits a committed decision; it must not fail."""
         log.info("pairing_decided", extra={"deed": kind, "by": by})
-        self.audit.append_soon(Deed(self.clock.now(), kind, by, payload))
+        self.audit.append_soon(AuditEvent(self.clock.now(), kind, by, payload))
 
 
 def command_in(text: str) -> Command | None:

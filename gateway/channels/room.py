@@ -30,7 +30,7 @@ from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelStatus
 from gateway.domain.cluster import Duties
 from gateway.domain.errors import Conflict
-from gateway.domain.inbox import Accepted, HeardMessage, Inbound
+from gateway.domain.inbox import Accepted, Inbound, ReceivedMessage
 from gateway.domain.outbox import Deliver
 from gateway.domain.plugins import PluginInfo, PluginSecret
 from gateway.domain.ports import ChannelStore, Clock, Fetch, Outbox, SocketClient, Stores
@@ -128,13 +128,7 @@ class ChannelRoom:
         await self.load(late, plugins)
         self.refuse_shared_proofs(*(one.name for one in late))
         self._entries = {one.name: self._entries[one.name] for one in channels}
-        for name in (one.name for one in late):
-            entry = self._entries[name]
-            if entry.is_settled.is_set():
-                self.webhooks.coming.discard(name)
-            if entry.opened is not None:
-                self.join(name, entry.opened)
-                self.connect(name)
+        self._begin(one.name for one in late)
         for name in self.senders.keys() - self.names:
             del self.senders[name]
         if self.deliveries is not None:
@@ -154,6 +148,16 @@ class ChannelRoom:
             and one.settings in channels
             and one.opened.adapter == adapters.get(one.settings.plugin)
         }
+
+    def _begin(self, names: Iterable[str]) -> None:
+        """Starts the connections and deliveries of newly opened channels."""
+        for name in names:
+            entry = self._entries[name]
+            if entry.is_settled.is_set():
+                self.webhooks.coming.discard(name)
+            if entry.opened is not None:
+                self.join(name, entry.opened)
+                self.connect(name)
 
     async def _close(self, names: Collection[str], coming: Collection[str]) -> None:
         """Closes channels. Callers of a channel that is `coming` again are told to retry."""
@@ -260,7 +264,7 @@ class ChannelRoom:
         entries = self._entries.items()
         return {name for name, one in entries if one.opened or not one.is_settled.is_set()}
 
-    async def retry_message(self, letter: HeardMessage) -> None:
+    async def retry_message(self, letter: ReceivedMessage) -> None:
         """Accepts an unreadable message again. Raises Conflict if its channel is not open, and as
         OpenChannel.retry_message."""
         entry = self._entries.get(letter.channel)

@@ -13,7 +13,14 @@ from anyio.abc import TaskGroup
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreUnavailable, ToolFailed
-from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus, servers_in
+from gateway.domain.mcp import (
+    FAMILY,
+    McpServerDef,
+    McpState,
+    McpStatus,
+    UnreachableServer,
+    servers_in,
+)
 from gateway.domain.ports import Clock, SchemaCheck, Tool, ToolStore
 from gateway.domain.supervision import backoff_s, supervise, survives
 from gateway.mcp.connections import (
@@ -100,7 +107,7 @@ class Server:
         count = len(self._tools) if is_up else 0
         return McpStatus(self.server.name, state, self._version, count, self._why)
 
-    async def ready(self, within_s: float = math.inf) -> Lacking | None:
+    async def ready(self, within_s: float = math.inf) -> UnreachableServer | None:
         """Waits for the connection, unless it failed too often. None if the server is connected."""
         self._wanted_at = self.deps.clock.monotonic()
         self._wanted.set()
@@ -117,7 +124,7 @@ class Server:
         # Users see this text, so it quotes neither the server nor its address.
         why = "it is unreachable" if self._why else f"it did not answer within {wait_s:g} s"
         text = f"The tools of {self.server.name!r} are not available: {why}."
-        return Lacking(self.server.name, text)
+        return UnreachableServer(self.server.name, text)
 
     @property
     def _up(self) -> ServerConnection | None:
@@ -285,13 +292,13 @@ def _broken(tool: str, *, is_safe: bool) -> str:
 # ------------------------------------------------------------------------------------- all servers
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Implements the Foreign port."""
+    """Implements the McpServers port."""
 
     by_name: Mapping[str, Server]
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         """Connects the servers of an agent in parallel, each within its own time and the agent's."""
-        lacking: list[Lacking] = []
+        lacking: list[UnreachableServer] = []
 
         async def ready(server: Server) -> None:
             if (away := await server.ready(agent.limits.timeout_seconds)) is not None:

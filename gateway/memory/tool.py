@@ -15,11 +15,11 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     SourceReader,
-    Whose,
     by_time,
+    fact_view,
     scope_of,
-    whose,
 )
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
@@ -68,12 +68,12 @@ SPEC = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A call, and whose memory it may read and change; the model cannot choose."""
+    """A call with the person whose memory it may read and change; the model cannot choose."""
 
     arguments: Mapping[str, object]
     key: SessionKey
     scope: str
-    whose: Whose
+    view: FactView
     reader: SourceReader
     run: ToolScope
 
@@ -84,13 +84,13 @@ class _Asked:
         return value.strip()
 
     def sees(self, fact: Fact) -> bool:
-        seen = self.whose
+        seen = self.view
         return fact.session_key == seen.room if seen.room else fact.scope == seen.scope
 
     def owns(self, fact: Fact) -> bool:
-        """Whether the person may erase it. In a room and among shared facts, only what was said
-        here: other facts may be another person's."""
-        is_near = self.whose.room or fact.scope == str(self.key.agent)
+        """True if the person may erase the fact. In a room and among shared facts only facts of this session
+        count: others may be another person's."""
+        is_near = self.view.room or fact.scope == str(self.key.agent)
         return fact.scope == self.scope and (not is_near or fact.session_key == self.key)
 
 
@@ -108,10 +108,10 @@ class MemoryTool:
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
         key, sender = scope.session_key, scope.asked.said_by if scope.asked else None
         is_shared = key.agent in self.shared
-        seen = whose(key, sender, is_shared=is_shared)
+        seen = fact_view(key, sender, is_shared=is_shared)
         theirs, reader = scope_of(key, sender, is_shared=is_shared), SourceReader.of(key, sender)
         asked = _Asked(arguments, key, theirs, seen, reader, scope)
-        operation = arguments["operation"]  # one of OPERATIONS: the schema says so
+        operation = arguments["operation"]  # the schema allows only OPERATIONS
         act: Callable[[_Asked], Awaitable[object]] = getattr(self, f"_{operation}")
         try:
             return json.dumps(await act(asked), ensure_ascii=False, separators=(",", ":"))
@@ -139,7 +139,7 @@ class MemoryTool:
         return {"remembered": shown_fact(kept[0])}
 
     async def _recall(self, asked: _Asked) -> object:
-        found = await self.recall.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
+        found = await self.recall.of(asked.text("query"), asked.key, asked.view, limit=MOST_FOUND)
         facts = [shown_fact(one.fact) for one in found if one.fact]
         turns = [(one, one.text[:LONGEST_SAID]) for one in found if not one.fact]
         said = [{"at": _day(one.at), "by": one.said_by, "text": text} for one, text in turns]
@@ -151,13 +151,13 @@ class MemoryTool:
     async def _of_subject(self, asked: _Asked) -> Sequence[Fact]:
         subject, named = asked.text("subject", SUBJECT), "predicate" in asked.arguments
         predicate = asked.text("predicate") if named else None
-        query = FactQuery(asked.whose, subject, predicate, with_history=True, limit=MOST_FACTS)
+        query = FactQuery(asked.view, subject, predicate, with_history=True, limit=MOST_FACTS)
         return await select(self.facts, query)
 
     async def _as_of(self, asked: _Asked) -> object:
         then, now = asked.arguments.get("known_at"), self.clock.now()
         at, known_at = _moment(asked.text("at"), now), _moment(str(then), now) if then else None
-        query = FactQuery(asked.whose, at=at, known_at=known_at, limit=MOST_FACTS)
+        query = FactQuery(asked.view, at=at, known_at=known_at, limit=MOST_FACTS)
         return {"facts": [shown_fact(fact) for fact in await select(self.facts, query)]}
 
     async def _why(self, asked: _Asked) -> object:
@@ -178,7 +178,7 @@ class MemoryTool:
         hops = asked.arguments.get("hops", 2)
         assert isinstance(hops, int)  # the schema says so
         name = asked.text("subject")
-        near = await neighbours(self.facts, asked.whose, name, hops=hops, limit=MOST_FACTS)
+        near = await neighbours(self.facts, asked.view, name, hops=hops, limit=MOST_FACTS)
         return {"facts": [shown_fact(fact) for fact in near]}
 
     async def _forget(self, asked: _Asked) -> object:
@@ -186,13 +186,13 @@ class MemoryTool:
             origin = await self.facts.origin_of(asked.text("fact_id"))
             found: Sequence[Fact] = [origin.fact] if origin else []
         else:
-            asked.text("predicate")  # it is not to forget all at once
+            asked.text("predicate")  # without it, one call would forget everything about a subject
             found = await self._of_subject(asked)
         doomed = [fact for fact in found if asked.owns(fact)]
         if not doomed:
             raise ToolFailed(UNKNOWN)
         shown = [shown_fact(fact) for fact in doomed]
-        # One at a time: whatever a model was talked into, each costs it a call and leaves an entry.
+        # One fact a call: a manipulated model needs a call for each, and each leaves an entry.
         if asked.arguments.get("confirm") is not True or "fact_id" not in asked.arguments:
             return {"would_erase": shown, "note": NOT_YET}
         what = Erasure(fact_id=doomed[0].id, by=str(asked.key))
@@ -233,7 +233,7 @@ def _since(asked: _Asked, now: datetime) -> datetime | None:
 
 
 def _moment(text: str, now: datetime) -> datetime:
-    """A day means its end."""
+    """Parses a date; a day means its end."""
     is_now = text.strip().lower() in dates.NOW
     return now if is_now else dates.as_asked(dates.end_of(text) or _date(text), now)
 

@@ -35,7 +35,7 @@ from gateway.store.transaction import (
     places_of,
     seq_of,
 )
-from gateway.store.writer import Engine, OfStore, Pen, Writing, reading, writing
+from gateway.store.writer import Engine, StorePart, WriteTransaction, Writing, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -45,7 +45,7 @@ _MOST_FORKS = 1000  # of a session that are looked at, the newest
 _MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
 _FEW, _SHARE = 8, 0.25  # turns, and a share of them: a word in more of them tells nothing apart
 _MOST_COMMON = 3  # frequent words that are looked for beside each other
-_STAYS_COMMON, _MOST_COMMON_KEPT = 1.2, 1_000  # times the length, sessions
+_STAYS_COMMON, _MOST_KEPT = 1.2, 1_000  # times the length, sessions
 _EXCHANGE = 2  # messages
 _SESSIONS = 1_000  # a page
 _MERGED_PAGES = 2_000  # a commit: half a megabyte
@@ -57,12 +57,17 @@ K = TypeVar("K")
 _NO_WORDS: frozenset[str] = frozenset()
 
 
-class TurnIndex(OfStore):
+class TurnIndex(StorePart):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         # By session: how long it was when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
+        self._empty: dict[SessionKey, None] = {}  # sessions of which nothing is indexed
+        self._commits = 0  # of the index
         self._has_small_pages = False
+
+    def has_turns(self, key: SessionKey) -> bool:
+        return key not in self._empty
 
     async def find_turns(
         self,
@@ -77,7 +82,13 @@ class TurnIndex(OfStore):
         plain = frozenset(words_of(" ".join(words)))
         asked = [*filter(plain.__contains__, words)]  # the others might be queries
         find = partial(self._find, key, asked, choose, ids=(upto, *messages), limit=limit)
-        return await self._readers.read(find)
+        commits = self._commits
+        found, is_empty = await self._readers.read(find)
+        if is_empty and commits == self._commits:
+            self._empty[key] = None
+            if len(self._empty) > _MOST_KEPT:
+                del self._empty[next(iter(self._empty))]
+        return found
 
     def _find(
         self,
@@ -88,8 +99,9 @@ class TurnIndex(OfStore):
         *,
         ids: Sequence[str | None],
         limit: int,
-    ) -> FoundTurns:
-        """Runs in one go in a reader's thread: two trips would cost more than all they do."""
+    ) -> tuple[FoundTurns, bool]:
+        """Returns what it finds, and whether nothing of the session is indexed. Runs in one go in a
+        reader's thread: two trips would cost more than all they do."""
         _load_session(key, ids, tx)
         asked = [*filterfalse(self._common.get(key, (0, _NO_WORDS))[1].__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
@@ -97,7 +109,7 @@ class TurnIndex(OfStore):
         db = tx.db
         row = db.execute(query, (*ids, _MOST_FORKS, *matches, str(key))).fetchone()
         if row is None:
-            return FoundTurns()
+            return FoundTurns(), True
         session, head, last, indexed, has_forgotten, seqs, forks, *places = row
         seqs, forks = from_json(seqs), from_json(forks)
         upto, *messages = ids
@@ -114,8 +126,9 @@ class TurnIndex(OfStore):
         found_turns = FoundTurns(trail, hits, at)
         chosen = choose(found_turns) if choose else None
         if not chosen:
-            return found_turns
-        return FoundTurns(trail, hits, at, index.turns(key, chosen, has_forgotten=has_forgotten))
+            return found_turns, not indexed
+        turns = index.turns(key, chosen, has_forgotten=has_forgotten)
+        return FoundTurns(trail, hits, at, turns), not indexed
 
     def _telling(
         self, key: SessionKey, words: Sequence[str], found: dict[str, set[int]], index: "_Index"
@@ -129,7 +142,7 @@ class TurnIndex(OfStore):
             length, common = index.trail.length, _NO_WORDS
         hits, too_common = index.hits_of(found)
         self._common[key] = (length, common | too_common)
-        if len(self._common) > _MOST_COMMON_KEPT:
+        if len(self._common) > _MOST_KEPT:
             del self._common[next(iter(self._common))]
         return hits
 
@@ -137,7 +150,14 @@ class TurnIndex(OfStore):
         if not self._has_small_pages:
             await self._writer.write(_make_pages_small, durable=False)
             self._has_small_pages = True
-        return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
+        behind = await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
+        self._has_indexed(keys)
+        return behind
+
+    def _has_indexed(self, keys: Sequence[SessionKey]) -> None:
+        self._commits += 1
+        for key in keys:
+            self._empty.pop(key, None)
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         rows = await self._readers.read(lambda tx: tx.db.execute(_BEHIND, (limit,)).fetchall())
@@ -221,14 +241,14 @@ class _Index:
         """The hits of each word, and the words that are too common to tell turns apart."""
         length, totals, common = self.trail.length, dict[str, int](), set[str]()
         frequent: list[str] = []
-        most = max(_FEW, _SHARE * length)
+        indexed = self.trail.count_to(self.indexed)
         for word, depths in found.items():
-            total = len(depths)
+            total, of = len(depths), indexed
             if total >= self.limit:  # beyond the newest, as if it was always said as often
-                looked_at = self.trail.count_to(self.indexed) - min(depths)
-                total = max(total, total * length // max(1, looked_at))
+                looked_at = max(1, indexed - min(depths))
+                total, of = max(total, total * length // looked_at), length
                 frequent.append(word)
-            if total > most:
+            if total > max(_FEW, _SHARE * of):
                 common.add(word)
             totals[word] = total
         for word in common:
@@ -288,7 +308,7 @@ def _load_session(key: SessionKey, ids: Sequence[str | None], tx: Transaction) -
         tx.find("node", forks, "place", order="-place", limit=_MOST_FORKS, index="fork")
 
 
-class LocalTurns(TurnIndex):
+class LocalTurnIndex(TurnIndex):
     """The index of words on this machine, for a store whose tables are elsewhere. It is made anew at each
     start, of the sessions that are asked for."""
 
@@ -324,6 +344,7 @@ class LocalTurns(TurnIndex):
             self._indexed[key] = (session, max(upto, asked[key][1]))
             if upto < last:
                 behind.append(key)
+        self._has_indexed(keys)
         return behind
 
     def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> None:
@@ -354,20 +375,22 @@ def _texts_after(
     return {key: one for key, one in found.items() if one[0]}
 
 
-def _advance(pen: Pen, *, keys: Sequence[SessionKey], left: int) -> Sequence[SessionKey]:
+def _advance(
+    tx: WriteTransaction, *, keys: Sequence[SessionKey], left: int
+) -> Sequence[SessionKey]:
     """Indexes at most `left` messages. Returns the sessions that are still behind."""
     behind = []
     for key in dict.fromkeys(keys):
-        session = pen.session(key)
+        session = tx.session(key)
         if session is None:
             continue
-        upto = _indexed_upto(session.id, pen)
+        upto = _indexed_upto(session.id, tx)
         terms = {**places_of(session.id), "place >": place_of(session.id, upto)}
-        rows = pen.find("node", terms, "place role text", order="place", limit=left)
-        _change_index(_ADD_WORDS, _said(rows), pen.db)
+        rows = tx.find("node", terms, "place role text", order="place", limit=left)
+        _change_index(_ADD_WORDS, _said(rows), tx.db)
         if left:
             upto = seq_of(rows[-1]["place"]) if len(rows) == left else session.last_seq
-            _set_cursor(session.id, upto, pen)
+            _set_cursor(session.id, upto, tx)
         left -= len(rows)
         if upto < session.last_seq:
             behind.append(key)
@@ -380,7 +403,7 @@ def _indexed_upto(session: int, tx: Transaction) -> int:
 
 
 def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
-    tx.insert("turn_cursor", {"session": session, "upto": upto}, taken="replace")
+    tx.insert("turn_cursor", {"session": session, "upto": upto}, on_conflict="replace")
 
 
 def _said(rows: Sequence[Row]) -> list[tuple[int, str]]:
@@ -394,16 +417,16 @@ def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Con
     db.executemany(change, [row for row in rows if row[1]])
 
 
-def forget_turns(pen: Pen, session: int) -> None:
+def forget_turns(tx: WriteTransaction, session: int) -> None:
     """Takes the words of a session out of the index: before its texts are erased, in the same
     transaction."""
-    here = Transaction(pen.db)
+    here = Transaction(tx.db)
     upto = place_of(session, _indexed_upto(session, here))
     texts = _said(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
-    if pen.is_whole:
-        _change_index(_TAKE_WORDS, texts, pen.db)
+    if tx.is_whole:
+        _change_index(_TAKE_WORDS, texts, tx.db)
     else:  # the index is on this machine, the commit is not
-        pen.later.append(partial(_change_index, _TAKE_WORDS, texts, pen.db))
+        tx.later.append(partial(_change_index, _TAKE_WORDS, texts, tx.db))
 
 
 async def rewrite_index(writer: Writing) -> None:
@@ -412,21 +435,21 @@ async def rewrite_index(writer: Writing) -> None:
         pass
 
 
-def _make_pages_small(pen: Pen) -> None:
+def _make_pages_small(tx: WriteTransaction) -> None:
     """Applies to pages written from now on; merges rewrite older ones."""
-    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
+    tx.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
 
 
-def _merge(pen: Pen) -> bool:
+def _merge(tx: WriteTransaction) -> bool:
     """Rewrites a part of the index, so that removed words leave its older parts. Returns whether
     there is more to do."""
-    if not pen.is_whole:  # the index here is made anew at each start
+    if not tx.is_whole:  # the index here is made anew at each start
         return False
-    before = pen.db.total_changes
-    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
-    is_more = pen.db.total_changes - before >= 2
+    before = tx.db.total_changes
+    tx.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
+    is_more = tx.db.total_changes - before >= 2
     if not is_more:
-        pen.has_erased = True  # of the parts that were rewritten, pages still hold the words
+        tx.has_erased = True  # of the parts that were rewritten, pages still hold the words
     return is_more
 
 
@@ -521,7 +544,7 @@ def _mark_scanned(tx: Transaction, upto: Mapping[SessionKey, NodeId]) -> None:
             session, seq = found["place"] >> SEQ_BITS, seq_of(found["place"])
             row = tx.first("heard", {"session": session}, "seq")
             if row is None or row["seq"] < seq:
-                tx.insert("heard", {"session": session, "seq": seq}, taken="replace")
+                tx.insert("heard", {"session": session, "seq": seq}, on_conflict="replace")
 
 
 def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
@@ -532,7 +555,7 @@ def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
     row = tx.first("unread", {"session": session})
     if row is not None:
         seq = row["seq"] if row["is_owed"] else max(row["seq"], seq)
-    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, taken="replace")
+    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, on_conflict="replace")
 
 
 def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
@@ -547,7 +570,7 @@ def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
     return is_owed
 
 
-class ExtractionQueue(OfStore):
+class ExtractionQueue(StorePart):
     """How far patterns and a model have read."""
 
     unscanned = reading(_unscanned)

@@ -18,11 +18,11 @@ from gateway.api.spending import BudgetRow
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.figures import Figures, Histogram, Series
-from gateway.domain.mcp import Foreign
+from gateway.domain.mcp import McpServers
 from gateway.domain.ports import Outbox
 from gateway.sessions.intake import Front
 from gateway.web.asgi import Described, principal_of
-from gateway.web.identity import may
+from gateway.web.identity import has_scope
 from gateway.web.operating import DEAD, WAITING, held
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,7 +40,7 @@ class Metrics:
     ready: Callable[[], Sequence[str]]  # as it was found last
     version: str
     channels: "ChannelFigures"
-    mcp: Foreign
+    mcp: McpServers
     figures: Figures
     connections: Callable[[], int]
     dropped: Callable[[], Mapping[str, int]]  # what was lost of logs and traces, by its metric
@@ -51,7 +51,7 @@ class Metrics:
 
     async def told(self, request: Request) -> Response:
         principal = principal_of(request)
-        if not may(principal, "metrics") or principal.agents is not None:
+        if not has_scope(principal, "metrics") or principal.agents is not None:
             raise Forbidden("metrics need the scope 'metrics', for all agents")
         return Response(await self.text(), headers={"content-type": FORMAT})
 
@@ -94,7 +94,7 @@ class Metrics:
                 "metrics_series_dropped_total",
                 "counter",
                 "Observations of more series than are kept",
-                [({}, self.figures.room.dropped)],
+                [({}, self.figures.quota.dropped)],
             ),
         )
         return "".join(families)
@@ -161,7 +161,7 @@ class ChannelFigures:
         )
 
 
-def _mcp_figures(mcp: Foreign) -> Sequence[str]:
+def _mcp_figures(mcp: McpServers) -> Sequence[str]:
     ups = [({"server": one.name}, int(one.state == "connected")) for one in mcp.statuses()]
     calls = _by(mcp.outcomes(), "outcome", "server")
     return (

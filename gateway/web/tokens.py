@@ -14,7 +14,7 @@ from gateway.api.errors import Forbidden, wrong
 from gateway.budgets import LiveBudgets
 from gateway.domain.budgets import OPERATORS, Limit, TokenBudget, shown
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Clock, Ledger, TokenStore
 from gateway.domain.text import choose, moment_in
 from gateway.domain.tokens import HINT, CreatedToken, digest_of, is_token_name, new_secret
@@ -29,7 +29,7 @@ NOTED_S = 60.0  # between two notes of when a token was last used
 
 
 @dataclass(slots=True)
-class Keys:
+class TokenRegistry:
     """Created tokens as the store has them, put in force: who is let in by them, and what they may spend."""
 
     store: TokenStore
@@ -37,13 +37,13 @@ class Keys:
     limits: LiveBudgets
     clock: Clock
     tokens: Sequence[CreatedToken] = ()
-    tell: Callable[[], object] = lambda: None  # other gateways look at the store too
+    publish: Callable[[], object] = lambda: None  # other gateways look at the store too
     _identities: list[Identities] = field(default_factory=list)
     _version: int = 0
     _noted: dict[bytes, float] = field(default_factory=dict)
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
-    def serve(self, identities: Identities) -> None:
+    def attach(self, identities: Identities) -> None:
         """These let in whoever has one of the tokens."""
         self._identities.append(identities)
         identities.replace_created(self.tokens)
@@ -64,7 +64,7 @@ class Keys:
         found = {one.name: one.budget for one in (*lingering, *in_force)}
         return {name: budget for name, budget in found.items() if budget is not None}
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Takes over what another gateway has changed in the store that they share."""
         version = await self.store.version()
         if version != self._version:
@@ -83,7 +83,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class TokenMethods:
-    keys: Keys
+    keys: TokenRegistry
     identities: Identities
     agents: Collection[str]
 
@@ -110,9 +110,9 @@ class TokenMethods:
             "budget": _told(token.budget),
             "inherits": params.inherit,
         }
-        deed = Deed(now, "token.created", by.name, detail)
-        await keys.store.create(token, deed, inherits=params.inherit)
-        keys.tell()
+        event = AuditEvent(now, "token.created", by.name, detail)
+        await keys.store.create(token, event, inherits=params.inherit)
+        keys.publish()
         log.info("token_created", extra={"principal": token.name, "by": by.name})
         await keys.load()
         return build(api.TokenCreated, _row(token, now), token=secret)
@@ -121,7 +121,7 @@ class TokenMethods:
         await self.keys.load()
         now = self.keys.clock.now()
         rows = [_row(one, now) for one in self.keys.tokens]
-        of_file = [_file_row(one, now, self.keys.limits) for one in self.identities.of_file]
+        of_file = [_file_row(one, now, self.keys.limits) for one in self.identities.file_tokens]
         return api.TokenList(tokens=[*of_file, *rows])
 
     async def token_revoke(self, call: Call, params: api.RevokeToken) -> api.TokenRevoked:
@@ -131,16 +131,16 @@ class TokenMethods:
             raise Conflict(
                 f"the token {name!r} is one of the configuration file: remove its [[tokens]] there"
             )
-        deed = Deed(now, "token.revoked", call.principal.name, {"name": name})
-        await self.keys.store.revoke(name, deed)
-        self.keys.tell()
+        event = AuditEvent(now, "token.revoked", call.principal.name, {"name": name})
+        await self.keys.store.revoke(name, event)
+        self.keys.publish()
         log.info("token_revoked", extra={"principal": name, "by": call.principal.name})
         await self.keys.load()
         return api.TokenRevoked(name=name, state="revoked", revoked_at=now)
 
     @property
     def _file_names(self) -> frozenset[str]:
-        return frozenset(one.name for one in self.identities.of_file)
+        return frozenset(one.name for one in self.identities.file_tokens)
 
     def _require_free(self, name: str) -> None:
         if not is_token_name(name):

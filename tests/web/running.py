@@ -17,12 +17,12 @@ from gateway.api.declarations import CHAT, Method, Params, Scope
 from gateway.api.methods import METHODS
 from gateway.api.operating import Ping
 from gateway.domain.errors import GatewayError
-from gateway.web.asgi import WebApp, build, principal_of, twins
+from gateway.web.asgi import WebApp, build, method_routes, principal_of
 from gateway.web.identity import Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Handler, Registry
+from gateway.web.server import ListenAddress, WebServer
 from gateway.web.settings import TokenDef, WebSettings
-from gateway.web.wire.server import ListenAddress, WebServer
 from tests.fakes.clock import FakeClock
 
 ALICE = TokenDef("alice", "alice-secret-token", frozenset({"chat"}))
@@ -183,9 +183,8 @@ async def running(
     app = build(
         settings,
         registry,
-        routes=[*twins(registry), *routes],
+        routes=[*method_routes(registry), *routes],
         ready=ready,
-        clock=clock,
         identities=identities,
     )
     server = WebServer(app, settings)

@@ -200,7 +200,7 @@ def test_every_method_says_what_it_is_for() -> None:
 
 def answered(handler: Any) -> Any:
     prepared = registry(handler).prepare(Request(1, "chat.send", {"content": "x"}), LOCAL)
-    return json.loads(rpc.answer_at_once(prepared, Call(LOCAL, "chat.send")))
+    return json.loads(rpc.answer_sync(prepared, Call(LOCAL, "chat.send")))
 
 
 def test_a_result_is_encoded_with_utc_times_and_without_nan() -> None:
@@ -269,11 +269,11 @@ class _Outer(Params):
 @pytest.mark.parametrize(
     ("params", "told"),
     [
-        ({"inner": 1}, "inner: has to be an object"),
-        ({"inner": {"on": []}}, "inner.on: has to be true or false"),
-        ({"several": [[]]}, "several.0: has to be an object"),
-        ({"several": {}}, "several: has to be a list"),
-        ({"name": None}, "name: has to be a text"),
+        ({"inner": 1}, "inner: must be an object"),
+        ({"inner": {"on": []}}, "inner.on: must be true or false"),
+        ({"several": [[]]}, "several.0: must be an object"),
+        ({"several": {}}, "several: must be a list"),
+        ({"name": None}, "name: must be a string"),
     ],
 )
 def test_what_is_wrong_is_said_in_the_words_of_json(params: dict[str, object], told: str) -> None:

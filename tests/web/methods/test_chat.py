@@ -12,7 +12,7 @@ from gateway.api.errors import Forbidden, InvalidParams, failure_of
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound, NotOfProject
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, TextDelta
 from gateway.domain.ports import Stores
 from gateway.web.chat import PAGE_CHARACTERS
 from gateway.web.identity import Principal
@@ -31,9 +31,9 @@ def chat(stage: Stage) -> Mapping[str, Handler]:
     return handlers_of(chat_methods(stage.front))
 
 
-async def talkative(request: ModelRequest, hear: Hear) -> ModelReply:
+async def talkative(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
     for n in range(3 * REPLAYED_AT_ONCE):
-        hear(TextDelta(f"{n} "))
+        on_delta(TextDelta(f"{n} "))
     return says("")
 
 
@@ -41,13 +41,13 @@ async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> N
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         peer = FakePeer()
         sent = await call(chat(stage), "chat.send", on=peer, content="hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
     assert sent["session_key"] == "a:websocket:p:main"
     assert (sent["agent_id"], sent["matched_by"], sent["duplicate"]) == ("a", "default", False)
     assert [event["seq"] for event in peer.events] == list(range(1, len(peer.events) + 1))
     assert peer.events[-1]["type"] == "done"
-    assert not peer.followers
+    assert not peer.streams
 
 
 @pytest.mark.parametrize("after", [0, 1, REPLAYED_AT_ONCE, 3 * REPLAYED_AT_ONCE])
@@ -55,8 +55,8 @@ async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> N
 async def test_resuming_gives_the_rest_without_a_gap(after: int, *, ended: bool) -> None:
     release = anyio.Event()
 
-    async def holds(request: ModelRequest, hear: Hear) -> ModelReply:
-        reply = await talkative(request, hear)
+    async def holds(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        reply = await talkative(request, on_delta)
         await release.wait()
         return reply
 
@@ -66,11 +66,11 @@ async def test_resuming_gives_the_rest_without_a_gap(after: int, *, ended: bool)
             await anyio.lowlevel.checkpoint()
         if ended:
             release.set()
-            await stage.lanes.rest()
+            await stage.lanes.wait_idle()
         peer = FakePeer()
         result = await call(chat(stage), "chat.resume", on=peer, run_id=run_id, after_seq=after)
         release.set()
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
     assert result["live"] is not ended
     assert [event["seq"] for event in peer.events] == list(
@@ -84,12 +84,12 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
         peer = FakePeer()
         sent = await call(chat(stage), "chat.send", on=peer, content="hi")
         await stalling.reached.wait()
-        peer.leave()
+        peer.end()
         heard = len(peer.events)
         run = stage.front.live.get(sent["run_id"])
         assert run is not None
         result = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         again = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
 
     assert result["aborted"] is True
@@ -106,7 +106,7 @@ async def test_a_run_that_was_followed_leaves_nothing_to_the_garbage_collector()
         async with open_memory() as stores, staged(model, stores) as stage:
             sent = await call(chat(stage), "chat.send", on=FakePeer(), content="hi")
             run = ref(stage.front.live[sent["run_id"]])
-            await stage.lanes.rest()
+            await stage.lanes.wait_idle()
             await anyio.wait_all_tasks_blocked()
             request = model.asked.pop()
             assert request.record is not None
@@ -219,11 +219,11 @@ async def test_a_second_resume_takes_the_place_of_the_first() -> None:
         for _ in range(5):
             await call(chat(stage), "chat.resume", on=peer, run_id=sent["run_id"], after_seq=seen)
         await call(chat(stage), "chat.abort", run_id=sent["run_id"])
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
     seqs = [event["seq"] for event in peer.events]
     assert seqs == list(range(1, len(seqs) + 1))
-    assert not peer.followers
+    assert not peer.streams
 
 
 async def test_a_page_of_history_is_bounded_by_its_size_too() -> None:
@@ -231,7 +231,7 @@ async def test_a_page_of_history_is_bounded_by_its_size_too() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says(long)), stores) as stage:
         for _ in range(4):
             run_id = await stage.say(long)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         key = stage.heard[run_id][0]["session_key"]
         page = await call(chat(stage), "chat.history", session_key=key)
         before = page["messages"][0]["id"]
@@ -252,7 +252,7 @@ async def test_reading_everything_is_not_a_right_to_change_it() -> None:
             await call(chat(stage), "chat.abort", by=reader, run_id=run_id)
         await call(chat(stage), "chat.resume", by=reader, run_id=run_id)
         await call(chat(stage), "chat.abort", run_id=run_id)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
 
 @pytest.mark.requirement("S-001-System-02", "S-001-System-03")
@@ -264,9 +264,9 @@ async def test_what_was_told_beside_an_answer_is_in_the_history_and_no_model_see
         run = stage.front.live.get(first)
         assert run is not None
         await stage.front.abort(run, at_once=True)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         await stage.say("again")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         history = await call(chat(stage), "chat.history", session_key="a:websocket:p:main")
 
     cut = history["messages"][1]

@@ -20,7 +20,7 @@ from gateway.memory.context import ASKED
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.rpc import Handler, handlers_of
-from gateway.web.status import About, ProviderTrial, StatusMethods
+from gateway.web.status import ProcessInfo, ProviderTrial, StatusMethods
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool, NoSchemas
@@ -77,7 +77,7 @@ def insight(
         return reasons
 
     state = ConfigState(path="/etc/c.toml", errors=[], restart_needed=[])
-    about = About("1.2.3", 0.0, "memory", 42, 7, lambda: state)
+    about = ProcessInfo("1.2.3", 0.0, "memory", 42, 7, lambda: state)
     tools = (FakeTool(), TALLY, CLASH)
     gate = ToolGate(tools, schemas=NoSchemas(), clock=stage.clock)
     told = StatusMethods(
@@ -131,7 +131,7 @@ async def test_a_run_can_be_inspected_while_it_works_and_after() -> None:
         run = stage.front.live.get(run_id)
         assert run is not None
         await stage.front.abort(run, at_once=True)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         ended = await call(insight(stage), "run.inspect", run_id=run_id)
         with pytest.raises(NotFound):
             await call(insight(stage), "run.inspect", by=BOB, run_id=run_id)
@@ -285,7 +285,7 @@ async def call_abort(stage: Stage, run_id: str) -> None:
     run = stage.front.live.get(run_id)
     assert run is not None
     await stage.front.abort(run, at_once=True)
-    await stage.lanes.rest()
+    await stage.lanes.wait_idle()
 
 
 async def test_a_context_is_explained_while_the_run_works_and_after() -> None:
@@ -295,7 +295,7 @@ async def test_a_context_is_explained_while_the_run_works_and_after() -> None:
         await stalling.reached.wait()
         live = await call(insight(stage), "context.explain", run_id=run_id)
         await call_abort(stage, run_id)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         ended = await call(insight(stage), "context.explain", run_id=run_id)
         inspected = await call(insight(stage), "run.inspect", run_id=run_id)
         with pytest.raises(NotFound):
