@@ -23,11 +23,11 @@ from gateway.providers.wire_openai import OpenAiEncoder, OpenAiReader
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 8.0
+MAX_PAUSE_S = 8.0
 ERROR_BODY_CAP = 64 * 1024
 # Time for the server to end the answer after the last event, so that the connection can be reused.
 END_WITHIN_S = 0.25
-_LEAST_SECRET = 8  # scrubbing shorter header values would damage texts
+_MIN_SECRET = 8  # scrubbing shorter header values would damage texts
 
 
 class Models:
@@ -110,7 +110,7 @@ def pause_s(
         return None
     asked_s = failed.retry_after_s
     if asked_s is None:
-        pause = random() * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**tried)
+        pause = random() * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**tried)
     else:
         pause = asked_s + random() * min(1.0, 0.1 + asked_s / 10)
     return pause if pause < left_s else None
@@ -133,7 +133,7 @@ class _Attempt:
         plain = {"user-agent": "exogate", "accept-encoding": "identity"}
         self._headers = {**plain, **encoder.headers(key), **own}
         words = [word for value in own.values() for word in (value, *value.split()[-1:])]
-        secrets = ([key] if key else []) + [one for one in words if len(one) >= _LEAST_SECRET]
+        secrets = ([key] if key else []) + [one for one in words if len(one) >= _MIN_SECRET]
         self._secrets = tuple(dict.fromkeys(secrets))
         self._scrub = Scrub(self._secrets)
 

@@ -252,9 +252,9 @@ NO_NOTES = "I have no notes here, so I cannot do that."
 NO_MEMORY = "I have no memory here that goes back so far, so I cannot tell you that."
 
 _TITLE_WORDS = 8
-_LONGEST_TITLE = 80
-_LONGEST_SUM = 200
-_LONGEST_QUESTION = 1_000
+_MAX_TITLE = 80
+_MAX_SUM = 200
+_MAX_ASKED = 1_000
 _CALL = re.compile(
     r"(?is)(?:please )?(?:call|use) (?:the )?(?P<name>[\w-]+)(?: tool)?(?: with)?\s*"
     r"(?P<arguments>\{.*\})?$"
@@ -321,7 +321,7 @@ def wanted_call(text: str, offered: Set[str]) -> WantedCall | None:
     if asked := _WRITE.match(text):
         note = asked["note"]
         return _wanted("vault_write", "I take a note.\n", NO_NOTES, path=_path(note), content=note)
-    return _call_for_question(text) if len(text) <= _LONGEST_QUESTION else None
+    return _call_for_question(text) if len(text) <= _MAX_ASKED else None
 
 
 def _call_for_question(text: str) -> WantedCall | None:
@@ -352,7 +352,7 @@ def _wanted(tool: str, saying: str, without: str, **arguments: str) -> WantedCal
 def _path(note: str) -> str:
     """Returns a path made of the words of a note. Equal notes have equal paths."""
     words = re.findall(r"[a-z0-9]+", note.lower())
-    title = "-".join(words[:_TITLE_WORDS])[:_LONGEST_TITLE]
+    title = "-".join(words[:_TITLE_WORDS])[:_MAX_TITLE]
     if title and title == "-".join(words) and note.isascii():
         return f"{title}.md"
     digest = sha256(note.encode("utf-8", "replace")).hexdigest()[:8]
@@ -362,7 +362,7 @@ def _path(note: str) -> str:
 def _expression(text: str) -> str | None:
     """Returns the arithmetic expression in a question; None if there is none."""
     question = text.rstrip("=?!. \t\n")
-    if len(question) > _LONGEST_SUM:
+    if len(question) > _MAX_SUM:
         return None
     asked = _ASKS_SUM.match(question)
     rest = question[asked.end() :] if asked else question

@@ -14,7 +14,7 @@ from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.scrubbing import scanner
 
 DETAIL_CAP = 300
-LONGEST_WAIT_S = 30 * 86_400.0  # bound of the retry-after that clients get
+MAX_WAIT_S = 30 * 86_400.0  # bound of the retry-after that clients get
 
 _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context|context (?:length|window|size)|prompt is too long"
@@ -163,11 +163,11 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
         except ValueError:
             continue
         if isfinite(seconds):
-            return min(max(0.0, seconds), LONGEST_WAIT_S)
+            return min(max(0.0, seconds), MAX_WAIT_S)
     try:
         until = parsedate_to_datetime(headers.get("retry-after", ""))
     except (ValueError, OverflowError):
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=now.tzinfo)
-    return min(max(0.0, (until - now).total_seconds()), LONGEST_WAIT_S)
+    return min(max(0.0, (until - now).total_seconds()), MAX_WAIT_S)

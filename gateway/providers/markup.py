@@ -23,7 +23,7 @@ class NotMarkup(Exception):
 class Lookahead:
     """A buffer of text that arrives in pieces. It keeps the text that was consumed since the last mark.
 
-    Its methods are generators that yield when they need more text.
+    Methods that return Waits are generators, which yield when they need more text.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Lookahead:
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _CLOSING = {"{": "}", "[": "]"}
-_DEEPEST = 256  # levels; more than JSON parsers accept
+_MAX_DEPTH = 256  # levels; more than JSON parsers accept
 # State -> the tokens that can come and the state after each. `v`: a number or a bare word.
 _VALUE = {"{": "first }", "[": "first ]", '"': "more", "v": "more"}
 _STEPS: dict[str, dict[str, str]] = {
@@ -167,7 +167,7 @@ def read_json(ahead: Lookahead, opened: str = "") -> Waits[tuple[str, bool]]:
 def _next_want(want: str, kind: str, stack: list[str]) -> str:
     """Returns the state after a token; "" if the token is not allowed."""
     step = _STEPS[want].get(kind, "")
-    if not step or (kind in _CLOSING and len(stack) >= _DEEPEST):
+    if not step or (kind in _CLOSING and len(stack) >= _MAX_DEPTH):
         return ""
     if kind in _CLOSING:
         stack.append(_CLOSING[kind])
@@ -278,7 +278,7 @@ def _type_of(value: object) -> set[str]:
 
 _BROKEN = "[not closed, or not readable] "
 _BROKEN_KEPT = 2000  # characters of a broken call that the model sees again
-_LONGEST_NAME = 64
+_MAX_NAME = 64
 _WORD = re.compile(r"[A-Za-z0-9_.:-]*")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _NUMBERED = re.compile(r":\d+$")
@@ -318,7 +318,7 @@ class CallParser(Lookahead):
     def add(self, name: str, arguments: str | None) -> None:
         """Adds a call. Arguments None: the call is broken, and its arguments are its raw text."""
         name = _NUMBERED.sub("", name.strip().removeprefix("functions."))
-        name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
+        name = _NOT_IN_NAMES.sub("_", name)[:_MAX_NAME]
         if not name:
             raise NotMarkup
         text = _BROKEN + self.consumed()[:_BROKEN_KEPT] if arguments is None else arguments
@@ -572,7 +572,7 @@ DIALECTS: dict[str, Callable[[CallParser, str], Waits[None]]] = {
     "[TOOL_CALLS]": _mistral,
 }
 
-MOST_CALLS = 32  # in a reply; a turn refuses more
+MAX_CALLS = 32  # in a reply; a turn refuses more
 _LINE_KEPT = 200
 _TOKENS = re.compile(r"`+|~+|\n|[^`~\n]+")
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
@@ -630,7 +630,7 @@ class Recovery:
                 lines = self._lines if begins is self._begins_line else ()
                 calls = yield from read_calls(self._parser, lines)
             if calls:
-                self.calls += calls[: MOST_CALLS - len(self.calls)]
+                self.calls += calls[: MAX_CALLS - len(self.calls)]
                 self._prose.add("\N{OBJECT REPLACEMENT CHARACTER}")
                 self._space = self._space or []
                 self._show(self._parser.consumed())

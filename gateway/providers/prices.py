@@ -130,7 +130,7 @@ def missing_key(definition: ProviderDef) -> str | None:
 
 
 DEMO = "demo"  # runs in this process and costs nothing
-_MOST_UNKNOWN = 1000
+_MAX_UNKNOWN = 1000
 LISTED = frozenset({"anthropic", "openai", "gemini", "openrouter"})  # presets with a public table
 # A provider whose name has none of these can have public prices by its address only.
 _PRICED = re.compile(
@@ -163,7 +163,7 @@ class PriceTable:
             return round(money * NANO / 1_000_000), "config"
         public = _public(definition, model, usage, at) if may_be_priced(definition) else None
         if public is None:
-            if len(self._unknown) < _MOST_UNKNOWN:
+            if len(self._unknown) < _MAX_UNKNOWN:
                 self._unknown.add((provider, model))
             return None
         return round(public * NANO), "table"
@@ -223,7 +223,7 @@ def is_listed(definition: ProviderDef, model: str) -> bool | None:
     return found is not None or model in definition.prices
 
 
-LEAST_THINKING = 1024  # tokens, of a thinking budget
+MIN_THINKING = 1024  # tokens, of a thinking budget
 REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")
 CANNOT_THINK = re.compile(r"claude-(?:2|instant|3-(?:5|opus|sonnet|haiku))")
 THINKS_BY_BUDGET = re.compile(
@@ -239,8 +239,8 @@ def why_no_thinking(provider: str, wire: Wire | None, model: str, max_tokens: in
         return _why_not_on_chat(provider, model)
     if CANNOT_THINK.search(model):
         return f"{model} cannot think"
-    if THINKS_BY_BUDGET.search(model) and max_tokens <= LEAST_THINKING:
-        return f"{model} only thinks with max_tokens above {LEAST_THINKING}"
+    if THINKS_BY_BUDGET.search(model) and max_tokens <= MIN_THINKING:
+        return f"{model} only thinks with max_tokens above {MIN_THINKING}"
     return None
 
 

@@ -39,8 +39,8 @@ from gateway.providers.markup import Recovery, choose_calls
 
 log = logging.getLogger(__name__)
 
-MOST_HEADS = 64
-LONGEST_SENT = 64  # characters of a tool name in a request
+MAX_HEADS = 64
+MAX_SENT_NAME = 64  # characters of a tool name in a request
 _UNSENDABLE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -76,7 +76,7 @@ class WireEncoder(Encoder, ABC):
         key = (one.model, one.max_tokens, one.stream, one.temperature, one.thinking, one.system)
         tools, head = self._heads.get(key, ((), b""))
         if not head or tools != one.tools:  # comparing the tools is faster than hashing them
-            if len(self._heads) >= MOST_HEADS:
+            if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
             head = self.encode_head(request)
             self._heads[key] = one.tools, head
@@ -93,7 +93,7 @@ def encode_tools(request: ModelRequest, parameters: str) -> list[dict[str, Any]]
 
 def sendable_name(name: str) -> str:
     """Returns a tool name that every server accepts. A model can have called an invalid name."""
-    return _UNSENDABLE.sub("_", name)[:LONGEST_SENT] or "unnamed"
+    return _UNSENDABLE.sub("_", name)[:MAX_SENT_NAME] or "unnamed"
 
 
 def parsed_object(arguments: str) -> dict[str, Any] | None:
@@ -123,7 +123,7 @@ def as_text(value: object) -> str:
 
 
 EVENT_CAP = 1024 * 1024
-MOST_LINES = 10_000  # of an event; they are parsed without a pause for other tasks
+MAX_LINES = 10_000  # of an event; they are parsed without a pause for other tasks
 _BOM = b"\xef\xbb\xbf"
 _NAMED_EVENT = re.compile(rb"event: ([^\n]*)\ndata: ([^\n]*)")
 
@@ -171,8 +171,8 @@ class SseDecoder:
 
 def _event(block: bytes) -> Iterator[Event]:
     """Parses an event in any valid form; yields nothing if it has no data. Raises ValueError."""
-    if block.count(b"\n") > MOST_LINES:
-        raise ValueError(f"an event has more than {MOST_LINES} lines")
+    if block.count(b"\n") > MAX_LINES:
+        raise ValueError(f"an event has more than {MAX_LINES} lines")
     name, data = b"", list[bytes]()
     for line in block.removeprefix(_BOM).split(b"\n"):
         field, _, value = line.partition(b":")  # a comment has no field name
@@ -186,7 +186,7 @@ def _event(block: bytes) -> Iterator[Event]:
 
 # Bounds of a reply. It may be longer than max_tokens, because servers count tokens differently.
 CHARACTERS_A_TOKEN = 64
-LEAST_CAP = 1024 * 1024
+MIN_CAP = 1024 * 1024
 WHOLE_CAP = 4 * 1024 * 1024
 # Bytes of a whole answer: for links and signatures, and for each byte of output. Escapes take six
 # bytes, and some servers send thinking twice.
@@ -195,10 +195,10 @@ WHOLE_ENVELOPE, WHOLE_SWELL = 256 * 1024, 12
 CALL_COST = 1024
 PART_COST = 16
 # Servers accept tool names of 64 characters. An id may hold a signature; a longer one is replaced.
-LONGEST_NAME, LONGEST_ID = 256, 16_384
+MAX_NAME, MAX_ID = 256, 16_384
 # Deltas that are emitted as they arrive; later ones are joined to larger pieces.
 DELTAS_A_TOKEN = 4
-LEAST_DELTAS = 1000
+MIN_DELTAS = 1000
 FLOOD_PIECE = 4096
 # Tokens that a provider may count although they are not visible (its own prompts, hidden thinking).
 HIDDEN_INPUT = 200_000
@@ -206,10 +206,10 @@ HIDDEN_OUTPUT = 200_000
 # The search for tool markup: characters of a piece, the cost of a parser step in characters, and the
 # characters (about two milliseconds) after which other tasks run.
 RECOVERED_PIECE, STEP_COST, RECOVERED_AT_ONCE = 1024, 64, 32 * 1024
-MOST_USD = 10_000  # for one call; a higher reported cost is an error
+MAX_USD = 10_000  # for one call; a higher reported cost is an error
 WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
 # Bounds of a stream with everything around its text: JSON of each token, comments, empty lines.
-LEAST_STREAM_CAP = 64 * 1024 * 1024
+MIN_STREAM_CAP = 64 * 1024 * 1024
 STREAM_BYTES_A_TOKEN = 1024
 _PLAIN_TEXT = re.compile(rb"[ !#-\[\]-~]+")  # JSON text without escapes
 # The decoding of an answer uses these headers only, and the journal records them.
@@ -270,9 +270,9 @@ class ReplyReader(ABC):
         self._on_delta, self._scrub, self._sent_bytes = on_delta, scrub, sent_bytes
         self._record = request.record
         self._sse = SseDecoder()
-        self._stream_cap = max(LEAST_STREAM_CAP, request.max_tokens * STREAM_BYTES_A_TOKEN)
-        self._cap = max(LEAST_CAP, request.max_tokens * CHARACTERS_A_TOKEN)
-        self._deltas_left = request.max_tokens * DELTAS_A_TOKEN + LEAST_DELTAS
+        self._stream_cap = max(MIN_STREAM_CAP, request.max_tokens * STREAM_BYTES_A_TOKEN)
+        self._cap = max(MIN_CAP, request.max_tokens * CHARACTERS_A_TOKEN)
+        self._deltas_left = request.max_tokens * DELTAS_A_TOKEN + MIN_DELTAS
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._new_text: list[str] = []  # not emitted yet
@@ -550,9 +550,9 @@ class ReplyReader(ABC):
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]
         calls: dict[str, ToolCall] = {}
         for place, draft in enumerate(drafts):
-            draft.name = draft.name[:LONGEST_NAME]  # no tool has a longer name, so the call fails
+            draft.name = draft.name[:MAX_NAME]  # no tool has a longer name, so the call fails
             arguments = "".join(draft.arguments).strip() or "{}"
-            if not 0 < len(draft.id) <= LONGEST_ID or draft.id in calls:
+            if not 0 < len(draft.id) <= MAX_ID or draft.id in calls:
                 draft.id = _generate_id(self.reply_id, place, draft.name, arguments)
             calls[draft.id] = ToolCall(draft.id, draft.name, arguments)
         return tuple(calls.values())
@@ -624,4 +624,4 @@ def count_in(reported: object, name: str, otherwise: int = 0) -> int:
 def cost(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 <= value <= MOST_USD else None
+    return float(value) if 0 <= value <= MAX_USD else None

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from gateway.domain.messages import Message, ToolCall, Usage
 from gateway.domain.model import FinishReason, ModelRequest
-from gateway.providers.prices import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
+from gateway.providers.prices import CANNOT_THINK, MIN_THINKING, THINKS_BY_BUDGET
 from gateway.providers.wire import (
     PART_COST,
     CallDraft,
@@ -92,9 +92,9 @@ def thinking_of(request: ModelRequest) -> dict[str, Any] | None:
         return None
     if not THINKS_BY_BUDGET.search(request.model):
         return {"type": "adaptive", "display": "summarized"}  # by default newer models hide it
-    if request.max_tokens <= LEAST_THINKING:
+    if request.max_tokens <= MIN_THINKING:
         return None
-    return {"type": "enabled", "budget_tokens": max(LEAST_THINKING, request.max_tokens // 2)}
+    return {"type": "enabled", "budget_tokens": max(MIN_THINKING, request.max_tokens // 2)}
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:

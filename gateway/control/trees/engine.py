@@ -254,8 +254,8 @@ class TreePlan:
 
 Emit = Callable[[str, Mapping[str, object]], None]
 
-MOST_WORK = 1_000  # loop items and events without an input from outside
-MOST_PARTS = 10_000  # of a value
+MAX_WORK = 1_000  # loop items and events without an input from outside
+MAX_PARTS = 10_000  # of a value
 PARTS_A_WORK = 100  # parts of a value that count as one unit of work
 
 
@@ -304,8 +304,8 @@ class TreeState:
     def spend(self, work: int = 1) -> None:
         """Raises TreeTooMuch."""
         self.work += work
-        if self.work > MOST_WORK:
-            raise TreeTooMuch(f"more than {MOST_WORK} loop items and events without any input")
+        if self.work > MAX_WORK:
+            raise TreeTooMuch(f"more than {MAX_WORK} loop items and events without any input")
 
     def wake(self) -> None:
         """Requests another tick. A call during a tick comes from the tree and is not an input."""
@@ -363,8 +363,8 @@ class TreeFrame:
             if isinstance(value, list | dict) and value:
                 parts = count_parts(value)
                 self.state.spend(parts // PARTS_A_WORK)
-                if parts > MOST_PARTS:
-                    raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
+                if parts > MAX_PARTS:
+                    raise BadWrite(f"{name} cannot hold more than {MAX_PARTS} parts")
             if self.values[name] is not value:
                 self.values[name] = value
                 if name in self.state.watched:
@@ -393,13 +393,13 @@ def initial_values(plan: TreePlan) -> dict[str, object]:
 
 def count_parts(value: object) -> int:
     """Counts the parts of a value at all depths, shared parts more than once. Stops after
-    MOST_PARTS."""
+    MAX_PARTS."""
     waiting, count = [value], 0
-    while waiting and count <= MOST_PARTS:
+    while waiting and count <= MAX_PARTS:
         one = waiting.pop()
         if isinstance(one, list | tuple | dict):
             count += len(one)
-            if count <= MOST_PARTS:
+            if count <= MAX_PARTS:
                 waiting.extend(one.values() if isinstance(one, dict) else one)
     return count
 

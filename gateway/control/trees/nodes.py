@@ -14,7 +14,7 @@ from typing import cast
 from gateway.control.expressions import EVALUATION_ERRORS
 from gateway.control.trees.engine import (
     FAILURE,
-    MOST_PARTS,
+    MAX_PARTS,
     NOT_BEGUN,
     RUNNING,
     SKIPPED,
@@ -191,8 +191,8 @@ def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 def emit(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     event, *payload = [value.of(frame) for value in plan.values]
     data = cast(Mapping[str, object], payload[0] if payload else {})
-    if count_parts(data) > MOST_PARTS:
-        return fail_with(plan, frame, f"an event cannot hold more than {MOST_PARTS} parts", "emit")
+    if count_parts(data) > MAX_PARTS:
+        return fail_with(plan, frame, f"an event cannot hold more than {MAX_PARTS} parts", "emit")
     frame.state.spend()
     frame.state.host.emit(str(event), data)
     return SUCCESS
