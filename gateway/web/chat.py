@@ -403,9 +403,6 @@ def _error(kind: str, facts: Mapping[str, Any]) -> http.RunError:
     return build(http.RunError, facts, **names, message=message, user_facing_message=message)
 
 
-JSON_DEPTH = 64
-
-
 @dataclass(frozen=True, slots=True)
 class McpApi:
     """The route of MCP; there is none without a server."""
@@ -426,7 +423,7 @@ class McpDoor:
         request = Request(scope, receive)
         principal = require_scope(request, "MCP", "chat")
         body = await request.body()
-        parse_json(body, JSON_DEPTH)
+        parse_json(body)
         scope["state"][CLIENT] = McpClient(principal.name, principal.agents)
         read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
