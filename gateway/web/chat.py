@@ -247,12 +247,7 @@ def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Rou
 
 
 CHANNEL = "api"
-STATUS = {
-    "provider_error": 502,
-    "budget_exceeded": 429,
-    "internal_error": 500,
-    "config_error": 500,
-}
+STATUS = {"provider_error": 502, "budget_exceeded": 429, "internal_error": 500, "config_error": 500}
 TOO_LATE = "the run reached its time limit; the answer so far comes with this error"
 
 

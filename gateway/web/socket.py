@@ -11,13 +11,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import checkpoint
 
-from gateway.api.errors import (
-    AnswerTooLarge,
-    NotHere,
-    TooManyFailures,
-    Unauthorized,
-    delay_of,
-)
+from gateway.api.errors import AnswerTooLarge, NotHere, TooManyFailures, Unauthorized, delay_of
 from gateway.api.operating import Auth, Introduced
 from gateway.domain.errors import Busy, GatewayError
 from gateway.domain.inbox import RunRecord

@@ -9,12 +9,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.errors import (
-    BodyTooLarge,
-    HostRefused,
-    InvalidRequest,
-    OriginRefused,
-)
+from gateway.api.errors import BodyTooLarge, HostRefused, InvalidRequest, OriginRefused
 from gateway.web.settings import WebSettings
 
 Headers = Iterable[tuple[bytes, bytes]]
