@@ -1,4 +1,4 @@
-"""A conversation as an OracleContext: its fields, its bounds, and back without a loss."""
+"""A conversation as an OracleContext: its fields, its bounds, and a lossless way back."""
 
 import json
 from dataclasses import replace
