@@ -11,7 +11,7 @@ from gateway.domain.inbox import NewDelivery, NewEntry, ReceivedMessage
 from gateway.store.outbox import add_delivery
 from gateway.store.tables import TABLES
 from gateway.store.transaction import Fields, Terms, Transaction, without_none
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 _MESSAGE, _PERSON = Fields("platform_id channel account"), Fields("channel account person")
 
@@ -166,16 +166,16 @@ class StoredChannels(StorePart):
     """Implements the port ChannelStore."""
 
     knows = reading(_knows)
-    record = writing(_record_heard, durable=True)
+    record = writing_durably(_record_heard)
     unread = reading(_list_unread)
-    drop_unread = writing(_drop_unread, durable=True)
+    drop_unread = writing_durably(_drop_unread)
     count_unread = reading(_count_unread)
-    forget_received = writing(_forget_heard, durable=False)
+    forget_received = writing(_forget_heard)
     read_memos = reading(_read_memos)
-    write_memos = writing(write_memos, durable=True)
+    write_memos = writing_durably(write_memos)
     find_pairing = reading(_find_pairing)
     may_ask = reading(_may_ask)
-    decide_pairing = writing(_decide_pairing, durable=True)
-    remove_pairing = writing(_remove_pairing, durable=True)
-    block = writing(_block, durable=True)
+    decide_pairing = writing_durably(_decide_pairing)
+    remove_pairing = writing_durably(_remove_pairing)
+    block = writing_durably(_block)
     list_pairings = reading(_list_pairings)

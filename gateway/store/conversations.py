@@ -35,7 +35,7 @@ from gateway.store.transaction import (
     unpack_message,
     without_none,
 )
-from gateway.store.writer import reading, writing
+from gateway.store.writer import reading, writing, writing_durably
 
 # --- nodes ---------------------------------------------------------------------------------------
 _STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in the column
@@ -372,13 +372,13 @@ class StoredSessions(Erasures, StoredSettings):
     find_session = reading(_find_session, caught_up=True)
     list_sessions = reading(_list_sessions, caught_up=True)
     count_sessions = reading(lambda tx: tx.count("session", {}))
-    close_session = writing(_close_session, durable=True)
+    close_session = writing_durably(_close_session)
     path = reading(_path)
     node = reading(_node)
     tree = reading(_tree)
-    move_head = writing(_move_head, durable=True)
-    append_summary = writing(_append_summary, durable=False)
-    start_over = writing(_start_over, durable=True)
-    label_node = writing(_label_node, durable=True)
-    checkpoint = writing(_checkpoint, durable=True)
-    import_nodes = writing(_import_nodes, durable=True)
+    move_head = writing_durably(_move_head)
+    append_summary = writing(_append_summary)
+    start_over = writing_durably(_start_over)
+    label_node = writing_durably(_label_node)
+    checkpoint = writing_durably(_checkpoint)
+    import_nodes = writing_durably(_import_nodes)

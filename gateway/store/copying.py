@@ -69,17 +69,16 @@ class _Seen:
     def add(self, rows: Sequence[Row]) -> None:
         self._rows += len(rows)
         for row in rows:
-            values = [_canonical(row[name]) for name in self._table.types]
+            values = [
+                int(one) if one is True or one is False else one
+                for one in map(row.get, self._table.types)
+            ]
             digest = sha256(to_json(values, bytes_mode="hex")).digest()
             self._sum += int.from_bytes(digest)
 
     @property
     def table(self) -> CopiedTable:
         return CopiedTable(self._table.name, self._rows, f"{self._sum % (1 << 256):064x}")
-
-
-def _canonical(value: object) -> object:
-    return int(value) if isinstance(value, bool) else value
 
 
 def next_page(size: int, rows: Sequence[Row]) -> int:

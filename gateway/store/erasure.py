@@ -52,9 +52,9 @@ def _read(tx: Transaction, session_key: SessionKey, reference: str) -> Original 
 
 
 class StoredOriginals(StorePart):
-    keep_original = writing(_keep, durable=False)
+    keep_original = writing(_keep)
     read_original = reading(_read)
-    forget_originals = writing(_forget_originals, durable=False)
+    forget_originals = writing(_forget_originals)
 
 
 class Erasures(StorePart):

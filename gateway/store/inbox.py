@@ -25,7 +25,7 @@ from gateway.store.transaction import (
     count_nodes,
     require_session,
 )
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 
 # --- the journals of runs, and their state and notices for later runs ----------------------------
@@ -74,12 +74,12 @@ def _claim(
 class StoredJournal(StorePart):
     """Implements the port Journal."""
 
-    append = writing(add_part, durable=False)
-    forgive = writing(forgive_attempt, durable=False)
+    append = writing(add_part)
+    forgive = writing(forgive_attempt)
     read = reading(_parts)
     rule_state = reading(_rule_state)
     _free = reading(free_notices)
-    _claim = writing(_claim, durable=False)
+    _claim = writing(_claim)
 
     async def claim_notices(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
@@ -316,9 +316,9 @@ def to_entry(row: Row, key: SessionKey) -> Entry:
 class StoredInbox(StorePart):
     """Implements the port Inbox."""
 
-    accept = writing(_accept, durable=True)
-    begin = writing(begin_attempt, durable=False)
-    finish = writing(end_run, durable=True)
+    accept = writing_durably(_accept)
+    begin = writing(begin_attempt)
+    finish = writing_durably(end_run)
     unfinished = reading(_unfinished)
     find_run = reading(find_record)
     run_history = reading(read_history)

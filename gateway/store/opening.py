@@ -55,11 +55,11 @@ def locked(data_dir: Path) -> Iterator[Owner | None]:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not _try_lock(lock):
-            owner = _parsed(path)
+            owner = _parse_owner(path)
             where = f" ({owner.url})" if owner and owner.url else ""
             who = f"process {owner.pid}{where}" if owner else "another process"
             raise DataDirInUse(str(data_dir), who)
-        last = _parsed(path)
+        last = _parse_owner(path)
         # Keeps the node until another one is noted: this process may end before.
         kept = (last.node, last.place) if last else ("", "")
         _write_owner(lock, Owner(os.getpid(), None, *kept), str(path))
@@ -95,7 +95,7 @@ def _place(lock: Path) -> str:
     return ""
 
 
-def _parsed(path: Path) -> Owner | None:
+def _parse_owner(path: Path) -> Owner | None:
     try:
         facts = json.loads(path.read_bytes())
         more = (facts.get("node", ""), facts.get("place", ""))
@@ -114,38 +114,36 @@ def read_owner(data_dir: Path) -> Owner | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _parsed(path)
+        return _parse_owner(path)
     else:
         return None
     finally:
         os.close(lock)
 
 
-def write_address(data_dir: Path, url: str) -> None:
-    """Must be called by the process that holds the lock."""
-    _note(data_dir, url=url)
-
-
-def _note(data_dir: Path, **what: Any) -> None:
+def write_owner(data_dir: Path, **facts: Any) -> None:
+    """Adds facts to the lock. Must be called by the process that holds it."""
     path = data_dir / LOCK
     with file_faults(str(path)):
         lock = os.open(path, os.O_RDWR)
     try:
-        _write_owner(lock, replace(_parsed(path) or Owner(os.getpid()), **what), str(path))
+        _write_owner(lock, replace(_parse_owner(path) or Owner(os.getpid()), **facts), str(path))
     finally:
         os.close(lock)
 
 
 async def note_owner(data_dir: Path, url: str) -> None:
     """Writes the address of this gateway beside its pid, for the command line."""
-    await to_thread.run_sync(write_address, data_dir, url)
+    await to_thread.run_sync(lambda: write_owner(data_dir, url=url))
 
 
 async def note_node(data_dir: Path, node: str) -> None:
     """Writes the node of this gateway in a shared store, so that the next owner of the lock knows
     that this node has ended."""
 
-    await to_thread.run_sync(lambda: _note(data_dir, node=node, place=_place(data_dir / LOCK)))
+    await to_thread.run_sync(
+        lambda: write_owner(data_dir, node=node, place=_place(data_dir / LOCK))
+    )
 
 
 # --- the store -----------------------------------------------------------------------------------

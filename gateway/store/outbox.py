@@ -8,7 +8,7 @@ from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
 from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, without_none
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 NO_CHANNEL = "there is no channel of this name and account any more"
 ERASED = "erased"
@@ -175,9 +175,9 @@ class StoredOutbox(StorePart):
     interrupted = reading(_interrupted)
     dead_letters = reading(_dead_letters)
     tally = reading(_tally)
-    sending = writing(_sending, durable=True)
-    arrived = writing(_arrived, durable=False)
-    settle = writing(_settle, durable=False)
-    strand = writing(_strand, durable=True)
-    resubmit = writing(_resubmit, durable=True)
-    drop = writing(_drop, durable=True)
+    sending = writing_durably(_sending)
+    arrived = writing(_arrived)
+    settle = writing(_settle)
+    strand = writing_durably(_strand)
+    resubmit = writing_durably(_resubmit)
+    drop = writing_durably(_drop)

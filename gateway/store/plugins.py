@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace
 from gateway.store.transaction import Row, Transaction
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 
 def read_settings(tx: Transaction, user: str) -> str | None:
@@ -23,7 +23,7 @@ class StoredSettings(StorePart):
     """The settings of users; part of the port SessionStore."""
 
     read_settings = reading(read_settings)
-    write_settings = writing(_write_settings, durable=True)
+    write_settings = writing_durably(_write_settings)
 
 
 KEY_BYTES = 256
@@ -129,6 +129,6 @@ class StoredValues(StorePart):
     loss may lose the last moments."""
 
     get = reading(_get)
-    set = writing(_set, durable=False)
-    delete = writing(_delete, durable=False)
+    set = writing(_set)
+    delete = writing(_delete)
     list = reading(_list)

@@ -18,7 +18,7 @@ from gateway.store.inbox import (
     to_entry,
 )
 from gateway.store.transaction import Row, Transaction, in_batches, require_session
-from gateway.store.writer import StorePart, reading, writing
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 # choices per query; a withdrawn choice is kept for that many changes
 MOST_CHOICES = 4_096
@@ -173,17 +173,17 @@ class StoredSharedRuns(StorePart):
     """Implements the port SharedRuns."""
 
     open_runs = reading(_open_runs)
-    open_session = writing(_open_session, durable=True)
-    begin = writing(_begin, durable=False)
-    append = writing(_append, durable=False)
-    forgive = writing(_forgive, durable=False)
-    finish = writing(_finish, durable=True)
-    ask_to_stop = writing(_ask_to_stop, durable=True)
-    ask_session_to_stop = writing(_ask_session_to_stop, durable=True)
+    open_session = writing_durably(_open_session)
+    begin = writing(_begin)
+    append = writing(_append)
+    forgive = writing(_forgive)
+    finish = writing_durably(_finish)
+    ask_to_stop = writing_durably(_ask_to_stop)
+    ask_session_to_stop = writing_durably(_ask_session_to_stop)
     load = reading(_load)
-    choose = writing(_choose, durable=True)
+    choose = writing_durably(_choose)
     choices = reading(_choices)
     states = reading(_states)
     records = reading(_records)
     backlog = reading(_backlog)
-    place_runs = writing(_place_runs, durable=True)
+    place_runs = writing_durably(_place_runs)

@@ -76,8 +76,8 @@ class StoreUpkeep(StorePart):
         super().__init__(engine)
         self._clock, self._ledger, self._copy = clock, ledger, engine.copy
 
-    sweep = writing(_sweep, durable=False)
-    expire = writing(_expire, durable=False)
+    sweep = writing(_sweep)
+    expire = writing(_expire)
 
     async def probe(self) -> None:
         probed = {"probed_at": self._clock.now()}  # without an fsync, which wears out a disk

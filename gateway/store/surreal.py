@@ -63,7 +63,7 @@ from gateway.store.surreal_transaction import (
     loaded_row,
 )
 from gateway.store.tables import Table
-from gateway.store.transaction import Row, Transaction
+from gateway.store.transaction import Row, Transaction, keep_newest
 from gateway.store.turns import ExtractionQueue, LocalTurnIndex
 from gateway.store.writer import OF_ONE, Engine, OnCommit, OperationFailed
 
@@ -169,7 +169,7 @@ class SurrealStore(RowMemory):
         for read, table in missing.items():
             if table is not None:
                 self._prefetched[read] = (until, seen[table.name], reads.answers[read])
-        _cut(self._prefetched)
+        keep_newest(self._prefetched, _KNOWN)
 
     def _use_prefetched(self, missing: Mapping[Read, Table | None], reads: Reads) -> bool:
         """True if some of the missing rows were prefetched."""
@@ -359,7 +359,7 @@ class SurrealStore(RowMemory):
         for row in run.commit.rows.values():
             self._remember(row)
         for kept in (self.known, self.keys, self.rows):
-            _cut(kept)
+            keep_newest(kept, _KNOWN)
         self.may_hold_notices = self.may_hold_notices or run.transaction.may_hold_notices
         self.series |= run.transaction.series
         for change in run.transaction.later:
@@ -432,12 +432,6 @@ class SurrealStore(RowMemory):
 def _all_of(some: Sequence[tuple[Operation[Any], _Failed]], tx: Transaction) -> None:
     for operation, _ in some:
         operation(tx)
-
-
-def _cut(kept: dict[Any, Any]) -> None:
-    """Drops all but the newest entries."""
-    while len(kept) > _KNOWN:
-        del kept[next(iter(kept))]
 
 
 class SharedInbox(StoredInbox):

@@ -205,12 +205,12 @@ class Transaction:
         if row is None:
             return None
         id_, head = row["id"], row["head"]
-        run = self.first("run", {"session": id_}, "seq", order="-seq")
+        last_run = self.value("run", {"session": id_}, "seq", 0, order="-seq")
         node = None if head is None else self.first("node", {"place": head}, "id summary")
         forks = self.find("node", places_of(id_), "place", index="fork", limit=2)
         found = SessionRow(
             id_,
-            run["seq"] if run else int(row["last_seq"] > 0),
+            last_run or int(row["last_seq"] > 0),
             row["last_seq"],
             head,
             node["id"] if node else None,
@@ -228,8 +228,7 @@ class Transaction:
 
     def _remember(self, key: SessionKey, session: SessionRow) -> SessionRow:
         self._sessions[key] = session
-        if len(self._sessions) > _KNOWN:
-            self._sessions.popitem(last=False)
+        keep_newest(self._sessions, _KNOWN)
         return session
 
     def forget_sessions(self) -> None:
@@ -269,6 +268,12 @@ class Transaction:
 def without_none(terms: Terms) -> dict[str, object]:
     """The terms whose value is not None."""
     return {name: value for name, value in terms.items() if value is not None}
+
+
+def keep_newest(kept: dict[Any, Any], most: int) -> None:
+    """Drops the oldest entries beyond `most`."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
 
 
 def in_batches(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:

@@ -143,8 +143,7 @@ class TurnIndex(StorePart):
             length, common = index.trail.length, _NO_WORDS
         hits, too_common = index.hits_of(found)
         self._common[key] = (length, common | too_common)
-        if len(self._common) > _MOST_KEPT:
-            del self._common[next(iter(self._common))]
+        keep_newest(self._common, _MOST_KEPT)
         return hits
 
     async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
@@ -574,8 +573,8 @@ class ExtractionQueue(StorePart):
 
     unscanned = reading(_unscanned)
     next_unscanned = reading(_next_unscanned)
-    mark_scanned = writing(_mark_scanned, durable=False)
-    queue_for_model = writing(_queue, durable=False)
+    mark_scanned = writing(_mark_scanned)
+    queue_for_model = writing(_queue)
     queued_for_model = reading(_queued)
     next_queued = reading(_next_queued)
-    mark_extracted = writing(_mark_extracted, durable=False)
+    mark_extracted = writing(_mark_extracted)

@@ -526,7 +526,7 @@ def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False)
     return read
 
 
-def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool) -> _Method[P, T]:
+def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool = False) -> _Method[P, T]:
     """Makes a method that commits `operation`, with an fsync if `durable`. Raises StoreUnavailable,
     TextRefused if a text has no UTF-8 form, and the errors of the operation, which then wrote
     nothing."""
@@ -535,3 +535,7 @@ def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool) -> _M
         return self._writer.write(lambda tx: operation(tx, *args, **kwargs), durable=durable)
 
     return write
+
+
+def writing_durably(operation: Callable[Concatenate[Any, P], T]) -> _Method[P, T]:
+    return writing(operation, durable=True)
