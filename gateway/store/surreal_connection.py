@@ -28,12 +28,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.protocol import State
 from websockets.typing import Subprotocol
 
-from gateway.domain.errors import (
-    GatewayError,
-    StoreMisconfigured,
-    StoreRefused,
-    StoreUnavailable,
-)
+from gateway.domain.errors import GatewayError, StoreMisconfigured, StoreRefused, StoreUnavailable
 from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import EPOCH, Secret
 from gateway.store.faults import TextRefused

@@ -22,14 +22,7 @@ from gateway.store.surreal_schema import (
     unique_records,
 )
 from gateway.store.tables import TABLES, Table
-from gateway.store.transaction import (
-    OnConflict,
-    Row,
-    SessionRow,
-    Terms,
-    Transaction,
-    Values,
-)
+from gateway.store.transaction import OnConflict, Row, SessionRow, Terms, Transaction, Values
 
 REMEMBERED = frozenset({"run", "spend", "reservation"})
 _UNKNOWN = 1 << 30  # placeholder for a number, in a run that is repeated

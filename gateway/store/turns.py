@@ -31,6 +31,7 @@ from gateway.store.transaction import (
     SEQ_BITS,
     Row,
     Transaction,
+    keep_newest,
     place_of,
     places_of,
     seq_of,
