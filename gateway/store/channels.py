@@ -74,7 +74,7 @@ def _block(tx: Transaction, channel: str, account: str, person: str, *, now: dat
     known = _find_pairing(tx, channel, account, person)
     new = Pairing(channel, account, person, None, "denied", "", now, now)
     blocked = replace(known or new, state="denied", code_digest="", is_owner=False)
-    tx.insert("pairing", TABLES["pairing"].row_of(blocked), on_conflict="replace")
+    tx.put("pairing", TABLES["pairing"].row_of(blocked))
     return blocked
 
 
@@ -96,7 +96,7 @@ def _read_memos(tx: Transaction, channel: str, account: str) -> Sequence[Channel
 
 def write_memos(tx: Transaction, *memos: ChannelMemo) -> None:
     for memo in memos:
-        tx.insert("channel_memo", TABLES["channel_memo"].row_of(memo), on_conflict="replace")
+        tx.put("channel_memo", TABLES["channel_memo"].row_of(memo))
 
 
 def _is_heard(tx: Transaction, message: Terms) -> bool:
@@ -130,7 +130,7 @@ def _record_heard(
         is_known = is_known or tx.first("channel_heard", _MESSAGE.row(heard), "at") is not None
     if is_known or (asked is not None and not _ask(tx, asked)):
         return False
-    tx.insert("channel_heard", TABLES["channel_heard"].row_of(heard), on_conflict="replace")
+    tx.put("channel_heard", TABLES["channel_heard"].row_of(heard))
     for new in deliveries:
         if tx.first("delivery", {"delivery_id": new.id}, "id") is None:
             add_delivery(new, to_micros(heard.at), tx)

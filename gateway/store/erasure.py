@@ -15,7 +15,6 @@ from gateway.store.transaction import (
     Fields,
     Terms,
     Transaction,
-    in_batches,
     places_of,
     require_session,
 )
@@ -104,8 +103,7 @@ def _blank_rest(tx: Transaction, session: Terms) -> None:
     """Blanks the texts in the other tables. Ids stay, so that a repeated message is recognised and
     accounts still add up."""
     runs = tx.find("run", session, "run_id")
-    for some in in_batches([row["run_id"] for row in runs]):
-        tx.delete("journal", {"run_id": some})
+    tx.delete("journal", {"run_id": tuple(row["run_id"] for row in runs)})
     texts = {"content": "", "digest": "", "summary": "", "has_journal": False}
     tx.change("run", session, {**texts, "log": None, "tape": None, "whence": None})
     tx.change("delivery", {**session, "state": "pending"}, {"state": "failed"})

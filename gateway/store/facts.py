@@ -27,7 +27,7 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import EPOCH, SessionKey
 from gateway.store.audit import append_event
-from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, place_of
+from gateway.store.transaction import Fields, Row, Terms, Transaction, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
 WITH_SOURCE: Terms = {"message_id >=": ""}  # claims with a source
@@ -52,7 +52,7 @@ def is_forgotten(names: Names, said_at: datetime, tx: Transaction) -> bool:
 def _forget(names: Names, now: datetime, tx: Transaction) -> None:
     for kind, name in names:
         if tx.value("forgotten", {"kind": kind, "name": name}, "upto", EPOCH) < now:
-            tx.insert("forgotten", {"kind": kind, "name": name, "upto": now}, on_conflict="replace")
+            tx.put("forgotten", {"kind": kind, "name": name, "upto": now})
 
 
 def _digest(name: str) -> str:
@@ -118,22 +118,18 @@ def facts_in(terms: Terms, tx: Transaction, *, index: str = "") -> list[FactRow]
 
 def facts_at(places: Sequence[int], tx: Transaction) -> list[FactRow]:
     """The facts at these places, in this order."""
-    found = {row.place: row for some in in_batches(places) for row in facts_in({"place": some}, tx)}
+    found = {row.place: row for row in facts_in({"place": tuple(places)}, tx)}
     return [found[place] for place in places]
 
 
 def _names(groups: Iterable[int], tx: Transaction) -> Mapping[int, str]:
-    return {
-        row["id"]: row["name"]
-        for some in in_batches({*groups})
-        for row in tx.find("fact_group", {"id": some}, "id name")
-    }
+    rows = tx.find("fact_group", {"id": tuple({*groups})}, "id name")
+    return {row["id"]: row["name"] for row in rows}
 
 
 def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, StoredClaim]]:
     """The claims of these facts, with their places, in the order of learning."""
-    rows = [row for some in in_batches(facts) for row in tx.find("fact_claim", {"fact": some})]
-    return claims_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
+    return claims_in(tx.find("fact_claim", {"fact": tuple(facts)}, order="seq"), facts, tx)
 
 
 def claims_in(
@@ -414,9 +410,8 @@ def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     """Also rewrites the index of words, because its old segments would keep the words."""
     rows = facts_in(_erased(what, tx), tx)
     if what.fact_id is not None:
-        said = [
-            one for row in rows for one in tx.find("fact_claim", {"fact": row.place, **WITH_SOURCE})
-        ]
+        places = tuple(row.place for row in rows)
+        said = tx.find("fact_claim", {"fact": places, **WITH_SOURCE}, "message_id")
         names: Names = [("message", one["message_id"]) for one in said]
     else:
         names = [(what.kind, _digest(str(what.scope or what.session_key)))]
@@ -452,10 +447,9 @@ def _number(kind: str, name: str, tx: Transaction) -> int | None:
 
 def _remove_facts(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
     gone, ids = {row.place for row in rows}, [row.fact.id for row in rows]
-    before = [row for some in in_batches(ids) for row in facts_in({"superseded_by": some}, tx)]
+    before = facts_in({"superseded_by": tuple(ids)}, tx)
     emptied = _emptied(rows, tx)
-    for some in in_batches(gone):
-        tx.delete("fact_claim", {"fact": some})
+    tx.delete("fact_claim", {"fact": tuple(gone)})
     _drop(rows, tx)
     _end([row for row in before if row.place not in gone], now, tx)
     for table, number in emptied:
@@ -464,11 +458,8 @@ def _remove_facts(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> No
 
 def _emptied(rows: Sequence[FactRow], tx: Transaction) -> list[tuple[str, int]]:
     """The topics and groups, by table, that are empty without these facts."""
-    said = [
-        one["session"]
-        for some in in_batches([row.place for row in rows])
-        for one in tx.find("fact_claim", {"fact": some}, "session")
-    ]
+    places = tuple(row.place for row in rows)
+    said = [one["session"] for one in tx.find("fact_claim", {"fact": places}, "session")]
     topics, scopes = Counter(row.topic for row in rows), Counter(row.scope for row in rows)
     sessions, claimed = Counter(row.session for row in rows), Counter(said)
     found = [

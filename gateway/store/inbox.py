@@ -30,7 +30,7 @@ from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 # --- the journals of runs, and their state and notices for later runs ----------------------------
 def add_part(tx: Transaction, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
-    tx.insert("journal", {"run_id": run_id, "part": part, "data": pack()}, on_conflict="replace")
+    tx.put("journal", {"run_id": run_id, "part": part, "data": pack()})
 
 
 def forgive_attempt(tx: Transaction, run_id: RunId) -> None:
@@ -118,9 +118,7 @@ def _leave(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     elif claimed:
         tx.delete("notice", claimed)
     if ending.rule_state is not None:
-        tx.insert(
-            "rule_state", {"session": session.id, "json": ending.rule_state}, on_conflict="replace"
-        )
+        tx.put("rule_state", {"session": session.id, "json": ending.rule_state})
     if ending.posts:
         _post(ending, session, tx)
 
@@ -249,9 +247,7 @@ def _end_runs(ending: Ending, session: SessionRow, at: int, tx: Transaction) -> 
             return False
     add_part(tx, ending.run_id, ending.part, ending.journal)
     for one in ending.merged:
-        tx.insert(
-            "journal", {"run_id": one.run_id, "part": 0, "data": one.journal}, on_conflict="replace"
-        )
+        tx.put("journal", {"run_id": one.run_id, "part": 0, "data": one.journal})
     return True
 
 

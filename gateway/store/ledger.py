@@ -549,7 +549,7 @@ def _raise(
     if raised[scope] > MOST_RAISED:
         raise Conflict(f"{scope} would be raised by more than {MOST_RAISED} tokens today")
     row = {"day": day, "scope": scope, "tokens": raised[scope]}
-    tx.insert("budget_raise", row, on_conflict="replace")
+    tx.put("budget_raise", row)
     note_change(tx)
     detail = {"scope": scope, "by": tokens, "raised_by": raised[scope], "until": until.isoformat()}
     append_event(tx, replace(event, detail=detail))
@@ -624,7 +624,7 @@ def _save(tx: Transaction, rows: Sequence[_Saved]) -> None:
         if left is None:
             tx.delete("reservation", {"id": row.id})
             continue
-        tx.insert("reservation", held_row(row, left), on_conflict="replace")
+        tx.put("reservation", held_row(row, left))
         tx.insert("spend", {"kind": "day", "name": row.day, "since": row.at}, on_conflict="keep")
 
 

@@ -7,7 +7,7 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, without_none
+from gateway.store.transaction import Fields, Row, Terms, Transaction, without_none
 from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 NO_CHANNEL = "there is no channel of this name and account any more"
@@ -47,9 +47,9 @@ def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequenc
     waiting: Terms = {"channel": channel, "due_at <=": now}
     rows = tx.find("delivery", waiting, "id delivery_id session", order="id", index="due")
     oldest: dict[int, int] = {}
-    for some in in_batches({row["session"] for row in rows} - {None}):
-        for one in tx.find("delivery", {"session": some}, "id session", index="open"):
-            oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
+    sessions = {"session": tuple({row["session"] for row in rows} - {None})}
+    for one in tx.find("delivery", sessions, "id session", index="open"):
+        oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
     due = [row for row in rows if oldest.get(row["session"], row["id"]) == row["id"]]
     first = tuple(row["delivery_id"] for row in due[: max(0, limit)])
     return _deliveries(tx.find("delivery", {"delivery_id": first}, order="id"), tx)
@@ -141,11 +141,9 @@ def _settle(  # noqa: PLR0913  # as the port has it
 def _strand(tx: Transaction, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
     rows = tx.find("delivery", {}, "id channel account", index="due")
     known = set(accounts)
-    stranded = {one["id"] for one in rows if (one["channel"], one["account"]) not in known}
-    for some in in_batches(stranded):
-        tx.change("delivery", {"id": some, "settled_at": None}, {"settled_at": at})
-        tx.change("delivery", {"id": some}, {"state": "failed", "why": NO_CHANNEL})
-    return len(stranded)
+    ids = tuple(one["id"] for one in rows if (one["channel"], one["account"]) not in known)
+    tx.change("delivery", {"id": ids, "settled_at": None}, {"settled_at": at})
+    return tx.change("delivery", {"id": ids}, {"state": "failed", "why": NO_CHANNEL})
 
 
 def _dead_letter(tx: Transaction, delivery_id: str) -> Row:

@@ -100,9 +100,7 @@ def _set(tx: Transaction, space: PluginSpace, key: str, value: str) -> None:
         found["id"] = tx.insert("plugin_space", {**_names(space), **counts})
     else:
         tx.change("plugin_space", {"id": found["id"]}, counts)
-    tx.insert(
-        "plugin_value", {"space": found["id"], "key": name, "value": form}, on_conflict="replace"
-    )
+    tx.put("plugin_value", {"space": found["id"], "key": name, "value": form})
 
 
 def _delete(tx: Transaction, space: PluginSpace, key: str) -> None:

@@ -17,7 +17,7 @@ from gateway.store.inbox import (
     forgive_attempt,
     to_entry,
 )
-from gateway.store.transaction import Row, Transaction, in_batches, require_session
+from gateway.store.transaction import Row, Transaction, require_session
 from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 # choices per query; a withdrawn choice is kept for that many changes
@@ -26,10 +26,8 @@ MOST_LENIENT = 10  # attempts; after more, the message itself may stop the nodes
 
 
 def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns:
-    rows = list[Row]()
-    for some in in_batches(partitions):
-        terms = {"partition": some, "finished_at": None}
-        rows += tx.find("run", terms, "run_id session stop", index="unfinished")
+    terms = {"partition": tuple(partitions), "finished_at": None}
+    rows = tx.find("run", terms, "run_id session stop", index="unfinished")
     keys = tx.keys_of(row["session"] for row in rows if row["run_id"] not in known)
     stops = {row["run_id"]: row["stop"] for row in rows if row["stop"]}
     return OpenRuns({*keys.values()}, stops, {row["run_id"] for row in rows})
@@ -128,7 +126,7 @@ def _choose(tx: Transaction, key: SessionKey, named: Mapping[str, Any]) -> Sessi
     if choice == before:
         return replace(before, change=number)
     row = {"model": choice.model, "mode": choice.mode, "change": choice.change}
-    tx.insert("choice", {"session": str(key), **row}, on_conflict="replace")
+    tx.put("choice", {"session": str(key), **row})
     tx.change("session", {"key": key}, {"choice": choice.change})  # if the session exists
     tx.delete("choice", {"change": choice.change - MOST_CHOICES, "model": None, "mode": None})
     return choice
@@ -141,11 +139,10 @@ def _choices(tx: Transaction, after: int) -> tuple[int, Mapping[SessionKey, Sess
 
 
 def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
-    found = dict[RunId, RunProgress]()
-    for some in in_batches(run_ids):
-        for row in tx.find("run", {"run_id": some}, "run_id attempts finished_at"):
-            found[row["run_id"]] = RunProgress(row["attempts"], row["finished_at"] is not None)
-    return found
+    rows = tx.find("run", {"run_id": tuple(run_ids)}, "run_id attempts finished_at")
+    return {
+        row["run_id"]: RunProgress(row["attempts"], row["finished_at"] is not None) for row in rows
+    }
 
 
 def _records(tx: Transaction, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:

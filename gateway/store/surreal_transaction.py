@@ -169,6 +169,8 @@ class SurrealTransaction(Transaction):
         index: str = "",
     ) -> bool:
         """Requests these rows if they were not read. True if they were."""
+        if () in terms.values():  # no row matches
+            return True
         known: dict[str, object] = {}
         for name, value in terms.items():
             known[name] = value

@@ -3,7 +3,7 @@ SQLite. Also the sessions that a writer remembers, and how nodes are added to th
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -27,7 +27,7 @@ Values = Mapping[str, object]  # new values of columns; `name +` adds to the old
 
 _KNOWN = 4096  # sessions, about 0.5 kB each
 _SET_BACK_US = 60_000_000
-_AT_ONCE = 500  # values in one term
+_MOST_MARKS = 500  # in one term; more values are one JSON text
 
 # A node's place combines the number of its session with its own number: consecutive nodes are
 # adjacent on disk, and each step along a path is one lookup by row id.
@@ -172,6 +172,10 @@ class Transaction:
         added = self.db.execute(_insertion(table, tuple(row), on_conflict), [*row.values()])
         return (added.lastrowid or 1) if added.rowcount else 0
 
+    def put(self, table: str, row: Values) -> None:
+        """Inserts the row, or writes these values into the row with the same keys."""
+        self.insert(table, row, on_conflict="replace")
+
     def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
         """Inserts these rows, or adds their `amounts` to the rows that exist."""
         values: list[object] = []
@@ -237,10 +241,9 @@ class Transaction:
 
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
         """The keys of the sessions with these numbers."""
-        found: dict[int, SessionKey] = {}
-        for some in in_batches({one for one in sessions if one is not None}):
-            found |= {one["id"]: one["key"] for one in self.find("session", {"id": some}, "id key")}
-        return found
+        numbers = tuple({one for one in sessions if one is not None})
+        rows = self.find("session", {"id": numbers}, "id key")
+        return {row["id"]: row["key"] for row in rows}
 
     def place(self, session: SessionRow, node_id: str | None) -> int | None:
         """The place of a node of this session; None if the session has no such node."""
@@ -276,13 +279,6 @@ def keep_newest(kept: dict[Any, Any], most: int) -> None:
         del kept[next(iter(kept))]
 
 
-def in_batches(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
-    """Splits values into batches no larger than one term may have."""
-    every = tuple(values)
-    for start in range(0, len(every), _AT_ONCE):
-        yield every[start : start + _AT_ONCE]
-
-
 # --- the texts of statements ---------------------------------------------------------------------
 for _type, _encode in ENCODED.items():
     sqlite3.register_adapter(_type, _encode)
@@ -297,6 +293,9 @@ def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> 
             parts.append(f"{name} IS NULL")
         elif name in table.enumerated:
             parts.append(_part(name, _quoted(value)))
+        elif value.__class__ is tuple and len(value) > _MOST_MARKS:
+            parts.append(f"{name} IN (SELECT value FROM json_each(?))")
+            values.append(to_json(value).decode())
         elif value.__class__ is tuple:
             parts.append(_part(name, ", ".join("?" * len(value))))
             values += value

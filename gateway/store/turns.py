@@ -406,7 +406,7 @@ def _indexed_upto(session: int, tx: Transaction) -> int:
 
 
 def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
-    tx.insert("turn_cursor", {"session": session, "upto": upto}, on_conflict="replace")
+    tx.put("turn_cursor", {"session": session, "upto": upto})
 
 
 def _said(rows: Sequence[Row]) -> list[tuple[int, str]]:
@@ -544,7 +544,7 @@ def _mark_scanned(tx: Transaction, upto: Mapping[SessionKey, NodeId]) -> None:
         if place := tx.value("node", {"id": node}, "place", 0):
             session, seq = place >> SEQ_BITS, seq_of(place)
             if tx.value("heard", {"session": session}, "seq", 0) < seq:
-                tx.insert("heard", {"session": session, "seq": seq}, on_conflict="replace")
+                tx.put("heard", {"session": session, "seq": seq})
 
 
 def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
@@ -554,7 +554,7 @@ def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
     row = tx.first("unread", {"session": session})
     if row is not None:
         seq = row["seq"] if row["is_owed"] else max(row["seq"], seq)
-    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, on_conflict="replace")
+    tx.put("unread", {"session": session, "seq": seq, "is_owed": True})
 
 
 def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
