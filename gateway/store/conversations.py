@@ -70,7 +70,7 @@ def _put_label(session: SessionRow, place: int, label: str | None, tx: Transacti
 
 
 def forks_of(session: int, tx: Transaction) -> list[Fork]:
-    """The newest forks, oldest first."""
+    """Returns the newest forks, oldest first."""
     terms, columns = places_of(session), "place parent"
     rows = tx.find("node", terms, columns, order="-place", limit=_MOST_FORKS, index="fork")
     return [
@@ -127,7 +127,7 @@ def _path(
     before: NodeId | None = None,
     limit: int,
 ) -> Path:
-    """The path to `upto`, to the node before `before`, or to HEAD. Its `head` is always the
+    """Returns the path to `upto`, to the node before `before`, or to HEAD. Its `head` is always the
     session's HEAD. Raises NotFound for a node of another session."""
     session = tx.first("session", {"key": key}, "id head")
     if session is None:
@@ -147,7 +147,7 @@ def _path(
 
 
 def _id_at(place: int | None, rows: Sequence[Row], tx: Transaction) -> NodeId | None:
-    """The id of the node at this place, which may be the first of the rows."""
+    """Returns the id of the node at this place, which may be the first of the rows."""
     if rows and rows[0]["place"] == place:
         return NodeId(rows[0]["id"])
     return tx.value("node", {"place": place}, "id", None)
@@ -162,8 +162,8 @@ def _end(named: NodeId, session: int, tx: Transaction, *, is_before: bool) -> in
 
 
 def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Row]:
-    """The path to a place, newest first. An unforked path is adjacent on disk; among branches, the
-    query reads about as many rows of them as of the path."""
+    """Returns the path to a place, newest first. An unforked path is adjacent on disk; among
+    branches, the query reads about as many rows of them as of the path."""
     rows, at, most = list[Row](), end, limit
     while at is not None and len(rows) < limit:
         first = max(at - min(most, limit - len(rows)), place_of(session, 0))
@@ -180,7 +180,7 @@ def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Ro
 
 
 def _summary_of(rows: Sequence[Row], tx: Transaction) -> Node | None:
-    """The newest summary on the path."""
+    """Returns the newest summary on the path."""
     place = rows[0]["summary"] if rows else None
     if place is None:
         return None
@@ -211,7 +211,7 @@ _SHAPE = " ".join(one for one in TABLES["node"].types if one not in {"text", "pa
 def _tree(
     tx: Transaction, key: SessionKey, *, limit: int, archived: bool = False
 ) -> Sequence[Node]:
-    """The newest `limit` nodes, oldest first."""
+    """Returns the newest `limit` nodes, oldest first."""
     if not (session := tx.value("session", {"key": key}, "id", 0)):
         return []
     terms = {**places_of(session), "standing <=": int(archived)}
@@ -235,8 +235,8 @@ def _move_head(
     expected: NodeId | None,
     label: str | None = None,
 ) -> bool:
-    """A label moves here from another node of the session. Raises NotFound for an unknown session
-    or node."""
+    """Moves HEAD. A label moves here from another node of the session. Raises NotFound for an
+    unknown session or node."""
     session, place = _found_node(key, to, tx)
     if session.head_id != expected:
         return False
@@ -306,10 +306,10 @@ def _import_nodes(
 def _new(
     key: SessionKey, nodes: Sequence[Node], session: SessionRow | None, tx: Transaction
 ) -> list[Node]:
-    """The nodes that are not stored yet, with their new ids. Raises ImportRefused."""
+    """Returns the nodes that are not stored yet, with their new ids. Raises ImportRefused."""
 
     def is_known(name: NodeId) -> bool | None:
-        """None if the id is another session's, or erased."""
+        """Returns None if the id is another session's, or erased."""
         row = tx.first("node", {"id": name}, "place standing")
         if row is None:
             return False
@@ -326,7 +326,8 @@ def _find_session(tx: Transaction, key: SessionKey) -> SessionRecord | None:
 
 
 def _list_sessions(tx: Transaction, query: SessionQuery) -> SessionPage:
-    """`updated_at` is unique, so passing that of the last session as `before` skips none."""
+    """Lists sessions, newest first. `updated_at` is unique, so passing that of the last session as
+    `before` skips none."""
     wanted = {
         "agent": query.agents,
         "channel": query.channels,
@@ -349,7 +350,7 @@ def _records(rows: Sequence[Row], tx: Transaction) -> list[SessionRecord]:
 
 
 def _to_record(row: Row, spent: Row | None, head: NodeId | None) -> SessionRecord:
-    """The counts in the row itself are from before there was a ledger."""
+    """Adds the counts in the row, which are from before there was a ledger, to those of the ledger."""
     sent, received, cost = row["input_tokens"], row["output_tokens"], row["cost_usd"]
     if spent is not None:
         sent, received = sent + spent["input_tokens"], received + spent["output_tokens"]

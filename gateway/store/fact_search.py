@@ -91,7 +91,8 @@ def _column(
 
 
 def _rows(places: Sequence[int], tx: Transaction) -> list[FactRow]:
-    """The facts at these places, in this order. On a server their sources are read with them."""
+    """Returns the facts at these places, in this order. On a server their sources are read with
+    them."""
     if not tx.is_whole:
         tx.find("fact_claim", {"fact": tuple(places), **WITH_SOURCE})
     return facts_at(places, tx)
@@ -107,14 +108,14 @@ def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
 
 
 def groups_of(view: FactView, tx: Transaction) -> Sequence[int]:
-    """The group to search. For a room also the group of the person with its name: in a direct chat
-    all facts are at the person's places."""
+    """Returns the group to search. For a room also the group of the person with its name: in a
+    direct chat all facts are at the person's places."""
     room = [] if view.room is None else [_group_of(FactView(scope=str(view.room)), tx)]
     return [_group_of(view, tx), *room]
 
 
 def _group_of(view: FactView, tx: Transaction) -> int:
-    """The number of the group; 0 if it has no facts. On a server all of its facts are read."""
+    """Returns the number of the group; 0 if it has no facts. On a server all of its facts are read."""
     kind, name = ("scope", view.scope) if view.room is None else ("session", str(view.room))
     row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if row is not None and not tx.is_whole:
@@ -180,7 +181,7 @@ def _topics_of(query: FactQuery, tx: Transaction) -> tuple[int, ...]:
 
 
 def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fact]:
-    """The facts by the claims that were known at that time."""
+    """Returns the facts by the claims that were known at that time."""
     rows = {row.place: row for row in facts_in({"topic": _topics_of(query, tx)}, tx)}
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [

@@ -51,7 +51,7 @@ def _rule_state(tx: Transaction, key: SessionKey) -> str | None:
 def free_notices(
     tx: Transaction, person: str, key: SessionKey, run_id: RunId, *, now: datetime
 ) -> list[Row]:
-    """The notices that a run may claim or has claimed."""
+    """Returns the notices that a run may claim or has claimed."""
     rows = tx.find("notice", {"agent": key.agent, "person": person}, order="id")
     session = tx.value("session", {"key": key}, "id", 0) if rows else 0
     return [
@@ -84,7 +84,7 @@ class StoredJournal(StorePart):
     async def claim_notices(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
-        """Without notices it writes nothing, and usually reads nothing."""
+        """Writes nothing, and usually reads nothing, if there are no notices."""
         asked = (person, session_key, run_id)
         if not self._state.may_hold_notices or not await self._free(*asked, now=now):
             return ()
@@ -100,7 +100,7 @@ _OF_NOTICE = Fields(
 
 
 def pack_notice(notice: Notice) -> str:
-    """A notice as JSON, without `expires_at`."""
+    """Returns a notice as JSON, without `expires_at`."""
     row = {**_OF_NOTICE.row(notice), "data": dict(notice.data)}
     return to_json(row, fallback=str).decode()
 
@@ -179,8 +179,8 @@ def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
 
 
 def _earlier(entry: NewEntry, tx: Transaction) -> Accepted | None:
-    """The first message with the same (channel, account, platform id). Raises Conflict if its
-    content differs, or if there is none and another message has the run's id."""
+    """Returns the first message with the same (channel, account, platform id). Raises Conflict if
+    its content differs, or if there is none and another message has the run's id."""
     id_, channel, account = entry.platform_id, entry.session_key.channel, entry.session_key.account
     same = {"platform_id": id_, "channel": channel, "account": account}
     row = None if id_ is None else tx.first("run", same)
@@ -277,8 +277,8 @@ _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 
 def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
-    # Both queries come before any decision, so that a server answers them at one moment; otherwise
-    # a run that ends meanwhile could look unfinished with its last chunk present.
+    # The two queries come before any decision, so that a server answers them at one moment;
+    # otherwise a run that ends meanwhile could look unfinished with its last chunk present.
     parts, row = _parts(tx, run_id), tx.first("run", {"run_id": run_id})
     if row is None:
         return None
@@ -290,7 +290,7 @@ def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
 
 
 def read_history(tx: Transaction, run_id: RunId) -> RunHistory:
-    """All that the store holds of a run. Raises NotFound."""
+    """Returns the record, journal and delivery of a run. Raises NotFound."""
     record = find_record(tx, run_id)
     if record is None:
         raise NotFound(f"run {run_id}")

@@ -203,7 +203,7 @@ class LedgerBase(StorePart, ABC):
         return tallies
 
     def _to_warn_of(self, tallies: list[Tally], day: str, due: Due) -> list[Tally]:
-        """The tallies that have come near a limit without a warning so far."""
+        """Returns the tallies that have come near a limit without a warning so far."""
         return [
             replace(tally, warned=limit)
             for tally in self._with_raises(tallies, day)
@@ -320,7 +320,7 @@ class StoredLedger(LedgerBase):
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def _accounts_of(self, call: Reservation) -> list[_Account]:
-        """The accounts of its scopes that are in memory."""
+        """Returns the accounts of its scopes that are in memory."""
         known = self._accounts
         scopes = scopes_of(call.payer.session_key, call.day)
         return [known[scope] for scope in scopes if scope in known]
@@ -564,7 +564,8 @@ MOST_RAISED = 2**53
 
 
 def tallies_of(tx: Transaction, scopes: Iterable[Scope]) -> list[Tally]:
-    """The tallies by the counters. Only nodes that share a store keep reservations in counters."""
+    """Returns the tallies by the counters. Only nodes that share a store keep reservations in
+    counters."""
     found = list[Tally]()
     for scope in scopes:
         row = tx.first("spend", counter_of(scope))
@@ -578,7 +579,7 @@ def tallies_of(tx: Transaction, scopes: Iterable[Scope]) -> list[Tally]:
 
 
 def counter_of(scope: Scope) -> Mapping[str, str]:
-    """The key of the counter. The session's counter serves its token there too."""
+    """Returns the key of the counter. The session's counter serves its token there too."""
     return {"kind": "session" if scope.kind == "token_session" else scope.kind, "name": scope.name}
 
 
@@ -591,8 +592,8 @@ def held_row(call: Reservation, held: Amount) -> Row:
 
 @lru_cache(maxsize=1024)
 def counters_of(key: SessionKey, day: str) -> Sequence[Mapping[str, str]]:
-    """The keys of all counters of a call, each once: the session's counter is also that of its
-    token."""
+    """Returns the keys of all counters of a call, each once: the session's counter is also that of
+    its token."""
     return [counter_of(one) for one in scopes_of(key, day) if one.kind != "token_session"]
 
 

@@ -105,7 +105,7 @@ def _parse_owner(path: Path) -> Owner | None:
 
 
 def read_owner(data_dir: Path) -> Owner | None:
-    """The process that holds the directory now; None if it is not locked."""
+    """Returns the process that holds the directory now; None if it is not locked."""
     path = data_dir / LOCK
     try:
         lock = os.open(path, os.O_RDONLY)
@@ -181,7 +181,7 @@ async def open_store(
 
 @contextlib.asynccontextmanager
 async def open_memory(clock: Clock) -> AsyncIterator[Stores]:
-    """A store of its own that exists until the context ends."""
+    """Yields a store of its own that exists until the context ends."""
     folder = Path(await to_thread.run_sync(lambda: tempfile.mkdtemp(prefix="exogate-")))
     async with _open_temporary(folder, clock) as stores:
         yield stores
@@ -191,7 +191,7 @@ async def open_memory(clock: Clock) -> AsyncIterator[Stores]:
 async def _open_temporary(
     folder: Path, clock: Clock, on_commit: OnCommit | None = None
 ) -> AsyncIterator[Stores]:
-    """A store in files without fsync that are deleted at the end."""
+    """Yields a store in files without fsync that are deleted at the end."""
     try:
         await to_thread.run_sync(make_private, folder)
         async with open_sqlite(folder, clock=clock, durable=False, on_commit=on_commit) as stores:
@@ -230,14 +230,14 @@ async def own_data_dir(data_dir: Path) -> AsyncIterator[str | None]:
     """Locks the directory, and yields the node of its previous process, which has ended."""
     with contextlib.ExitStack() as held:
 
-        def take() -> str | None:
+        def lock() -> str | None:
             _require_restored(data_dir)
             make_private(data_dir)
             last = held.enter_context(locked(data_dir))
             is_ours = last is not None and last.place == _place(data_dir / LOCK)
             return last.node or None if last and is_ours else None
 
-        ended = await to_thread.run_sync(take)
+        ended = await to_thread.run_sync(lock)
         try:
             yield ended
         finally:

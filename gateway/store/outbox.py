@@ -42,8 +42,8 @@ def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
 
 
 def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
-    """The oldest open delivery of each session, and every delivery without a session. Reads each
-    waiting row once, and only the returned ones whole."""
+    """Returns the oldest open delivery of each session, and every delivery without a session. Reads
+    each waiting row once, and only the returned ones whole."""
     waiting: Terms = {"channel": channel, "due_at <=": now}
     rows = tx.find("delivery", waiting, "id delivery_id session", order="id", index="due")
     oldest: dict[int, int] = {}

@@ -35,13 +35,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def key_form(text: str) -> bytes:
-    """A key or prefix in the form in which keys are compared. It also encodes what no key can
-    contain: half of a surrogate pair, and the first byte beyond the limit."""
+    """Returns a key or prefix in the form in which keys are compared. It also encodes what no key
+    can contain: half of a surrogate pair, and the first byte beyond the limit."""
     return text[: KEY_BYTES + 1].encode("utf-8", "surrogatepass")
 
 
 def require_kept(key: str, value: str) -> tuple[bytes, bytes]:
-    """Key and value as the store keeps them. Raises Denied."""
+    """Returns key and value as the store keeps them. Raises Denied."""
     if not key or _CONTROL.search(key, 0, KEY_BYTES):
         raise Denied("a store key needs at least one character, and no control characters")
     return _form("a store key", key, KEY_BYTES), _form("a stored value", value, VALUE_BYTES)
@@ -72,7 +72,7 @@ def filled(held: tuple[int, int], key: bytes, value: bytes, old: int | None) -> 
 
 
 def _space(tx: Transaction, space: PluginSpace) -> Row | None:
-    """The row of a space. Names are bytes, so that the database never equates two of them."""
+    """Returns the row of a space. Names are bytes, so that the database never equates two of them."""
     return tx.first("plugin_space", _names(space), "id keys bytes")
 
 

@@ -242,7 +242,7 @@ class SharedLedger(LedgerBase):
 
     # --- queries ---------------------------------------------------------------------------------
     async def unsettled(self) -> Sequence[Reservation]:
-        """The reservations of nodes that are gone; this node settles them from now on."""
+        """Returns the reservations of nodes that are gone; this node settles them from now on."""
         alive = await self._alive()
         rows = await self._readers.read(lambda tx: tx.find("reservation", {}, order="id"))
         lost = [to_reservation(row) for row in rows if row["node"] not in alive]

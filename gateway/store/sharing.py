@@ -34,8 +34,8 @@ def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) ->
 
 
 def _require(tx: Transaction, tenure: Tenure) -> Row:
-    """The session's row. Raises Fenced if the session has a later owner. The commit also changes
-    the session, so it comes before the later owner's or fails."""
+    """Returns the session's row. Raises Fenced if the session has a later owner. The commit also
+    changes the session, so it comes before the later owner's or fails."""
     require_session(tenure.session_key, tx)
     row = tx.first("session", {"key": tenure.session_key}, "epoch choice")
     if row is None or row["epoch"] != tenure.epoch:

@@ -18,6 +18,7 @@ from gateway.domain.ports import Clock, Ledger, Stores
 from gateway.store.audit import StoredAudit
 from gateway.store.channels import StoredChannels
 from gateway.store.conversations import StoredSessions
+from gateway.store.copying import copier
 from gateway.store.erasure import StoredOriginals, sweep_originals
 from gateway.store.fact_search import FactBase
 from gateway.store.faults import file_faults, opening_error
@@ -26,7 +27,6 @@ from gateway.store.inspection import check_database, progress_of
 from gateway.store.ledger import StoredLedger
 from gateway.store.outbox import StoredOutbox
 from gateway.store.plugins import StoredValues
-from gateway.store.snapshot import copier
 from gateway.store.tables import migrate
 from gateway.store.tokens import StoredTokens
 from gateway.store.transaction import Terms, Transaction
@@ -156,7 +156,7 @@ class StoredTools(StoredValues, StoredOriginals):
 def stores_over(
     engine: Engine, clock: Clock, *, make_ledger: Callable[[Engine], ClosingLedger] = StoredLedger
 ) -> Stores:
-    """Every port over one engine."""
+    """Returns every port over one engine."""
     ledger = make_ledger(engine)
     return Stores(
         StoredInbox(engine),

@@ -49,13 +49,13 @@ from gateway.store.surreal_connection import (
     SurrealConnection,
     TransactionConflict,
 )
-from gateway.store.surreal_reads import Read
 from gateway.store.surreal_rows import SurrealRows
 from gateway.store.surreal_schema import REVISION, upgrade_tables
 from gateway.store.surreal_transaction import (
     REMEMBERED,
     KnownSession,
     LoadedRow,
+    Read,
     Reads,
     RowMemory,
     SurrealCommit,
@@ -315,8 +315,8 @@ class SurrealStore(RowMemory):
         self.numbers.setdefault(name, []).extend(range(beyond - _NUMBERS, beyond))
 
     async def _try_commit(self, run: _Run, doubts: _Doubts) -> bool:
-        """False if another node changed a row that the operation relied on, or if the commit did
-        not reach the store."""
+        """Returns False if another node changed a row that the operation relied on, or if the
+        commit did not reach the store."""
         if not run.commit.parts:  # its result may be outdated
             return not run.transaction.is_from_memory
         try:
@@ -465,7 +465,7 @@ class SharedSurrealRuns(StoredSharedRuns):
             partial(free_notices, person=person, key=key, run_id=run_id, now=EPOCH),
             partial(groups_of, theirs),
         )
-        with suppress(StoreUnavailable):  # each query then fails for itself
+        with suppress(StoreUnavailable):  # then each query fails on its own
             await self._store.prefetch(first)
         return begun
 
@@ -493,7 +493,8 @@ async def retry_until_open(
 
 
 class SharedFacts(SurrealFacts):
-    """Other gateways learn facts too, so only a query can tell whether there are any."""
+    """Facts of a store with other gateways. They learn facts too, so only a query can tell whether
+    there are any."""
 
     def knows(self, view: FactView) -> bool:
         return True
@@ -512,8 +513,8 @@ async def open_surreal(
     is_alone: bool = False,
     on_commit: OnCommit | None = None,
 ) -> AsyncIterator[Stores]:
-    """`is_alone`: no other gateway writes there. Raises StoreRefused, and StoreUnavailable if there
-    is no `waiting`."""
+    """Yields the ports of a shared store. `is_alone`: no other gateway writes there. Raises
+    StoreRefused, and StoreUnavailable if there is no `waiting`."""
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         store = SurrealStore(connection, is_alone=is_alone)

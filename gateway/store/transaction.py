@@ -44,7 +44,7 @@ def seq_of(place: int) -> int:
 
 
 def places_of(session: int) -> Terms:
-    """The terms for the places of a session's nodes."""
+    """Returns the terms for the places of a session's nodes."""
     return {"place >": place_of(session, 0), "place <": place_of(session + 1, 0)}
 
 
@@ -112,8 +112,8 @@ class Transaction:
         limit: int | None = None,
         index: str = "",
     ) -> list[Row]:
-        """`columns` and `order` are names separated by blanks; a `-` in `order` sorts downwards.
-        `index` restricts the search to the rows that this partial index holds."""
+        """Finds rows. `columns` and `order` are names separated by blanks; a `-` in `order` sorts
+        downwards. `index` restricts the search to the rows that this partial index holds."""
         if () in terms.values():  # no value matches, and no index can look it up
             return []
         values: list[object] = []
@@ -136,7 +136,7 @@ class Transaction:
         return rows[0] if rows else None
 
     def value(self, table: str, terms: Terms, column: str, default: T, *, order: str = "") -> T:
-        """The column of the first row; `default` if there is no row."""
+        """Returns the column of the first row; `default` if there is no row."""
         rows = self.find(table, terms, column, order=order, limit=1)
         return rows[0][column] if rows else default
 
@@ -159,7 +159,7 @@ class Transaction:
     def tally(
         self, table: str, terms: Terms, columns: str = "", *, index: str = ""
     ) -> dict[tuple[Any, ...], int]:
-        """The number of rows for each combination of values."""
+        """Returns the number of rows for each combination of values."""
         rows, names = self.sums(table, terms, columns, index=index), columns.split()
         return {tuple(row[one] for one in names): row["calls"] for row in rows}
 
@@ -240,18 +240,18 @@ class Transaction:
         self._sessions.clear()
 
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
-        """The keys of the sessions with these numbers."""
+        """Returns the keys of the sessions with these numbers."""
         numbers = tuple({one for one in sessions if one is not None})
         rows = self.find("session", {"id": numbers}, "id key")
         return {row["id"]: row["key"] for row in rows}
 
     def place(self, session: SessionRow, node_id: str | None) -> int | None:
-        """The place of a node of this session; None if the session has no such node."""
+        """Returns the place of a node of this session; None if the session has no such node."""
         place: int = self.value("node", {"id": node_id, "standing <": 2}, "place", 0)
         return place if place >> SEQ_BITS == session.id else None
 
     def series_of(self, agent: str, provider: str, model: str) -> int:
-        """The number of the series of token records of an agent, provider and model."""
+        """Returns the number of the series of token records of an agent, provider and model."""
         names = (agent, provider, model)
         if (known := self.series.get(names)) is None:
             row = {"agent": agent, "provider": provider, "model": model}
@@ -260,8 +260,8 @@ class Transaction:
         return known
 
     def stamp(self, micros: int) -> int:
-        """A unique time for `updated_at`, so that paging skips no session. A clock that was set
-        back by more than a minute is believed."""
+        """Returns a unique time for `updated_at`, so that paging skips no session. A clock that was
+        set back by more than a minute is believed."""
         if self.last_stamp - _SET_BACK_US < micros <= self.last_stamp:
             micros = self.last_stamp + 1
         self.last_stamp = micros
@@ -269,7 +269,7 @@ class Transaction:
 
 
 def without_none(terms: Terms) -> dict[str, object]:
-    """The terms whose value is not None."""
+    """Returns the terms whose value is not None."""
     return {name: value for name, value in terms.items() if value is not None}
 
 
@@ -285,7 +285,7 @@ for _type, _encode in ENCODED.items():
 
 
 def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> str:
-    """The WHERE clause; appends its values to `values`."""
+    """Returns the WHERE clause; appends its values to `values`."""
     table = TABLES[of]
     parts = [f"({table.where[index]})"] if index in table.where else []
     for name, value in terms.items():
@@ -328,7 +328,7 @@ def _part(name: str, marks: str) -> str:
 
 
 def _source(table: str, index: str) -> str:
-    """The table, or the rows of it that an index holds."""
+    """Returns the table, or the rows of it that an index holds."""
     return f"{table} INDEXED BY {table}_{index}" if index else table
 
 
@@ -337,7 +337,7 @@ _Selection = tuple[str, Sequence[str], Sequence[tuple[str, Callable[[Any], objec
 
 @lru_cache(maxsize=512)
 def _selection(table: str, columns: str, index: str) -> _Selection:
-    """The start of a SELECT, its columns, and the decoders of their values."""
+    """Returns the start of a SELECT, its columns, and the decoders of their values."""
     names = columns.split() or [*TABLES[table].types]
     select = f"SELECT {', '.join(names)} FROM {_source(table, index)}"
     return select, names, TABLES[table].decoders(names)
@@ -431,7 +431,7 @@ def summary_at(place: int | None, tx: Transaction) -> int | None:
 
 
 def pack_message(message: Message) -> bytes:
-    """The parts of a message except role and text, as JSON."""
+    """Returns the parts of a message except role and text, as JSON."""
     return to_json(
         [
             [[call.id, call.name, call.arguments] for call in message.tool_calls],
