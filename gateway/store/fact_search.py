@@ -142,12 +142,9 @@ def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
 
 def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
     group = _group_of(query.view, tx)
-    names: dict[str, str] = {}
-    if query.subject is not None:
-        names["subject"] = form(query.subject)
-    if query.predicate is not None:
-        names["predicate"] = predicate_form(query.predicate)
-    is_current = not (query.at or query.known_at or query.with_history)
+    asked = (("subject", query.subject, form), ("predicate", query.predicate, predicate_form))
+    names = {name: to_form(text) for name, text, to_form in asked if text is not None}
+    is_current = not any((query.at, query.known_at, query.with_history))
     theirs: _Term = (f"{_owner_column(query.view)} = ?", (group,))
     if is_current and [*names] == ["subject"]:
         return [theirs, ("f.about = ?", (names["subject"],))]
@@ -155,8 +152,8 @@ def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
         topic = "(SELECT {} FROM fact_topic WHERE id = f.topic) = ?"
         return [theirs, *((topic.format(name), (value,)) for name, value in names.items())]
     if names:
-        where = " AND ".join(f"{name} = ?" for name in ("scope", *names))
-        topics = f"f.topic IN (SELECT id FROM fact_topic WHERE {where})"
+        where = "".join(f" AND {name} = ?" for name in names)
+        topics = f"f.topic IN (SELECT id FROM fact_topic WHERE scope = ?{where})"
         return [(topics, (group, *names.values()))]
     return [theirs] if is_current else [("f.place >= ? AND f.place < ?", _range(group))]
 

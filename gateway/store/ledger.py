@@ -383,8 +383,7 @@ class StoredLedger(LedgerBase):
         if accounts and self._fits(decide, accounts, call, need + call.held):
             need += call.held
         elif not self._fits(decide, accounts, call, need):
-            others = (one for one in self._kept.values() if one is not part)
-            spare = {one: one.amount - one.held for one in others if one.amount != one.held}
+            spare = self._spare_except(part)
         for other in spare:
             self._resize(other, other.held)
         self._resize(part, part.amount + need)
@@ -424,6 +423,11 @@ class StoredLedger(LedgerBase):
         except BudgetExceeded:
             return False
         return True
+
+    def _spare_except(self, part: _Slice) -> dict[_Slice, Amount]:
+        """Returns the unused amounts of the other slices."""
+        others = (one for one in self._kept.values() if one is not part)
+        return {one: one.amount - one.held for one in others if one.amount != one.held}
 
     def _resize(self, part: _Slice, amount: Amount) -> None:
         more, part.amount = amount - part.amount, amount

@@ -294,16 +294,8 @@ class SurrealTransaction(Transaction):
         index: str = "",
     ) -> bool:
         """Requests these rows if they were not read. True if they were."""
-        if () in terms.values():  # no row matches
+        if (known := self._resolve(table, terms)) is None:
             return True
-        known: dict[str, object] = {}
-        for name, value in terms.items():
-            known[name] = value
-            if isinstance(value, SessionKey) and table.types[name] == "int":
-                session = self.first("session", {"key": value}, "id")
-                if session is None:
-                    return True
-                known[name] = session["id"]
         if (pinned := pinned_by(table, known)) is None:
             if self._holds_all(table, known):
                 return True
@@ -316,6 +308,14 @@ class SurrealTransaction(Transaction):
             self.missing[read] = table
             return False
         return True
+
+    def _resolve(self, table: Table, terms: Terms) -> dict[str, object] | None:
+        """Returns the terms with numbers instead of keys of sessions; None if no row can match."""
+        known = dict(terms)
+        for name, value in terms.items():
+            if isinstance(value, SessionKey) and table.types[name] == "int":
+                known[name] = self.value("session", {"key": value}, "id", ())
+        return None if () in known.values() else known
 
     def _holds(self, table: Table, pinned: Terms) -> bool:
         """True if the row is in memory; the commit then relies on it."""

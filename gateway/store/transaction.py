@@ -301,7 +301,7 @@ def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> 
             values += value
         else:
             is_session = value.__class__ is SessionKey and table.types[name] == "int"
-            parts.append(_part(name, _SESSION if is_session else "?"))
+            parts.append(_part(name, ("?", _SESSION)[is_session]))
             values.append(value)
     return f"WHERE {' AND '.join(parts)}" if parts else ""
 
