@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import get_args
 
 from gateway.domain.errors import NotFound
+from gateway.domain.facts import Erasure
 from gateway.domain.ids import NodeId, SessionKey, to_micros
 from gateway.domain.messages import Node, Standing
 from gateway.domain.sessions import (
+    Erased,
     ImportResult,
     Path,
     SessionPage,
@@ -15,8 +18,7 @@ from gateway.domain.sessions import (
     SessionRecord,
     not_there_yet,
 )
-from gateway.store.erasure import Erasures
-from gateway.store.plugins import StoredSettings
+from gateway.store.erasure import count_session, erase_session
 from gateway.store.pruning import Fork, Span, branches_off, kept_spans, outdated
 from gateway.store.tables import TABLES
 from gateway.store.transaction import (
@@ -35,7 +37,8 @@ from gateway.store.transaction import (
     unpack_message,
     without_none,
 )
-from gateway.store.writer import reading, writing, writing_durably
+from gateway.store.turns import rewrite_index
+from gateway.store.writer import StorePart, reading, writing, writing_durably
 
 # --- nodes ---------------------------------------------------------------------------------------
 _STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in the column
@@ -367,7 +370,18 @@ def _close_session(tx: Transaction, key: SessionKey) -> None:
     session.is_closed = True
 
 
-class StoredSessions(Erasures, StoredSettings):
+# --- settings of users ---------------------------------------------------------------------------
+def read_settings(tx: Transaction, user: str) -> str | None:
+    return tx.value("settings", {"user": user}, "json", None)
+
+
+def _write_settings(tx: Transaction, user: str, record: str, *, expected: str | None) -> bool:
+    if expected is None:
+        return tx.insert("settings", {"user": user, "json": record}, on_conflict="keep") > 0
+    return tx.change("settings", {"user": user, "json": expected}, {"json": record}) == 1
+
+
+class StoredSessions(StorePart):
     """Implements the port SessionStore."""
 
     find_session = reading(_find_session, caught_up=True)
@@ -383,3 +397,16 @@ class StoredSessions(Erasures, StoredSettings):
     label_node = writing_durably(_label_node)
     checkpoint = writing_durably(_checkpoint)
     import_nodes = writing_durably(_import_nodes)
+    read_settings = reading(read_settings)
+    write_settings = writing_durably(_write_settings)
+
+    async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
+        """Returns after the index of words is rewritten too. After a crash before that, the erasure
+        has to be repeated."""
+        what = Erasure(session_key=key, by=by)
+        if dry_run:
+            return await self._readers.read(partial(count_session, key=key, what=what))
+        erase = partial(erase_session, key=key, what=what, now=now)
+        erased = await self._writer.write(erase, durable=True)
+        await rewrite_index(self._writer)
+        return erased

@@ -19,14 +19,13 @@ from gateway.store.audit import StoredAudit
 from gateway.store.channels import StoredChannels
 from gateway.store.conversations import StoredSessions
 from gateway.store.copying import copier
-from gateway.store.erasure import StoredOriginals, sweep_originals
 from gateway.store.fact_search import FactBase
 from gateway.store.faults import file_faults, opening_error
 from gateway.store.inbox import StoredInbox, StoredJournal
 from gateway.store.inspection import check_database, progress_of
 from gateway.store.ledger import StoredLedger
 from gateway.store.outbox import StoredOutbox
-from gateway.store.plugins import StoredValues
+from gateway.store.plugins import StoredTools, sweep_originals
 from gateway.store.tables import migrate
 from gateway.store.tokens import StoredTokens
 from gateway.store.transaction import Terms, Transaction
@@ -147,10 +146,6 @@ async def open_sqlite(
 
 class StoredFacts(FactBase, ExtractionQueue, TurnIndex):
     """Implements the port FactStore."""
-
-
-class StoredTools(StoredValues, StoredOriginals):
-    """Implements the port ToolStore."""
 
 
 def stores_over(

@@ -33,12 +33,12 @@ from gateway.domain.facts import FactView, fact_view
 from gateway.domain.ids import EPOCH, RunId, SessionKey
 from gateway.domain.inbox import Accepted, NewEntry
 from gateway.domain.ports import Clock, Stores
+from gateway.store.conversations import read_settings
 from gateway.store.copying import copy_rows, writing_sqlite
 from gateway.store.fact_search import FactBase, groups_of
 from gateway.store.faults import TextRefused, has_no_utf8
 from gateway.store.inbox import StoredInbox, free_notices
 from gateway.store.ledger import StoredLedger
-from gateway.store.plugins import read_settings
 from gateway.store.sharing import StoredSharedRuns
 from gateway.store.sqlite import ClosingLedger, stores_over
 from gateway.store.surreal_connection import (
