@@ -186,11 +186,11 @@ class GuardedHttp(HttpToolsProtocol):
         self._linger = Timer(self.loop, transport.abort)
         peer = parse_address(str(self.client[0])) if self.client else None
         self._proxy = peer if self._connections.visitor_reader.is_trusted(peer) else None
-        has_seat = self._connections.assign_address(self, None if self._proxy else peer)
+        is_within_limit = self._connections.assign_address(self, None if self._proxy else peer)
         if self._connections.is_overrun or self._connections.is_group_overrun(self):
             transport.abort()
-        elif self._connections.is_full or not has_seat:
-            self._refuse(Full() if has_seat else TooManyOfAddress())
+        elif self._connections.is_full or not is_within_limit:
+            self._refuse(Full() if is_within_limit else TooManyOfAddress())
         else:
             self.read_timer.start(self.settings.header_timeout_s)
             self._connections.mark_unknown(self)
