@@ -153,9 +153,8 @@ class Sockets:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """An open socket with its identity and its calls. Without an identity the peer must call `auth` first. Calls start in
-    the order of their frames and run side by side.
-    While too many run, the socket is not read."""
+    """An open socket with its identity and its calls. Without an identity the peer must call `auth` first. Calls
+    start in the order of their frames and run side by side. While too many run, the socket is not read."""
 
     sockets: Sockets
     wire: Wire
