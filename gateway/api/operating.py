@@ -129,7 +129,7 @@ class LogPage(Value):
 
 
 class GetStatus(Params):
-    """Show the status of the gateway; exit 1 if it is not ready."""
+    """Show the status of the gateway; exit 1 if it is not healthy."""
 
 
 class PluginBrief(Value):
