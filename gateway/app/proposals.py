@@ -109,10 +109,10 @@ class Proposals:
             if name != key:
                 references[key] = f"${{file:{name}}}"
         around = replace(around, pending=files)
-        before = editing.current(path, around)
+        before = editing.read_text(path, around)
         after = with_patch(with_patch(before, patch), references)
         try:
-            editing.checked(after, path, around)
+            editing.check_text(after, path, around)
         except ConfigInvalid as error:
             return Proposal(path, around, before, after, files, error.problems)
         return Proposal(path, around, before, after, files, ())
@@ -144,7 +144,7 @@ def _write(made: Proposal) -> Callable[[], None]:
     """Writes secrets, then the file; returns what takes it back. Raises Conflict."""
     was_there = made.path.exists()
     try:
-        if editing.current(made.path, made.around) != made.before:
+        if editing.read_text(made.path, made.around) != made.before:
             raise CannotEdit("the file changed meanwhile; propose it again")
         undo = [write_secret(made.around.home, *one) for one in made.secrets.items()]
         if made.after != made.before:

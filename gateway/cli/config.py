@@ -13,7 +13,7 @@ import click
 from gateway.cli.command import BAD_CONFIG, CliContext, failure, problem_as_json, problems_of
 from gateway.cli.configuration import RELOAD_S, Edit, agree, config_path, surroundings, usual_path
 from gateway.cli.link import ask
-from gateway.config.document import placed, warned
+from gateway.config.document import build_error, locate
 from gateway.config.editing import NAMED_BY, parse_path, read_value, value_at, with_value
 from gateway.config.load import LoadedConfig, Row, effective, read
 from gateway.config.problems import Code, ConfigFinding, ConfigInvalid, ConfigProblem, dotted
@@ -67,8 +67,8 @@ def _tried(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
     ]
     if errors:
         wrong = [ConfigFinding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
-        raise placed(wrong, loaded.document, notices=notices)
-    return warned(notices, loaded.document)
+        raise build_error(wrong, loaded.document, notices=notices)
+    return locate(notices, loaded.document)
 
 
 @config.command()

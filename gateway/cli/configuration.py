@@ -136,7 +136,7 @@ class Edit:
         """Raises ConfigInvalid if the file is no TOML."""
         around = surroundings(context)
         path = (config_path(context) or usual_path()).absolute()
-        return cls(context, path, around, editing.current(path, around))
+        return cls(context, path, around, editing.read_text(path, around))
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class Edit:
 
     def checked(self, after: str) -> GatewayConfig:
         """The configuration that it would be. Raises ConfigInvalid."""
-        return editing.checked(after, self.path, self.around)
+        return editing.check_text(after, self.path, self.around)
 
     def keeping(self, name: str, secret: str) -> "Edit":
         """Writes this file of a secret, too."""
@@ -207,7 +207,7 @@ class Edit:
             self.save(after)
             told = ask(self.context, "config.reload", {}, RELOAD_S)
         except (Unreachable, NotAllowed) as error:
-            if editing.current(self.path, self.around) != after:
+            if editing.read_text(self.path, self.around) != after:
                 self.save(after)
             return f"{who} could not be asked to take it up: {error}"
         if told["errors"] and was_fine:

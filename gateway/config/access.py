@@ -20,7 +20,7 @@ from gateway.config.values import (
     StoreSettings,
     TokenGrant,
 )
-from gateway.domain.budgets import NANO, Budgets, Limit, TokenBudget
+from gateway.domain.budgets import NANO, Limit, TokenBudget
 from gateway.domain.errors import ClusterNotInstalled, StoreNotInstalled
 from gateway.domain.events import AuditEvent, AuditKind
 from gateway.domain.ids import AgentId, Secret
@@ -223,7 +223,9 @@ def authority(config: GatewayConfig) -> Authority:
     for name, provider in config.providers.items():
         prices = {model: asdict(price) for model, price in provider.prices.items()}
         shown[f"providers.{name}"] = {"base_url": provider.base_url, "prices": prices}
-    shown |= _limits(config.budgets)
+    agents = {f"agent:{name}": limit for name, limit in config.budgets.agents.items()}
+    limits = _set_limits(config.budgets, "session", "daily", "monthly", "per_agent", **agents)
+    shown |= {f"budgets.{name}": limit for name, limit in limits.items()}
     decoded: Authority = json.loads(json.dumps(shown, default=sorted))
     return decoded
 
@@ -233,11 +235,7 @@ def _rights(token: TokenGrant) -> object:
     if token.expires is None and token.budget is None:
         return frozenset(token.scopes)
     expires = token.expires and token.expires.isoformat()
-    budget = token.budget and {
-        name: _limit(limit)
-        for name, limit in _attributes(token.budget, "session", "daily", "monthly").items()
-        if limit != Limit()
-    }
+    budget = token.budget and _set_limits(token.budget, "session", "daily", "monthly")
     return {"scopes": frozenset(token.scopes), "expires": expires, "budget": budget}
 
 
@@ -254,16 +252,13 @@ def _agents(config: GatewayConfig) -> dict[str, object]:
     return shown
 
 
-def _limits(budgets: Budgets) -> dict[str, object]:
-    limits = _attributes(budgets, "session", "daily", "monthly", "per_agent")
-    limits |= {f"agent:{name}": limit for name, limit in budgets.agents.items()}
-    return {f"budgets.{name}": _limit(limit) for name, limit in limits.items() if limit != Limit()}
-
-
-def _limit(limit: Limit) -> dict[str, object]:
+def _set_limits(budgets: object, *names: str, **more: Limit) -> dict[str, object]:
+    """Returns the limits that are set, without those that limit nothing."""
+    limits: dict[str, Limit] = _attributes(budgets, *names) | more
     return {
-        "tokens": limit.tokens,
-        "usd": None if limit.nano_usd is None else limit.nano_usd / NANO,
+        name: {"tokens": one.tokens, "usd": one.nano_usd and one.nano_usd / NANO}
+        for name, one in limits.items()
+        if one != Limit()
     }
 
 
@@ -282,7 +277,7 @@ def closed_agents(config: GatewayConfig) -> Mapping[AgentId, frozenset[str]]:
     return {agent.id: users[agent.project] for agent in config.agents if agent.project in users}
 
 
-def reach(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
+def reachable_scopes(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
     """Returns the scopes of a token without agents of other projects, which the token must not see. The scopes
     admin, read and impersonate see all agents."""
     given, closed = frozenset(scopes), closed_agents(config)

@@ -37,7 +37,7 @@ def need_restart(booted: GatewayConfig, after: GatewayConfig) -> list[str]:
     return [_key(path) for path in differing if any(path[: len(one)] == one for one in AT_START)]
 
 
-def as_started(booted: GatewayConfig, after: GatewayConfig) -> GatewayConfig:
+def with_start_values(booted: GatewayConfig, after: GatewayConfig) -> GatewayConfig:
     """Returns the new configuration with the values of the start for keys that need a restart."""
     at = booted.gateway
     gateway = replace(after.gateway, bind=at.bind, port=at.port, data_dir=at.data_dir)

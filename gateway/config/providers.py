@@ -44,7 +44,7 @@ def resolve_providers(
             continue
         written = config.providers.get(name) or replace(blank(ProviderDef), name=name)
         address = _address(reading, written)
-        headers = _resolved(reading, ("providers", name, "headers"), written.headers, name=name)
+        headers = _resolve(reading, ("providers", name, "headers"), written.headers, name=name)
         if address is not None:
             key, origin = _key(reading, written, address.base_url)
             found[name] = replace(address, headers=headers, api_key=key)
@@ -75,7 +75,7 @@ def _address(reading: Reading, written: ProviderDef) -> ProviderDef | None:
     return written if written.wire and written.base_url else None
 
 
-def _resolved(
+def _resolve(
     reading: Reading, path: KeyPath, written: Mapping[str, str], *, name: str | None = None
 ) -> dict[str, str]:
     """Returns headers or variables with their references resolved, without those that have a problem. References
@@ -95,7 +95,7 @@ def resolve_traces(reading: Reading, written: ObservabilitySettings) -> Observab
         message, fix = "the support for traces is not installed", "pip install 'exogate[otel]'"
         reading.wrong(Code.NOT_INSTALLED, ("observability", "otlp_endpoint"), message, fix)
     texts = {name: secret.reveal() for name, secret in written.otlp_headers.items()}
-    values = _resolved(reading, ("observability", "otlp_headers"), texts)
+    values = _resolve(reading, ("observability", "otlp_headers"), texts)
     return replace(written, otlp_headers={name: Secret(one) for name, one in values.items()})
 
 
@@ -216,7 +216,7 @@ def _server(reading: Reading, written: McpServerDef) -> McpServerDef:
     hidden: list[Secret] = []
     for kind in ("env", "headers"):
         texts = {name: secret.reveal() for name, secret in getattr(written, kind).items()}
-        resolved = _resolved(reading, (*path, kind), texts)
+        resolved = _resolve(reading, (*path, kind), texts)
         values[kind] = {name: Secret(value) for name, value in resolved.items()}
         hidden += [
             secret
@@ -236,7 +236,7 @@ def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> Non
     if written.url is None:
         kind, others = "command", ("headers", "user_header")
     for key in others:
-        if reading.given((*path, key)) is not None:
+        if reading.value_at((*path, key)) is not None:
             message = f"the MCP server {name} has a {kind}, so {key} has no effect"
             reading.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
     named = [((*path, "headers", header), header) for header in written.headers]

@@ -127,7 +127,7 @@ class Reading(Report):
             if isinstance(table, dict) and isinstance(table.get("name"), str)
         }
 
-    def given(self, path: Sequence[str | int]) -> Any:
+    def value_at(self, path: Sequence[str | int]) -> Any:
         """Returns the value at a path, from the file or a variable; None if it is absent."""
         here: Any = self.tree
         for part in path:
@@ -247,7 +247,7 @@ class Reading(Report):
         """Adds the values of variables that set one key each."""
         for variable, (path, kind) in AGENT_KEYS.items():
             text, (needed, name) = value_of(self.around.environment, variable), _NEEDED[path[0]]
-            if text and variable != MCP_URL and self.given(needed) is None:
+            if text and variable != MCP_URL and self.value_at(needed) is None:
                 message = f"{variable} is set, but there is no {name}"
                 fix = f"add [{'.'.join(needed)}], or unset it"
                 self.note("unused-variable", path, message, fix)

@@ -375,7 +375,7 @@ class SectionReader:
         if raw in choices and not isinstance(raw, bool):
             return about.words.get(str(raw), raw)
         fix = choose(raw if isinstance(raw, str) else "", [str(one) for one in choices])
-        return self.wrong(Code.NOT_A_CHOICE, path, f"{shown(path, raw)} is not allowed here", fix)
+        return self.wrong(Code.NOT_A_CHOICE, path, f"{show(path, raw)} is not allowed here", fix)
 
     def _number(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
         is_whole = kind is int and about.scale == 1
@@ -383,8 +383,8 @@ class SectionReader:
             return self._wrong_type(path, raw, "a whole number" if is_whole else "a number", about)
         if isinstance(raw, float) and not math.isfinite(raw):
             return self._wrong_type(path, raw, "a finite number", about)
-        if allowed := _beyond(raw, about):
-            message = f"{shown(path, raw)} is out of range: it should be {allowed}"
+        if allowed := _exceeded_bound(raw, about):
+            message = f"{show(path, raw)} is out of range: it should be {allowed}"
             return self.wrong(Code.OUT_OF_RANGE, path, message, f"write a number: {allowed}")
         return round(raw * about.scale) if about.scale > 1 else kind(raw)
 
@@ -395,7 +395,7 @@ class SectionReader:
         try:
             moment = datetime.fromisoformat(raw if isinstance(raw, str) else raw.isoformat())
         except ValueError:
-            message = f"{shown(path, raw)} is not a date or time"
+            message = f"{show(path, raw)} is not a date or time"
             return self.wrong(Code.MALFORMED, path, message, "write a date like 2026-12-31")
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -407,7 +407,7 @@ class SectionReader:
         if raw == "" and about.form != "any":
             return self.wrong(Code.MALFORMED, path, '"" should not be empty', about.help)
         if not _has_form(raw, about.form):
-            message = f"{shown(path, raw)} has the wrong form"
+            message = f"{show(path, raw)} has the wrong form"
             return self.wrong(Code.MALFORMED, path, message, about.help)
         try:
             text = _NORMAL.get(about.form, str)(raw)
@@ -449,10 +449,10 @@ class SectionReader:
             case "a table", list():
                 fix = f"write [{section}] with one bracket, once"
             case "a text", bool() | int() | float() | date() | time():
-                fix = f"put it in quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
+                fix = f"put it in quotes: {quoted('...' if is_sensitive(path) else _to_toml(raw))}"
             case "a whole number" | "a number" | "true or false", str():
                 fix = f"write {wanted}, without quotes"
-        return self.wrong(Code.WRONG_TYPE, path, f"{shown(path, raw)} should be {wanted}", fix)
+        return self.wrong(Code.WRONG_TYPE, path, f"{show(path, raw)} should be {wanted}", fix)
 
 
 def _choices(kind: Any, raw: object, about: Setting) -> Sequence[object]:
@@ -463,7 +463,7 @@ def _choices(kind: Any, raw: object, about: Setting) -> Sequence[object]:
     return get_args(kind) or tuple(about.words) if is_word else ()
 
 
-def _beyond(number: float, about: Setting) -> str:
+def _exceeded_bound(number: float, about: Setting) -> str:
     """Returns the bound that a number exceeds, as text; empty if it is within its bounds."""
     most = 1e300 if about.most is None else about.most
     if about.least is not None and number < about.least:
@@ -486,16 +486,16 @@ def sections_with(key: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda text: text.startswith("[[")))
 
 
-def shown(path: KeyPath, value: object) -> str:
+def show(path: KeyPath, value: object) -> str:
     """Returns a value for a message, cut short, with secrets masked."""
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     if is_sensitive(path):
         return MASK
-    return quoted(value) if isinstance(value, str) else _plain(value)
+    return quoted(value) if isinstance(value, str) else _to_toml(value)
 
 
-def _plain(value: object) -> str:
+def _to_toml(value: object) -> str:
     """Returns a value in TOML syntax; a number with more than 200 bits is only described."""
     if isinstance(value, bool):
         return str(value).lower()

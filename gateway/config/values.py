@@ -308,20 +308,20 @@ class Surroundings:
     pending: Mapping[str, str] = field(default_factory=dict)
 
     def path(self, text: str, folder: Path) -> Path:
-        return placed_at(text, folder, home=self.home)
+        return resolve_path(text, folder, home=self.home)
 
     def name(self, path: Path) -> str:
-        return shorter_name(path, home=self.home, cwd=self.cwd)
+        return short_name(path, home=self.home, cwd=self.cwd)
 
 
-def placed_at(text: str, folder: Path, *, home: Path) -> Path:
+def resolve_path(text: str, folder: Path, *, home: Path) -> Path:
     """Returns the path that a configuration names: `~` is the home, relative paths start at `folder`."""
     if text == "~" or text.startswith("~/"):
         return home / text[2:]
     return folder / text
 
 
-def shorter_name(path: Path, *, home: Path, cwd: Path) -> str:
+def short_name(path: Path, *, home: Path, cwd: Path) -> str:
     """Returns a short name of a file for messages."""
     if path.is_relative_to(cwd) and cwd != cwd.parent:  # every path is below /
         return str(path.relative_to(cwd))

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.api import conversations as api
 from gateway.api import http
 from gateway.api.conversations import TokenUsage
-from gateway.api.declarations import build, differing
+from gateway.api.declarations import build, plain_changes
 from gateway.api.errors import Forbidden, InvalidParams, InvalidRequest
 from gateway.api.http import MCP
 from gateway.codec import decode, encode
@@ -64,7 +64,7 @@ class ChatMethods:
             raise InvalidParams("content: is empty", [("content", "is empty")])
         fingerprint = ""
         if params.idempotency_key is not None:
-            same = differing(params)
+            same = plain_changes(params)
             del same["idempotency_key"]
             same.pop("traceparent", None)
             fingerprint = encode({**same, "account": account}).decode()
@@ -75,7 +75,7 @@ class ChatMethods:
             key=params.idempotency_key,
             fingerprint=fingerprint,
             requested_agent=params.agent,
-            limits=differing(params.limits) if params.limits else {},
+            limits=plain_changes(params.limits) if params.limits else {},
             traceparent=params.traceparent or call.peer.traceparent,
         )
         route = reachable_route(self.front, principal, inbound)
@@ -297,7 +297,7 @@ class ChatApi:
             key=parse_idempotency_key(request),
             fingerprint=encode(same).decode(),
             requested_agent=body.agent,
-            limits=differing(body.limits) if body.limits else {},
+            limits=plain_changes(body.limits) if body.limits else {},
             traceparent=request.headers.get("traceparent"),
         )
         route = reachable_route(self.front, principal, inbound)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.api import openai as api
-from gateway.api.declarations import build, differing
+from gateway.api.declarations import build, plain_changes
 from gateway.api.errors import InvalidRequest, Stopping
 from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef
@@ -260,7 +260,7 @@ class OpenAiApi:
     ) -> LiveRun:
         text, digest = question_of(asked), ""
         if key is not None:
-            same = differing(asked)
+            same = plain_changes(asked)
             same = {name: same[name] for name in same if name not in {"stream", "stream_options"}}
             digest = sha256(encode(same)).hexdigest()
         question = Question(

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.editing import (
-    current,
     difference,
+    read_text,
     save,
     with_budget,
     with_capability,
@@ -23,7 +23,7 @@ from gateway.config.editing import (
 )
 from gateway.config.problems import ConfigInvalid
 from gateway.config.sections import parse_capability
-from gateway.config.toml import CannotEdit, rewritten
+from gateway.config.toml import CannotEdit, rewrite
 from gateway.config.values import Surroundings
 from tests.config.arena import KNOWN, Arena
 from tests.forms import examples
@@ -288,7 +288,7 @@ def test_what_is_saved_is_there_at_once_with_the_files_mode_and_owner(arena: Are
     path.chmod(0o640)
     owner = 65_532 if os.geteuid() == 0 else os.geteuid()  # only root gives files away
     os.chown(path, owner, -1)
-    before = current(path, around(arena))
+    before = read_text(path, around(arena))
 
     save(path, before, before.replace("1", "2"), around(arena))
 
@@ -300,7 +300,7 @@ def test_what_is_saved_is_there_at_once_with_the_files_mode_and_owner(arena: Are
 def test_a_file_that_is_missing_is_made_for_its_owner_alone(arena: Arena) -> None:
     path = arena.home / ".config" / "exogate" / "config.toml"
 
-    assert current(path, around(arena)) == ""
+    assert read_text(path, around(arena)) == ""
     save(path, "", with_plugin("", {"name": "a", "path": "bundled:echo"}), around(arena))
 
     assert tomllib.loads(path.read_text())["plugins"][0]["name"] == "a"
@@ -446,13 +446,13 @@ def test_what_is_no_scope_is_refused(scope: str) -> None:
 
 
 def one_more(text: str) -> str:
-    return rewritten(f"x = {text}", {"x": [*tomllib.loads(f"x = {text}")["x"], 9]})[4:]
+    return rewrite(f"x = {text}", {"x": [*tomllib.loads(f"x = {text}")["x"], 9]})[4:]
 
 
 def one_less(text: str, index: int) -> str:
     elements = tomllib.loads(f"x = {text}")["x"]
     del elements[index]
-    return rewritten(f"x = {text}", {"x": elements})[4:]
+    return rewrite(f"x = {text}", {"x": elements})[4:]
 
 
 @pytest.mark.parametrize(

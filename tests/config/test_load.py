@@ -10,7 +10,7 @@ import pytest
 from gateway.config.environment import key_variables, value_of
 from gateway.config.load import find_file
 from gateway.config.reading import UsualProvider, default_model, usual_choice
-from gateway.config.values import Overrides, Surroundings, shorter_name
+from gateway.config.values import Overrides, Surroundings, short_name
 from tests.config.arena import KNOWN, Arena
 
 
@@ -266,7 +266,7 @@ def test_home_and_the_files_folder_are_where_a_path_starts(text: str, path: str)
 )
 def test_a_file_is_called_by_its_shortest_clear_name(path: str, name: str) -> None:
     assert AROUND.name(Path(path)) == name
-    assert shorter_name(Path(path), home=Path("/home/you"), cwd=Path("/")) == path
+    assert short_name(Path(path), home=Path("/home/you"), cwd=Path("/")) == path
 
 
 @pytest.mark.requirement("S-003-AgentDef-05")
