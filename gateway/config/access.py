@@ -50,22 +50,18 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
     port = written.port if overrides.port is None else overrides.port
     if not 0 <= port <= 65_535:
         path, message = ("gateway", "port"), f"{port} is out of range"
-        reading.wrong(Code.OUT_OF_RANGE, path, message, "write 0 to 65535", variable="--port")
+        reading.wrong(Code.OUT_OF_RANGE, path, message, "write 0 to 65535")
     data_dir = overrides.data_dir or reading.around.path(str(written.data_dir), reading.folder)
-    token = _operator_token(reading, written)
+    if TOKEN in reading.around.environment:
+        token = reading.variable(OPERATOR, TOKEN)
+    else:
+        token = reading.secret(OPERATOR, written.token)
+    token = _unless_blank(reading, OPERATOR, token)
     if not is_loopback(written.bind):
         is_meant = written.token is not None or TOKEN in reading.around.environment
         has_tokens = is_meant or bool(config.tokens)
         _check_door(reading, written.bind, token, has_tokens=has_tokens)
     return replace(written, port=port, data_dir=data_dir.absolute(), token=token)
-
-
-def _operator_token(reading: Reading, written: GatewaySettings) -> Secret | None:
-    if TOKEN in reading.around.environment:
-        token = reading.variable(OPERATOR, TOKEN)
-    else:
-        token = reading.secret(OPERATOR, written.token)
-    return None if token is None or _is_blank(reading, OPERATOR, token) else token
 
 
 def resolve_tokens(
@@ -82,8 +78,8 @@ def resolve_tokens(
             reading.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
         for at, scope in enumerate(written.scopes):
             _check_scope(reading, (*path, "scopes", at), scope)
-        token = reading.secret(where, written.token)
-        if token is None or _is_blank(reading, where, token):
+        token = _unless_blank(reading, where, reading.secret(where, written.token))
+        if token is None:
             continue
         if token in names:
             message = f"{names[token]} has the same token"
@@ -156,20 +152,15 @@ def _check_door(reading: Reading, bind: str, operator: Secret | None, *, has_tok
         reading.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)
     if operator is not None and len(operator.reveal().strip()) < LEAST_TOKEN:
         message = f"{reached}, and the operator's token has fewer than {LEAST_TOKEN} characters"
-        _wrong_token(reading, OPERATOR, Code.OPEN_DOOR, message)
+        reading.wrong(Code.OPEN_DOOR, OPERATOR, message, NEW_TOKEN)
 
 
-def _is_blank(reading: Reading, path: KeyPath, token: Secret) -> bool:
-    """True if the token is blank, which is reported: without a token every local program is the operator."""
-    if token.reveal().strip():
-        return False
-    _wrong_token(reading, path, Code.MALFORMED, "the token is blank")
-    return True
-
-
-def _wrong_token(reading: Reading, path: KeyPath, code: Code, message: str) -> None:
-    is_variable = path == OPERATOR and TOKEN in reading.around.environment
-    reading.wrong(code, path, message, NEW_TOKEN, variable=TOKEN if is_variable else None)
+def _unless_blank(reading: Reading, path: KeyPath, token: Secret | None) -> Secret | None:
+    """Reports a blank token and returns None for it: without a token every local program is the operator."""
+    if token is None or token.reveal().strip():
+        return token
+    reading.wrong(Code.MALFORMED, path, "the token is blank", NEW_TOKEN)
+    return None
 
 
 # -- the audit

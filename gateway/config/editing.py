@@ -99,13 +99,14 @@ def without_capability(text: str, plugin: str, capability: Capability) -> str:
     """Revokes a capability of a plugin, and removes secrets that are only for its host."""
     document = _parse_editable(text)
     table = _plugin(document, plugin)
-    for lost, owner in _lost_hosts(document, plugin, capability):
+    for lost in _lost_hosts(document, plugin, capability):
+        secrets = lost.owner["secrets"]
         if lost.hosts:
-            owner["secrets"][lost.name]["hosts"] = list(lost.hosts)
+            secrets[lost.name]["hosts"] = list(lost.hosts)
             continue
-        del owner["secrets"][lost.name]
-        if not owner["secrets"]:
-            del owner["secrets"]
+        del secrets[lost.name]
+        if not secrets:
+            del lost.owner["secrets"]
     granted = table.get("capabilities", [])
     kept = [one for one in granted if not _is_same(one, capability)]
     if kept == granted:
@@ -129,28 +130,26 @@ class LostHost:
     name: str
     value: str  # as written, mostly a reference
     hosts: tuple[str, ...]  # the remaining hosts; empty: the secret is removed
+    owner: Table  # the plugin or channel that has the secret
 
 
 def lost_hosts(text: str, plugin: str, capability: Capability) -> tuple[LostHost, ...]:
     """Returns the secrets that revoking the capability changes: a secret for a host that is not granted is an error."""
-    return tuple(lost for lost, _ in _lost_hosts(_parse_editable(text), plugin, capability))
+    return _lost_hosts(_parse_editable(text), plugin, capability)
 
 
-def _lost_hosts(
-    document: Table, plugin: str, capability: Capability
-) -> list[tuple[LostHost, Table]]:
-    """Returns each secret with the table of its plugin or channel."""
+def _lost_hosts(document: Table, plugin: str, capability: Capability) -> tuple[LostHost, ...]:
     if not isinstance(capability, HttpGrant):
-        return []
+        return ()
     table = _plugin(document, plugin)
     others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
     is_last = not any(str(one).startswith("http:") for one in others)
-    lost = [(one, table) for one in _lost(table, capability, bare=is_last)]
+    lost = [*_lost(table, capability, bare=is_last)]
     channels = document.get("channels")
     for channel in channels.values() if isinstance(channels, dict) else ():
         if isinstance(channel, dict) and channel.get("plugin") == plugin:
-            lost += [(one, channel) for one in _lost(channel, capability, bare=False)]
-    return lost
+            lost += _lost(channel, capability, bare=False)
+    return tuple(lost)
 
 
 def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostHost]:
@@ -163,7 +162,7 @@ def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostH
             continue
         kept = [str(one) for one in hosts if not _is_same(f"http:{one}", capability)]
         if len(kept) < len(hosts) or (bare and not hosts):
-            yield LostHost(name, str(whole.get("value", "")), tuple(kept))
+            yield LostHost(name, str(whole.get("value", "")), tuple(kept), table)
 
 
 # -- channels and providers

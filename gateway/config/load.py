@@ -139,7 +139,7 @@ def interpret(document: Document, around: Surroundings) -> LoadedConfig:
     findings = [*reader.findings, *without_consequences(reading.findings, reader.findings)]
     if findings:
         names = reading.variables
-        findings = [replace(one, variable=one.variable or names.get(one.path)) for one in findings]
+        findings = [replace(one, variable=names.get(one.path)) for one in findings]
         raise build_error(findings, document, left_out=reader.left_out, notices=reading.notices)
     return LoadedConfig(config, document, _known_origins(reading, config))
 
@@ -250,7 +250,7 @@ def _own_value(key: SectionKey, loaded: LoadedConfig) -> object:
     """Returns the value of a section, without items that another section or file defines."""
     config = loaded.config
     if key.name == "agents":
-        return config.agents[config.agent is not None :]
+        return config.further_agents
     if key.name == "rules":
         name = loaded.document.name
         return tuple(one for one in config.rules if one.source.partition(":")[0] == name)

@@ -85,9 +85,8 @@ class Report:
         fix: str,
         *,
         at: At = "value",
-        variable: str | None = None,
     ) -> None:
-        self.findings.append(ConfigFinding(code, path, message, fix, at, variable))
+        self.findings.append(ConfigFinding(code, path, message, fix, at))
 
     def not_installed(self, path: KeyPath, error: GatewayError, *, at: At = "value") -> None:
         """Reports a missing extra; the text of the error is `MESSAGE: FIX`."""

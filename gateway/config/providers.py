@@ -232,19 +232,17 @@ def _check_server(reading: Reading, path: KeyPath, written: McpServerDef) -> Non
         message = f"the MCP server {name} needs either url or command"
         reading.wrong(Code.MISSING, path, message, "write one of the two", at="table")
         return
-    kind, others = ("url", ("args", "env"))
-    if written.url is None:
-        kind, others = "command", ("headers", "user_header")
-    for key in others:
+    kind = "command" if written.url is None else "url"
+    for key in ("headers", "user_header") if written.url is None else ("args", "env"):
         if reading.value_at((*path, key)) is not None:
             message = f"the MCP server {name} has a {kind}, so {key} has no effect"
             reading.wrong(Code.MALFORMED, (*path, key), message, "remove it", at="key")
-    named = [((*path, "headers", header), header) for header in written.headers]
-    for where, header in [*named, ((*path, "user_header"), own)]:
+    headers = {(*path, "headers", header): header for header in written.headers}
+    for where, header in [*headers.items(), ((*path, "user_header"), own)]:
         if header.lower() in _OUR_HEADERS:
             message = f"the gateway itself sets the header {quoted(header)}"
             reading.wrong(Code.MALFORMED, where, message, "choose another name")
-        elif header.lower() == own.lower() and where != (*path, "user_header"):
+        elif header.lower() == own.lower() and where in headers:
             message = f"{quoted(header)} is the user_header, so it cannot have a fixed value"
             fix = "remove it, or choose another user_header"
             reading.wrong(Code.DUPLICATE, where, message, fix)

@@ -13,7 +13,6 @@ from gateway.config.environment import (
     ENCODING,
     MCP_SERVER,
     MCP_URL,
-    TOKEN,
     key_variables,
     value_of,
 )
@@ -167,12 +166,12 @@ class Reading(Report):
         return None if value is None else Secret(value)
 
     def variable(self, path: KeyPath, name: str) -> Secret | None:
-        """Returns the secret in a variable; None after a problem is reported."""
-        value = self.around.environment[name]
+        """Returns the secret in a variable that sets the key; None after a problem is reported."""
+        value, self.variables[path] = self.around.environment[name], name
         if is_sendable(value):
             return Secret(value)
         message, fix = "a header cannot carry this value", "use ASCII characters on one line"
-        self.wrong(Code.MALFORMED, path, message, fix, variable=name)
+        self.wrong(Code.MALFORMED, path, message, fix)
         return None
 
     def file(self, where: KeyPath, written: str, fix: str) -> str:
@@ -231,8 +230,8 @@ class Reading(Report):
         """Adds the values of variables, which override the file."""
         environment, variables = self.around.environment, self.variables
         agent = self.tree.get("agent")
-        if value_of(environment, TOKEN):
-            variables["gateway", "token"] = TOKEN
+        if self.around.overrides.port is not None:
+            variables["gateway", "port"] = "--port"
         if self.choice.variable and isinstance(agent, dict) and "provider" not in agent:
             variables["agent", "provider"] = self.choice.variable
         if self._variable_tools() and isinstance(agent, dict) and "tools" not in agent:

@@ -403,7 +403,11 @@ class SectionReader:
         if not isinstance(raw, str):
             return self._wrong_type(path, raw, "a text", about)
         if kind == Capability:
-            return self._capability(raw, path)
+            try:
+                return parse_capability(raw)
+            except BadCapability as error:
+                message = f"capability {quoted(raw)} {error.problem}"
+                return self.wrong(Code.MALFORMED, path, message, error.fix)
         if raw == "" and about.form != "any":
             return self.wrong(Code.MALFORMED, path, '"" should not be empty', about.help)
         if not _has_form(raw, about.form):
@@ -417,13 +421,6 @@ class SectionReader:
             or_else = f"; or add it as [[{about.refers}s]]" if about.refers in _ADDED else ""
             self.report.refers(path, about.refers, text, or_else=or_else)
         return kind(text)
-
-    def _capability(self, raw: str, path: KeyPath) -> Any:
-        try:
-            return parse_capability(raw)
-        except BadCapability as error:
-            message = f"capability {quoted(raw)} {error.problem}"
-            return self.wrong(Code.MALFORMED, path, message, error.fix)
 
     def _check_keys(
         self, table: Mapping[str, object], path: KeyPath, known: Collection[str]

@@ -375,3 +375,8 @@ class GatewayConfig:
     notices: tuple[ConfigFinding, ...] = ()  # warnings for the operator
     secret_folders: tuple[Path, ...] = ()  # folders of ${file:NAME}; the first with the file wins
     other_files: tuple[Path, ...] = ()  # further files and folders that a reload watches
+
+    @property
+    def further_agents(self) -> tuple[AgentDef, ...]:
+        """The agents of a loaded configuration without the default one."""
+        return self.agents[self.agent is not None :]
