@@ -46,19 +46,19 @@ KINDS: Mapping[str, AuditKind] = {
 
 
 def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
-    written, overrides = config.gateway, reading.around.overrides
+    written, overrides = config.gateway, reading.inputs.overrides
     port = written.port if overrides.port is None else overrides.port
     if not 0 <= port <= 65_535:
         path, message = ("gateway", "port"), f"{port} is out of range"
         reading.wrong(Code.OUT_OF_RANGE, path, message, "write 0 to 65535")
-    data_dir = overrides.data_dir or reading.around.path(str(written.data_dir), reading.folder)
-    if TOKEN in reading.around.environment:
+    data_dir = overrides.data_dir or reading.inputs.path(str(written.data_dir), reading.folder)
+    if TOKEN in reading.inputs.environment:
         token = reading.variable(OPERATOR, TOKEN)
     else:
         token = reading.secret(OPERATOR, written.token)
     token = _unless_blank(reading, OPERATOR, token)
     if not is_loopback(written.bind):
-        is_meant = written.token is not None or TOKEN in reading.around.environment
+        is_meant = written.token is not None or TOKEN in reading.inputs.environment
         has_tokens = is_meant or bool(config.tokens)
         _check_door(reading, written.bind, token, has_tokens=has_tokens)
     return replace(written, port=port, data_dir=data_dir.absolute(), token=token)
@@ -102,8 +102,8 @@ def resolve_store(reading: Reading, written: StoreSettings) -> StoreSettings:
         password = reading.secret(("store", "password"), written.password)
     elif written.password is not None:
         with suppress(SecretProblem):  # only `store copy` uses it
-            text, around = written.password.reveal(), reading.around
-            password = Secret(resolve(text, around.environment, around.home))
+            text, inputs = written.password.reveal(), reading.inputs
+            password = Secret(resolve(text, inputs.environment, inputs.home))
     return replace(written, password=password)
 
 

@@ -157,7 +157,7 @@ def _context(reading: Reading, path: KeyPath, context: ContextRules, window: int
 
 
 def _check_template(reading: Reading, where: KeyPath, file: Path) -> None:
-    name = reading.around.name(file)
+    name = reading.inputs.name(file)
     try:
         compile_prompt(file.read_text("utf-8-sig"))
     except TemplateInvalid as error:

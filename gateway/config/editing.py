@@ -16,7 +16,7 @@ from gateway.config.schema import ANY, patterns
 from gateway.config.secrets import replace_file
 from gateway.config.sections import BadCapability, SectionKey, parse_capability
 from gateway.config.toml import CannotEdit, parse, rewrite
-from gateway.config.values import GatewayConfig, Surroundings
+from gateway.config.values import GatewayConfig, Inputs
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import Capability, HttpGrant
 from gateway.domain.text import choose, quoted
@@ -312,45 +312,45 @@ def difference(before: str, after: str, name: str) -> str:
     return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
 
 
-def read_text(path: Path, around: Surroundings) -> str:
+def read_text(path: Path, inputs: Inputs) -> str:
     """Returns the text of a file, empty if it does not exist. Raises ConfigInvalid if it is not TOML."""
-    return read_document(path, around.name(path)).text if path.exists() else ""
+    return read_document(path, inputs.name(path)).text if path.exists() else ""
 
 
-def check_text(text: str, path: Path, around: Surroundings) -> GatewayConfig:
+def check_text(text: str, path: Path, inputs: Inputs) -> GatewayConfig:
     """Returns the configuration of a text. Raises ConfigInvalid if the gateway could not start with it."""
     status = path.stat() if path.exists() else None
-    document = Document.parse(path, around.name(path), text.encode(), status)
-    return interpret(document, around).config
+    document = Document.parse(path, inputs.name(path), text.encode(), status)
+    return interpret(document, inputs).config
 
 
-def require_better(before: str, after: str, path: Path, around: Surroundings) -> None:
+def require_better(before: str, after: str, path: Path, inputs: Inputs) -> None:
     """Raises ConfigInvalid for a text with errors, unless its errors are fewer and all in the text before."""
-    if (error := _refusal(after, path, around)) is None:
+    if (error := _refusal(after, path, inputs)) is None:
         return
     errors = [
         {(one.code, one.key, one.message) for one in (refused.problems if refused else ())}
-        for refused in (error, _refusal(before, path, around))
+        for refused in (error, _refusal(before, path, inputs))
     ]
     if not errors[0] < errors[1]:
         raise error
 
 
-def _refusal(text: str, path: Path, around: Surroundings) -> ConfigInvalid | None:
+def _refusal(text: str, path: Path, inputs: Inputs) -> ConfigInvalid | None:
     try:
-        check_text(text, path, around)
+        check_text(text, path, inputs)
     except ConfigInvalid as error:
         return error
     return None
 
 
-def save(path: Path, before: str, after: str, around: Surroundings) -> None:
+def save(path: Path, before: str, after: str, inputs: Inputs) -> None:
     """Writes the whole text or nothing. Raises ConfigInvalid if the gateway could not start with it, and CannotEdit
     if the file changed or cannot be written."""
-    name = around.name(path)
+    name = inputs.name(path)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
-    require_better(before, after, path, around)
-    if read_text(path, around) != before:
+    require_better(before, after, path, inputs)
+    if read_text(path, inputs) != before:
         raise CannotEdit(f"{name} changed in the meantime; try again")
     try:
         replace_file(path.resolve(), after.encode(), mode)  # a link stays a link

@@ -49,9 +49,9 @@ from gateway.config.sections import (
 from gateway.config.values import (
     GatewayConfig,
     GatewaySettings,
+    Inputs,
     Known,
     Overrides,
-    Surroundings,
     resolve_path,
     short_name,
 )
@@ -89,7 +89,7 @@ def load(
     """Loads and checks the configuration. Raises ConfigInvalid with all problems."""
     found = find_file(path, environment=environment, home=home, cwd=cwd)
     is_named = is_named_file(path, environment)
-    return read(found, Surroundings(environment, home, cwd, known, overrides, is_named)).config
+    return read(found, Inputs(environment, home, cwd, known, overrides, is_named)).config
 
 
 def find_file(
@@ -125,14 +125,14 @@ def find_data_dir(
     return resolve_path(written or str(GatewaySettings().data_dir), folder, home=home).absolute()
 
 
-def read(path: Path | None, around: Surroundings) -> LoadedConfig:
+def read(path: Path | None, inputs: Inputs) -> LoadedConfig:
     """Reads the file, if any, and resolves the configuration. Raises ConfigInvalid with all problems."""
-    return interpret(read_document(path, around.name(path)) if path else Document(), around)
+    return interpret(read_document(path, inputs.name(path)) if path else Document(), inputs)
 
 
-def interpret(document: Document, around: Surroundings) -> LoadedConfig:
+def interpret(document: Document, inputs: Inputs) -> LoadedConfig:
     """Resolves the configuration of a document. Raises ConfigInvalid with all problems."""
-    reading = Reading(around, document)
+    reading = Reading(inputs, document)
     reader = SectionReader(reading)
     written = _read_sections(reader, reading.tree)
     config = _resolve(reading, written)
@@ -179,9 +179,9 @@ def _resolve(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     check_prices(reading, config, by_place)
     if delegation.is_enabled:
         agents = tuple(with_result(agent) for agent in agents)
-    around, document = reading.around, reading.document
-    folders = secret_folders(around.environment, around.home)
-    absent = () if document.path else usual_files(around.home, around.cwd)
+    inputs, document = reading.inputs, reading.document
+    folders = secret_folders(inputs.environment, inputs.home)
+    absent = () if document.path else usual_files(inputs.home, inputs.cwd)
     return replace(
         config,
         gateway=gateway,
@@ -223,7 +223,7 @@ def _known_origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str
         if origin != "config":
             origins["providers", name, "api_key"] = words
     for key in ("port", "data_dir"):
-        if getattr(reading.around.overrides, key) is not None:
+        if getattr(reading.inputs.overrides, key) is not None:
             origins["gateway", key] = "command line"
     return origins
 

@@ -54,7 +54,7 @@ def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, boo
     if plugin.is_enabled:
         fix = "correct the path, build the plugin, or write enabled = false"
         reading.file(path, written, fix)
-    return reading.around.path(written, reading.folder).absolute(), False
+    return reading.inputs.path(written, reading.folder).absolute(), False
 
 
 def _secrets(

@@ -107,10 +107,10 @@ def _key(reading: Reading, written: ProviderDef, base_url: str) -> tuple[Secret 
     is_own = preset is not None and base_url.rstrip("/") == preset.base_url.rstrip("/")
     if preset is not None and is_own:
         for variable in key_variables(name, preset.key_variable):
-            if value_of(reading.around.environment, variable):
+            if value_of(reading.inputs.environment, variable):
                 return reading.variable(path, variable), variable
         file = f"{name}_api_key"
-        if os.path.lexists(reading.around.home / FOLDER / file):
+        if os.path.lexists(reading.inputs.home / FOLDER / file):
             found = reading.secret(path, Secret(f"${{file:{file}}}"), is_needed=is_used)
             return found, f"secret file {file}"
     if written.api_key:
@@ -122,7 +122,7 @@ def _key(reading: Reading, written: ProviderDef, base_url: str) -> tuple[Secret 
 
 def _report_no_key(reading: Reading, name: str, variable: str, *, is_own: bool) -> None:
     """Reports a preset without a key at its own address; warns of a key that another address does not get."""
-    if not is_own and value_of(reading.around.environment, variable):
+    if not is_own and value_of(reading.inputs.environment, variable):
         message = f"{variable} is only sent to the address of the preset"
         fix = f'to send it here, write api_key = "${{env:{variable}}}"'
         reading.note("key-kept-back", ("providers", name, "api_key"), message, fix)
@@ -200,7 +200,7 @@ def resolve_servers(reading: Reading, config: GatewayConfig) -> tuple[McpServerD
 def _check_trust(reading: Reading, programs: list[str]) -> None:
     """Reports programs in an unnamed file of the current folder that another user may have written."""
     name = reading.document.name
-    why = reading.document.why_untrusted() if programs and not reading.around.is_named else None
+    why = reading.document.why_untrusted() if programs and not reading.inputs.is_named else None
     if why is not None:
         message = f"{name} in the current folder starts a program, but {why}"
         fix = f"read the file, then chown or chmod 600 it, or name it: --config {name}"

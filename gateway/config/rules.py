@@ -110,14 +110,14 @@ def resolve_rules(
 ) -> tuple[tuple[RuleDef, ...], RuleFolder | None]:
     """Returns all rules, the core ones first, and the content of `rules_dir`."""
     known, folder = reading.known, None
-    reader = RuleReader(known.rule_problems, reading.around.name)
+    reader = RuleReader(known.rule_problems, reading.inputs.name)
     core = reader.read_file(known.core_rules, {}) if known.core_rules else ()
     rules = {rule.id: rule for rule in core}
     rules |= {
         rule.id: rule for rule in reader.read_rules(config.rules, reading.document, reading, rules)
     }
     if config.rules_dir:
-        path = reading.around.path(config.rules_dir, reading.folder).absolute()
+        path = reading.inputs.path(config.rules_dir, reading.folder).absolute()
         if not path.is_dir():
             message = f"there is no folder {quoted(str(path))}"
             fix = "create the folder, or remove rules_dir"

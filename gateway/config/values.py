@@ -295,7 +295,7 @@ class Overrides:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Inputs:
     """The environment, folders and known names that a configuration is read with."""
 
     environment: Mapping[str, str]

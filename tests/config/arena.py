@@ -9,10 +9,10 @@ from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.values import (
     BundledPlugin,
     GatewayConfig,
+    Inputs,
     Known,
     Overrides,
     Preset,
-    Surroundings,
 )
 from gateway.control.rules import CORE, problems_of
 
@@ -93,8 +93,8 @@ class Arena:
     def read(self) -> LoadedConfig:
         """The thorough way, also where there is a faster one."""
         path = find_file(None, environment=self.environment, home=self.home, cwd=self.cwd)
-        around = Surroundings(self.environment, self.home, self.cwd, KNOWN, self.overrides)
-        return read(path, around)
+        inputs = Inputs(self.environment, self.home, self.cwd, KNOWN, self.overrides)
+        return read(path, inputs)
 
     def refusal(self, text: str | bytes | None = None) -> ConfigInvalid:
         try:
