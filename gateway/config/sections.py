@@ -65,6 +65,23 @@ PATTERNS: Mapping[str, str] = {
     "sha256": r"^[0-9A-Fa-f]{64}$",
     "store": r"^(embedded|memory|wss?://[^\s/?#@]+/?)$",
 }
+FORMS: Mapping[str, str] = {  # what to do about a text or a name of the wrong form
+    "path": "write a path without control characters",
+    "id": "write letters, digits and hyphens, 64 at most",
+    "subagent": "write letters, digits and hyphens, 55 at most",
+    "plugin": "write lower-case letters, digits and hyphens, 32 at most",
+    "provider": "write letters, digits, hyphens and underscores, 64 at most",
+    "token": "write letters, digits, dots, hyphens and underscores, 64 at most",
+    "header": "write the name of an HTTP header",
+    "secret": "write letters, digits, hyphens and underscores, 64 at most",
+    "state": "write lower-case letters, digits and underscores, 64 at most",
+    "sha256": "write 64 hexadecimal digits",
+    "host": "write an IP address or a host name",
+    "origin": "write scheme://host or scheme://host:port",
+    "network": "write an IP address or a network like 10.0.0.0/8",
+    "url": "write an https:// address; http:// is only for this machine",
+    "collector": "write http://HOST:PORT or https://HOST",
+}
 _HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
 _ORIGIN = r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
 
@@ -349,7 +366,8 @@ class SectionReader:
             where = (*path, name)
             if not _has_form(name, about.names) or name.endswith("\n"):
                 message = f"{quoted(name)} is not a valid name here"
-                self.wrong(Code.MALFORMED, where, message, about.help, "key")
+                fix = FORMS.get(about.names, about.help)
+                self.wrong(Code.MALFORMED, where, message, fix, "key")
             elif (value := self.value(element, one, where, about)) is not _WRONG:
                 found[name] = value
         return tuple(found.values()) if about.by_name else found
@@ -408,15 +426,16 @@ class SectionReader:
             except BadCapability as error:
                 message = f"capability {quoted(raw)} {error.problem}"
                 return self.wrong(Code.MALFORMED, path, message, error.fix)
+        fix = FORMS.get(about.form, about.help)
         if raw == "" and about.form != "any":
-            return self.wrong(Code.MALFORMED, path, '"" should not be empty', about.help)
+            return self.wrong(Code.MALFORMED, path, "this text is empty", fix)
         if not _has_form(raw, about.form):
             message = f"{show(path, raw)} has the wrong form"
-            return self.wrong(Code.MALFORMED, path, message, about.help)
+            return self.wrong(Code.MALFORMED, path, message, fix)
         try:
             text = _NORMAL.get(about.form, str)(raw)
         except ValueError as error:
-            return self.wrong(Code.MALFORMED, path, str(error), about.help)
+            return self.wrong(Code.MALFORMED, path, str(error), fix)
         if about.refers is not None:
             or_else = f"; or add it as [[{about.refers}s]]" if about.refers in _ADDED else ""
             self.report.refers(path, about.refers, text, or_else=or_else)
@@ -438,7 +457,7 @@ class SectionReader:
             self.wrong(Code.UNKNOWN_KEY, (*path, key), f"unknown key {quoted(key)}", fix, "key")
 
     def _wrong_type(self, path: KeyPath, raw: object, wanted: str, about: Setting) -> object:
-        fix = f"write {wanted}; {about.help}" if about.help else f"write {wanted}"
+        fix = f"write {wanted} for: {about.help}" if about.help else f"write {wanted}"
         section = dotted(tuple(part for part in path if isinstance(part, str)))
         match wanted, raw:
             case "a list", dict():

@@ -233,7 +233,7 @@ def test_the_caret_stands_below_the_place(arena: Arena) -> None:
         ("[[gateway]]\nport = 1", "a list should be a table", "write [gateway] with one"),
         ("agent.id = 'a b'", '"a b" has the wrong form', "letters, digits and hyphens"),
         ("context.token_budget = 'atuo'", '"atuo" is not allowed here', 'did you mean "auto"?'),
-        ("gateway.allowed_origins = ['x']", "not scheme://", "Web origins that may connect"),
+        ("gateway.allowed_origins = ['x']", "not scheme://", "write scheme://host"),
         ("store.url = 'embeded'", '"embeded" is not allowed here', 'did you mean "embedded"?'),
         ("store.url = 7", "7 is not allowed here", "choose one of: embedded, memory"),
     ],
