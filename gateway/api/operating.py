@@ -84,9 +84,7 @@ class AuditVerify(Params):
 
     head: (
         Annotated[
-            str,
-            Check(pattern="^[0-9a-f]{64}$"),
-            "A hash from an earlier check; must be present.",
+            str, Check(pattern="^[0-9a-f]{64}$"), "A hash from an earlier check; must be present."
         ]
         | None
     ) = None

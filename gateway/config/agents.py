@@ -181,8 +181,7 @@ def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | Non
     model = model or default_model(provider, reading.known)
     if model is None and is_known:
         message = f'"model" is missing: provider {quoted(provider)} has no default'
-        where = (*path, "model")
-        reading.wrong(Code.MISSING, where, message, 'add model = "..."', at="table")
+        reading.wrong(Code.MISSING, (*path, "model"), message, 'add model = "..."')
     return model or ""
 
 

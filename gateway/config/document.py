@@ -25,14 +25,7 @@ from gateway.config.problems import (
     dotted,
 )
 from gateway.config.schema import patterns
-from gateway.config.secrets import (
-    MASK,
-    REFERENCE,
-    fit_line,
-    is_sensitive,
-    strike,
-    strike_arguments,
-)
+from gateway.config.secrets import MASK, REFERENCE, fit_line, is_sensitive, strike, strike_arguments
 from gateway.config.toml import BOM, CannotEdit, Positions, Span, parse, rewrite
 from gateway.domain.text import printable
 

@@ -207,10 +207,7 @@ def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, Plugin
 
 
 def _check_proofs(
-    reading: Reading,
-    channel: ChannelDef,
-    adapter: BundledPlugin,
-    known: dict[str, tuple[str, str]],
+    reading: Reading, channel: ChannelDef, adapter: BundledPlugin, known: dict[str, tuple[str, str]]
 ) -> None:
     """Reports two channels with the same proof of webhook calls. Loading checks adapters that are not bundled.
     `known` maps a proof to its channel and key."""

@@ -77,15 +77,7 @@ class Report:
     notices: list[ConfigFinding] = field(default_factory=list)
     names: Mapping[str, Collection[str]] = field(default_factory=dict)  # by kind, such as "agent"
 
-    def wrong(
-        self,
-        code: Code,
-        path: KeyPath,
-        message: str,
-        fix: str,
-        *,
-        at: At = "value",
-    ) -> None:
+    def wrong(self, code: Code, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
         self.findings.append(ConfigFinding(code, path, message, fix, at))
 
     def not_installed(self, path: KeyPath, error: GatewayError, *, at: At = "value") -> None:

@@ -71,7 +71,7 @@ def _address(reading: Reading, written: ProviderDef) -> ProviderDef | None:
     for key, line in lines.items():
         if getattr(written, key) is None:
             message = f'"{key}" is missing: {quoted(written.name)} is not a preset ({presets})'
-            reading.wrong(Code.MISSING, (*path, key), message, f"add {line}", at="table")
+            reading.wrong(Code.MISSING, (*path, key), message, f"add {line}")
     return written if written.wire and written.base_url else None
 
 

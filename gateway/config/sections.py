@@ -311,7 +311,7 @@ class SectionReader:
                 values |= {key.field: value} if value is not _WRONG else {}
             elif name in about.needs or (key.is_needed and base is None):
                 message, fix = f'"{name}" is missing', f"add {name} = ..."
-                self.wrong(Code.MISSING, where, message, fix, "table")
+                self.wrong(Code.MISSING, where, message, fix)
         return replace(made, **values)
 
     def value(

@@ -73,8 +73,7 @@ class TokenGrant:
     """A token for a program or a person; `name` is the principal."""
 
     name: Annotated[
-        str,
-        Setting("Name of its owner: letters, digits, dot, hyphen, underscore.", form="token"),
+        str, Setting("Name of its owner: letters, digits, dot, hyphen, underscore.", form="token")
     ]
     token: Annotated[Secret, Setting("The token, preferably a reference.")]
     scopes: tuple[str, ...] = setting(
