@@ -150,8 +150,10 @@ def _context(reading: Reading, path: KeyPath, context: ContextRules, window: int
         return context
     is_given = reading.value_at(key) is not None or reading.value_at((*path, *key)) is not None
     if budget != AUTO and "fallback" not in path and is_given:
-        message = f"{budget} tokens exceed the model's window of {window}; {most} is used"
-        fix = f"write {most}, or set context_window"
+        message = f"{budget} tokens exceed the model's window of {window}"
+        fix = (
+            f"{most} is used; write it, or set context_window"  # `exogate doctor` reads the number
+        )
         reading.note("context-clamped", (*path, *key), message, fix)
     return replace(context, token_budget=most)
 
