@@ -590,7 +590,7 @@ class DeadLetterPage(Value):
 
 class OfLetter(Params):
     id: Text
-    channel: Text | None = None  # of an incoming message: platforms may use the same ids
+    channel: Text | None = None  # of an incoming message whose id several channels have
 
 
 class ResubmitLetter(OfLetter):

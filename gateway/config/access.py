@@ -67,7 +67,7 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
 def resolve_tokens(
     reading: Reading, tokens: Iterable[TokenGrant], operator: Secret | None
 ) -> tuple[TokenGrant, ...]:
-    """Returns the tokens with their references resolved, without those that have a problem."""
+    """Returns the tokens with their references resolved; a token with a problem is reported and omitted."""
     names = {operator: "[gateway] token"} if operator else {}
     grants = []
     for index, written in enumerate(tokens):
@@ -244,7 +244,7 @@ def _agents(config: GatewayConfig) -> dict[str, object]:
 
 
 def _set_limits(budgets: object, *names: str, **more: Limit) -> dict[str, object]:
-    """Returns the limits that are set, without those that limit nothing."""
+    """Returns the limits of these names as JSON data; a limit that limits nothing is omitted."""
     limits: dict[str, Limit] = _attributes(budgets, *names) | more
     return {
         name: {"tokens": one.tokens, "usd": one.nano_usd and one.nano_usd / NANO}

@@ -109,7 +109,7 @@ class Document:
 
 
 def _is_shared(gid: int, owner: int) -> bool:
-    """True if the group has members besides the owner; many users have a private group."""
+    """True if the group has other members than the owner; many users have a private group."""
     users = pwd.getpwall()
     try:
         members = set(grp.getgrgid(gid).gr_mem)

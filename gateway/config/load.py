@@ -74,7 +74,7 @@ class LoadedConfig:
 
     config: GatewayConfig
     document: Document
-    origins: Mapping[KeyPath, str]  # of values from variables, secret files and the command line
+    origins: Mapping[KeyPath, str]  # only variables, secret files and the command line
 
 
 def load(

@@ -78,8 +78,8 @@ def _address(reading: Reading, written: ProviderDef) -> ProviderDef | None:
 def _resolve(
     reading: Reading, path: KeyPath, written: Mapping[str, str], *, name: str | None = None
 ) -> dict[str, str]:
-    """Returns headers or variables with their references resolved, without those that have a problem. References
-    of a provider, `name`, may be missing if no agent uses it."""
+    """Returns headers or variables with their references resolved; a reference with a problem is reported and
+    omitted. References of a provider, `name`, may be missing if no agent uses it."""
     values = {}
     for key, text in written.items():
         is_needed, is_open = name is None or name in reading.used, not looks_secret(key)

@@ -81,7 +81,7 @@ class Reading(Report):
     document: Document
     tree: dict[str, Any] = field(init=False)
     choice: UsualProvider = field(init=False)
-    # By the path of the key that they set.
+    # The variables in use, by the path of the key that they set.
     variables: dict[KeyPath, str] = field(default_factory=dict)
     # Providers, with the path of their first use.
     used: dict[str, KeyPath] = field(default_factory=dict)

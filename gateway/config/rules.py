@@ -123,7 +123,7 @@ def resolve_rules(
             fix = "create the folder, or remove rules_dir"
             reading.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
         folder = reader.read_folder(path, rules)
-    if folder is None or not folder.refused:  # else a refused file may define the name
+    if folder is None or not folder.refused:  # a refused file may define the name
         more = folder.rules if folder else ()
         reading.names = {**reading.names, "rule": [*rules, *(rule.id for rule in more)]}
     return tuple(rules.values()), folder

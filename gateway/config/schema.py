@@ -21,7 +21,7 @@ from gateway.domain.ids import Secret
 from gateway.domain.settings import NEEDED, Setting
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-ANY = "*"  # in a pattern: any index of a list or name of a table
+ANY = "*"  # the part of a pattern for any index of a list or name of a table
 
 Pattern = tuple[str, ...]
 

@@ -65,7 +65,7 @@ PATTERNS: Mapping[str, str] = {
     "sha256": r"^[0-9A-Fa-f]{64}$",
     "store": r"^(embedded|memory|wss?://[^\s/?#@]+/?)$",
 }
-FORMS: Mapping[str, str] = {  # what to do about a text or a name of the wrong form
+FORMS: Mapping[str, str] = {  # the fix for a text or a name of the wrong form
     "path": "write a path without control characters",
     "id": "write letters, digits and hyphens, 64 at most",
     "subagent": "write letters, digits and hyphens, 55 at most",

@@ -268,7 +268,7 @@ class RuleFolder:
 class Known:
     """Facts from other rooms that a configuration is checked against."""
 
-    presets: Mapping[str, Preset]  # in the order of preference, without `demo`
+    presets: Mapping[str, Preset]  # the preferred one first; without `demo`
     bundled: Mapping[str, BundledPlugin]
     context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]

@@ -124,7 +124,7 @@ def _require_new(path: Path) -> None:
         raise BackupRefused(f"{path} already exists: name another file, or move it away")
 
 
-def give_to_owner(folder: Path, *made: Path) -> None:
+def match_owner(folder: Path, *made: Path) -> None:
     """Gives files that root made to the owner of their folder, because a service does not run as root."""
     if os.geteuid() == 0:
         owner = folder.stat()
