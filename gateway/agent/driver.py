@@ -465,7 +465,7 @@ class Driver:
             self.turn.state.spend(spent)
 
     async def _carry_out(self, effect: AskModel | CallTool) -> None:
-        """Puts what comes of an effect into the queue."""
+        """Carries out an effect and queues its event."""
         work = self._ask(effect) if isinstance(effect, AskModel) else self._call(effect)
         self._queue.put(await work)
 
@@ -694,7 +694,7 @@ class Runner:
     decisions: DecisionTrees
     rules: RuleSet
     publish: Callable[[Event], None] = field(default=lambda event: None)
-    hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
+    hears: Callable[[str], bool] = field(default=lambda event_type: True)  # has it a listener?
     price: Price = unpriced
     packer: Packer = field(default_factory=Packer)
 

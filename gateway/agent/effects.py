@@ -81,7 +81,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """One more message of a person, with the id of its own run."""
+    """A message of a person that comes during the run, with the id of its own run."""
 
     kind: ClassVar = "said"
 
@@ -187,7 +187,7 @@ class RunResult:
     provider: str = ""
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
-    end_event: Event | None = None  # to be published once the end is durable
+    end_event: Event | None = None  # published once the end is durable
     kept: Mapping[str, object] | None = None  # new state of the rules
     has_read_notices: bool = True  # True if a model has read the waiting notices
     finish: FinishReason | None = None
@@ -203,7 +203,7 @@ class Gate(Protocol):
     """The part of the tool gate that a run uses."""
 
     async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
-        """Connects the agent's tool servers; returns those that are missing now."""
+        """Connects the agent's tool servers. Returns the missing ones."""
         ...
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]: ...

@@ -151,7 +151,7 @@ REGISTRY.action("llm-call", writes=CALLS)(Turn.ask)
 def detect_loop(turn: Turn, call: LeafCall) -> bool:
     """Refuses calls that were fruitless before. Fails if they stop the run."""
     calls = turn.calls
-    refused = turn.state.refused(calls)
+    refused = turn.state.refuse_repeats(calls)
     if turn.state.reason is not None:
         return False
     for wanted in calls:

@@ -102,7 +102,7 @@ class RunState:
     _is_stop_sent = False
 
     def __init__(self, job: Job, output: Output, moment: Moment) -> None:
-        """Raises PolicyBroke."""
+        """Asks another policy for its limits. Raises PolicyBroke."""
         self._job, self._output, self._agent = job, output, job.agent
         self._policy, self.limits = job.decision(job.agent.limits), job.agent.limits
         self._is_foreign = type(self._policy) is not DefaultDecisionTree
@@ -305,7 +305,7 @@ class RunState:
 
     # -- loops
 
-    def refused(self, calls: Sequence[ToolCall]) -> frozenset[str]:
+    def refuse_repeats(self, calls: Sequence[ToolCall]) -> frozenset[str]:
         """Reports calls that repeat earlier ones, and stops a run that continues to repeat them. Returns
         the ids of calls that must not be executed again."""
         if not calls:

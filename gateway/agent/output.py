@@ -125,7 +125,7 @@ def spent_reading(refusal: BudgetExceeded) -> LimitReading:
     return LimitReading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
 
 
-def nearly_spent(warning: BudgetWarning) -> tuple[str, LimitReading]:
+def budget_warning(warning: BudgetWarning) -> tuple[str, LimitReading]:
     """Returns the text for the user, and the reading."""
     facts = {"scope": warning.scope, "unit": warning.unit}
     reading = LimitReading(f"budget.{warning.scope}", warning.used, warning.limit, facts)

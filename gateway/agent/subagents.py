@@ -45,9 +45,7 @@ from gateway.tools.results import MOST_KEPT, SCHEME, Listed, cut_end, cut_middle
 
 log = logging.getLogger(__name__)
 
-ENDING_S = (
-    10.0  # more time at the gate than the subagent has, so that it can return its partial answer
-)
+ENDING_S = 10.0  # the gate waits longer than the subagent may run, for its partial answer
 MOST_TASK = 20_000  # characters
 NEVER = 200  # percent of the turns: a single turn needs no warning that it is the last
 REPLY_SHARE = 0.25  # of the window, for the summary
@@ -82,7 +80,7 @@ class Subagents:
     settings: Callable[[str], Awaitable[UserSettings]]  # by user
     clock: Clock
     journals: Callable[[RunId], RunJournal | None]
-    agents: Mapping[AgentId, AgentDef] = field(default_factory=dict)  # as they are configured
+    agents: Mapping[AgentId, AgentDef] = field(default_factory=dict)  # as configured
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
@@ -137,9 +135,7 @@ class Subagents:
         if scope.agent is None:
             raise ToolFailed(f"Only an agent can ask {name}.")
         settings = await retry_store(self.clock, self.settings, scope.principal)
-        configured = self.agents.get(
-            scope.agent.id
-        )  # a person may have chosen one of its fallbacks
+        configured = self.agents.get(scope.agent.id)  # the person may have chosen a fallback
         child = child_of(self.known[name], scope.agent, settings.valid, configured)
         limits = child.limits
         if scope.allowance is not None:
@@ -238,7 +234,7 @@ def child_of(
     chain, wanted = (own, *chain_of(parent), *chain_of(configured)), settings.get("subagent_model")
     served = next((one for one in chain if one.model == wanted), own)
     longest = settings.get("librarian_timeout", its.timeout_seconds)
-    assert isinstance(longest, int)  # it is valid
+    assert isinstance(longest, int)  # the settings are valid
     seconds = min(its.timeout_seconds, longest)
     return replace(
         parent,
@@ -292,10 +288,10 @@ class SummarizingGate:
         kept = await retry_store(clock, originals.read_original, key, reference)
         began = clock.monotonic()
         if kept is None:
-            whole = await self.gate.whole(agent, call, scope)
+            whole = await self.gate.call_whole(agent, call, scope)
             result = cut_end(whole, MOST_KEPT)
             if not self.is_too_large(result):
-                return await self.gate.shown(agent, whole, scope)
+                return await self.gate.shorten(agent, whole, scope)
         else:  # an earlier attempt has called the tool
             boundary = self.gate.boundary()
             result = ToolResult(call.id, call.name, kept.content, boundary=boundary)
@@ -351,7 +347,7 @@ class SummarizingGate:
         except ToolFailed as error:
             why = {"tool": name, "run": scope.run_id, "why": str(error)}
             log.warning("result_summary_failed", extra=why)
-            if estimate_tokens(result.content) <= most:  # it was only too many entries
+            if estimate_tokens(result.content) <= most:  # only the number of entries is too large
                 return replace(result, spent=tuple(spent))
             short = {"excerpt": cut_middle(result.content, most)}
         listed = self.gate.listed(result)

@@ -43,7 +43,7 @@ from gateway.agent.output import (
     SKIPPED,
     TAKEN_AWAY,
     Output,
-    nearly_spent,
+    budget_warning,
     spent_reading,
 )
 from gateway.control.notices import Moment as Point
@@ -392,7 +392,7 @@ class Turn:
         if reply.finish == "overrun":
             output.system("notice", OVERRUN.format(provider=reply.provider))
         for warning in reply.warnings:
-            output.warn("budget.token.warning", state.turn, *nearly_spent(warning))
+            output.warn("budget.token.warning", state.turn, *budget_warning(warning))
         if calls:
             self._open_round(calls)
         else:
@@ -426,7 +426,7 @@ class Turn:
                 self._count_cut(was_sent=False)
                 is_first = state.refusal is None
                 state.refusal = refusal
-                if self.replies:  # what was done so far is kept
+                if self.replies:  # the work so far is kept
                     state.terminate("token_budget", str(refusal))
                 elif is_first:
                     facts = spent_reading(refusal).payload(str(refusal))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -25,7 +25,6 @@ from gateway.domain.inbox import (
     Inbound,
     NewEntry,
     RunRecord,
-    SessionChoice,
 )
 from gateway.domain.mcp import McpClient, Served
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
@@ -36,7 +35,8 @@ from gateway.memory.context import Episodes, message_tokens
 from gateway.memory.souls import Souls
 from gateway.routing import Route, Router
 from gateway.sessions.lanes import Lanes, QueuePolicy, SessionQueues, WorkOn
-from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
+from gateway.sessions.partitions import PartitionedWork
+from gateway.sessions.runs import LiveRun, LiveRuns, answer_text, read_events
 from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import new_boundary
 
@@ -61,27 +61,6 @@ Counted = tuple[SessionKey, Share, None]
 _NOBODY: Share = ((), "")
 
 
-class Sharing(Protocol):
-    """Passes messages to the node that works on their session, if several nodes share the work."""
-
-    queues: "SessionQueues"
-
-    async def open(self) -> None: ...
-    def around(self, work: WorkOn) -> WorkOn: ...
-
-    def accepted(self, entry: Entry, leave: Callable[[], None], share: Share) -> None: ...
-
-    def mirror(self, record: RunRecord) -> LiveRun: ...
-
-    async def stop(self, run: LiveRun, *, at_once: bool) -> None: ...
-
-    async def stop_all(self, key: SessionKey) -> int: ...
-
-    async def load(self, key: SessionKey) -> tuple[int, int]: ...
-
-    async def choose(self, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice: ...
-
-
 @dataclass(slots=True)
 class MessageIntake:
     """Accepts messages and queues their runs."""
@@ -92,7 +71,7 @@ class MessageIntake:
     ids: Ids
     bounds: QueueBounds = QueueBounds()
     policy: QueuePolicy = QueuePolicy()
-    sharing: Sharing | None = None  # None: this node works on all sessions
+    sharing: PartitionedWork | None = None  # None: this node works on all sessions
     queues: SessionQueues = field(init=False)
     # Waiting and running messages, and their bytes.
     _load: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
@@ -317,7 +296,7 @@ class Front:
         found: LiveRun | RunRecord | None = self.live.get(run_id)
         if found is None:
             record = await self.inbox.find_run(RunId(run_id))
-            # It may have been accepted during the read.
+            # The run may have been accepted during the read.
             found = self.live.get(run_id) or record
         sharing = self.intake.sharing
         if sharing and isinstance(found, RunRecord) and found.finished_at is None:
@@ -458,12 +437,12 @@ class ServedDesk:
         run_id: str | None = accepted.run_id
         while run_id is not None:
             run = await self.front.run(run_id)
-            events = await whole(run)
+            events = await read_events(run)
             end = events[-1]
             facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
             run_id = end.get("merged_into")  # the run of a later message answered it
         is_late, is_error = end.get("reason") == "timeout", end["type"] == "error"
-        text = end["message"] if is_error else spoken(events)
+        text = end["message"] if is_error else answer_text(events)
         facts = {"response": text, **facts}
         return Served(f"{LATE}{text}" if is_late else text, is_late or is_error, facts)
 

@@ -94,9 +94,9 @@ class ToolGate:
         return found
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        return await self.shown(agent, await self.whole(agent, call, scope), scope)
+        return await self.shorten(agent, await self.call_whole(agent, call, scope), scope)
 
-    async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
+    async def call_whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         """Returns the whole result of a call."""
         began, spent, report = self._clock.monotonic(), list[Spent](), scope.spend
         known = self._tools.get(call.name)
@@ -122,7 +122,7 @@ class ToolGate:
         outcome = (content, is_error, round(took_ms, 3), tuple(spent))
         return ToolResult(call.id, call.name, *outcome, boundary=self.boundary())
 
-    async def shown(self, agent: AgentDef, result: ToolResult, scope: ToolScope) -> ToolResult:
+    async def shorten(self, agent: AgentDef, result: ToolResult, scope: ToolScope) -> ToolResult:
         """Returns the result in the form for the model. The conversation keeps up to MOST_RESULT
         characters."""
         most = agent.context.token_budget // results.RESULT_SHARE
