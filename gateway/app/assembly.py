@@ -257,7 +257,7 @@ class Gateway:
             made.decisions,
             made.rules,
             shared.bus.publish,
-            shared.bus.hears,
+            shared.bus.has_listener,
             shared.meter.cost_usd,
         )
         known = {one.name: one for one in config.subagents}
