@@ -562,6 +562,7 @@ class Meter:
         self.audit.append_soon(AuditEvent(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
+        """Makes the record of a call, priced by the provider or the price table."""
         payer, provider, model = reservation.payer, reservation.provider, reservation.model
         if usage.cost_usd is None:
             cost = self.prices.cost(provider, model, usage, reservation.at) or (0, "unpriced")

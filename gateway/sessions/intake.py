@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import repeat
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -25,6 +25,7 @@ from gateway.domain.inbox import (
     Inbound,
     NewEntry,
     RunRecord,
+    SessionChoice,
 )
 from gateway.domain.mcp import McpClient, Served
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
@@ -35,7 +36,6 @@ from gateway.memory.context import Episodes, message_tokens
 from gateway.memory.souls import Souls
 from gateway.routing import Route, Router
 from gateway.sessions.lanes import Lanes, QueuePolicy, SessionQueues, WorkOn
-from gateway.sessions.partitions import PartitionedWork
 from gateway.sessions.runs import LiveRun, LiveRuns, answer_text, read_events
 from gateway.sessions.worker import RunWorker
 from gateway.tools.gate import new_boundary
@@ -61,6 +61,28 @@ Counted = tuple[SessionKey, Share, None]
 _NOBODY: Share = ((), "")
 
 
+class Sharing(Protocol):
+    """Passes messages to the node that works on their session, if several nodes share the work."""
+
+    queues: SessionQueues
+
+    async def open(self) -> None: ...
+
+    def around(self, work: WorkOn) -> WorkOn: ...
+
+    def accepted(self, entry: Entry, leave: Callable[[], None], share: Share) -> None: ...
+
+    def mirror(self, record: RunRecord) -> LiveRun: ...
+
+    async def stop(self, run: LiveRun, *, at_once: bool) -> None: ...
+
+    async def stop_all(self, key: SessionKey) -> int: ...
+
+    async def load(self, key: SessionKey) -> tuple[int, int]: ...
+
+    async def choose(self, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice: ...
+
+
 @dataclass(slots=True)
 class MessageIntake:
     """Accepts messages and queues their runs."""
@@ -71,7 +93,7 @@ class MessageIntake:
     ids: Ids
     bounds: QueueBounds = QueueBounds()
     policy: QueuePolicy = QueuePolicy()
-    sharing: PartitionedWork | None = None  # None: this node works on all sessions
+    sharing: Sharing | None = None  # None: this node works on all sessions
     queues: SessionQueues = field(init=False)
     # Waiting and running messages, and their bytes.
     _load: dict[Hashable, tuple[int, int]] = field(default_factory=dict)

@@ -58,7 +58,7 @@ DUTY_S = 0.25  # between two checks whether this node holds a duty
 
 @dataclass(slots=True)
 class PartitionedWork:
-    """Implements PartitionWork, and passes messages to the nodes of their sessions. `epoch` returns the epoch under which this node works on a
+    """Implements PartitionWork and Sharing. `epoch` returns the epoch under which this node works on a
     partition now. `on_open` is called with each session that another node may have worked on."""
 
     runs: SharedRuns
