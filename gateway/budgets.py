@@ -456,7 +456,7 @@ class Meter:
         """Reserves a call. Waits while other calls have reserved the room. Raises BudgetExceeded, and
         ModelFailed if the ledger cannot be written."""
         payer, now = request.payer, self.clock.now()
-        assert payer is not None, "a model was asked on nobody's account"
+        assert payer is not None, "the request has no payer"
         expected = self.estimates.of(raw, payer.session_key, request.model)
         asked = (self.ids.new(), payer, request.provider, request.model, now, now.isoformat()[:10])
         wanted = Reservation(*asked, expected, held=Amount(expected + request.max_tokens))

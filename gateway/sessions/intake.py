@@ -239,13 +239,13 @@ class MessageIntake:
         here, total = self._load.get(key, (0, 0))[1], self._load.get(None, (0, 0))[1]
         if here + size > bounds.max_pending_mb * MB and (here or not is_whole):
             raise Busy(
-                f"what waits in this session would be more than {bounds.max_pending_mb} MB "
-                "([queue] max_pending_mb): send it later, or in smaller parts"
+                f"the waiting messages of this session would exceed {bounds.max_pending_mb} MB "
+                "([queue] max_pending_mb); send it later, or in smaller parts"
             )
         if total + size > bounds.max_pending_total_mb * MB and (total or not is_whole):
             raise Busy(
-                f"what waits would be more than {bounds.max_pending_total_mb} MB in all "
-                "([queue] max_pending_total_mb): send it later, or in smaller parts",
+                f"all waiting messages would exceed {bounds.max_pending_total_mb} MB "
+                "([queue] max_pending_total_mb); send it later, or in smaller parts",
                 retry_after_s=5.0,
             )
 

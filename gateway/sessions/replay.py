@@ -240,7 +240,7 @@ class Player(RunJournal):
             await (event or self._moved).wait()
         if scope.cancelled_caught:
             found = self.peek().kind
-            await self.leave(Difference("the order of what happened", found, wanted))
+            await self.leave(Difference("the order of the entries", found, wanted))
 
     # -- for the driver
 
@@ -301,7 +301,7 @@ class Player(RunJournal):
         """Reports a difference unless the remaining entries may be left unread."""
         for entry in self.coming():
             if entry.kind not in _UNREAD_AT_END:
-                difference = Difference("the order of what happened", entry.kind, "the end")
+                difference = Difference("the order of the entries", entry.kind, "the end")
                 self._on_difference(difference)
                 break
             self.advance()
@@ -597,7 +597,7 @@ class Replayer:
         if record.finished_at is None:
             raise Conflict("the run has not ended yet")
         if record.outcome == "merged":
-            raise Conflict("another run answered it: its last event names that one")
+            raise Conflict("another run answered it; the last event of this run names that run")
         parts = await self.worker.journal.read(run_id)
         if not parts and record.log:
             why = "an earlier version recorded this run, and this one cannot replay it"

@@ -149,7 +149,7 @@ class StatelessRuns:
         # An account without a run is always admitted, or one caller could keep out all others.
         accounts = {run.session_key.account for run, _ in self._working.values()}
         if len(self._working) >= self._width and question.account in accounts:
-            raise Busy(f"{self._width} requests are being answered already; send it again later")
+            raise Busy(f"{self._width} requests run already; send it again later")
         run_id = RunId(f"r_{self._ids.new()}")
         message_id = MessageId(f"m_{run_id.removeprefix('r_')}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
