@@ -205,6 +205,38 @@ def test_every_spelling_of_a_capability_is_revoked(array: str) -> None:
     assert not [one for one in _capabilities(after) if "a.example" in one]
 
 
+SECRETS = {
+    "inline": """secrets = { A = "${env:A}", B = { value = "${env:B}", hosts = ["a.example"] } }""",
+    "table": """[plugins.secrets]
+A = "${env:A}"  # kept
+B = { value = "${env:B}", hosts = ["a.example"] }""",
+    "tables": """[plugins.secrets.B]
+value = "${env:B}"
+hosts = [
+    "a.example",
+]
+[plugins.secrets.A]
+value = "${env:A}"
+hosts = ["https://a.example:443"]""",
+    "dotted": """secrets.A = "${env:A}"
+secrets.B.value = "${env:B}"
+secrets.B.hosts = ["a.example"]""",
+}
+
+
+@pytest.mark.parametrize("form", SECRETS)
+def test_revoking_the_host_of_a_secret_removes_the_secret_however_it_is_written(form: str) -> None:
+    own = '[[plugins]]\nname = "t"  # a plugin\npath = "bundled:fetch"\n'
+    text = f'{own}capabilities = ["http:a.example"]\n{SECRETS[form]}\n[[plugins]]\nname = "u"\n'
+
+    after = without_capability(text, "t", parse_capability("http:a.example"))
+
+    plugin, other = tomllib.loads(after)["plugins"]
+    assert plugin == {"name": "t", "path": "bundled:fetch", "capabilities": []}
+    assert other == {"name": "u"}
+    assert after.startswith(own)
+
+
 def test_lines_of_a_file_from_windows_all_end_alike() -> None:
     text = "[agent]\r\nmodel = 'm'\r\n[[plugins]]\r\nname = 'p'\r\npath = 'q' # c\r\n"
 
