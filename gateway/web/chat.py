@@ -29,7 +29,7 @@ from gateway.memory.context import context_report
 from gateway.routing import Route
 from gateway.sessions.intake import Front
 from gateway.sessions.replay import Replayer
-from gateway.sessions.runs import AT_REST, LiveRun, events_of, spoken, whole
+from gateway.sessions.runs import AT_REST, LiveRun, answer_text, events_of, read_events
 from gateway.web.asgi import Described, query_of, require_scope
 from gateway.web.identity import (
     Principal,
@@ -278,7 +278,7 @@ class ChatApi:
         headers = {"x-exogate-run": accepted.run_id}
         if body.stream or "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
-        return self._answer(accepted, await whole(run), headers)
+        return self._answer(accepted, await read_events(run), headers)
 
     async def _accept(
         self, body: http.ChatBody, principal: Principal, request: Request
@@ -309,7 +309,7 @@ class ChatApi:
             failed = build(http.FailedChat, ids, error=error)
             return json_response(failed, status, {**headers, **retry_headers(end)})
         calls, usage = _tool_calls(events), _usage(events)
-        known = {**ids, "response": spoken(events), "usage": usage, "tool_calls_made": calls}
+        known = {**ids, "response": answer_text(events), "usage": usage, "tool_calls_made": calls}
         if end["reason"] != "timeout":
             return json_response(build(http.ChatAnswer, end, **known), 200, headers)
         facts = {"message": TOO_LATE, "retryable": True, "timestamp": end["timestamp"]}
