@@ -32,7 +32,7 @@ _TABLE = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def keys() -> Mapping[str, SectionKey]:
-    """Yields every key with a value, as written in the documentation."""
+    """Returns every key with a value, by its name in the documentation."""
     known = patterns()
     sections = {path[:length] for path in known for length in range(1, len(path))}
     found = {path: key for path, key in known.items() if path not in sections}
@@ -40,7 +40,7 @@ def keys() -> Mapping[str, SectionKey]:
 
 
 def _described(path: Pattern, key: SectionKey) -> SectionKey:
-    """Returns the key; the help of a limit in [budgets] begins with the help of the key above it."""
+    """Returns the key; the help of a budget's limit starts with that of the budget."""
     above = path[:-2] if path[-2:-1] == (ANY,) else path[:-1]
     if path[0] != "budgets":
         return key
@@ -49,8 +49,8 @@ def _described(path: Pattern, key: SectionKey) -> SectionKey:
 
 
 def page(text: str) -> str:
-    """Returns the text with the current table between each pair of markers. A marker names the prefix of its
-    keys; `top` has the keys outside of sections."""
+    """Returns the text with each table between markers regenerated. A marker names the prefix of its keys; `top`
+    has the keys without a section."""
     told = {name: key for name, key in keys().items() if not name.startswith(SAID_ELSEWHERE)}
     prefixes = {marker[2] for marker in _TABLE.finditer(text)}
 
@@ -62,7 +62,7 @@ def page(text: str) -> str:
 
 
 def homeless(text: str) -> list[str]:
-    """Returns the keys that are in no table of a text."""
+    """Returns the keys that no table of a text contains."""
     prefixes = {marker[2] for marker in _TABLE.finditer(text)}
     told = (name for name in keys() if not name.startswith(SAID_ELSEWHERE))
     return [name for name in told if _home(name, prefixes) is None]
