@@ -71,3 +71,16 @@ def test_a_clock_that_is_set_back_by_an_hour_is_believed() -> None:
     tx.stamp(2 * hour)
 
     assert [tx.stamp(hour), tx.stamp(hour)] == [hour, hour + 1]
+
+
+def test_a_term_matches_any_of_very_many_values() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    tx = WriteTransaction(db)
+    for session in (7, 40_000, 90_000):
+        tx.insert("turn_cursor", {"session": session, "upto": 1})
+
+    found = tx.find("turn_cursor", {"session": tuple(range(50_000))}, "session")
+    db.close()
+
+    assert sorted(row["session"] for row in found) == [7, 40_000]
