@@ -313,8 +313,8 @@ def test_a_request_is_made_by_the_host(load: Load) -> None:
 @pytest.mark.parametrize(
     ("request_at", "why"),
     [
-        ("(call $put (i32.const 0) (i32.const 3))", "a request is no JSON object"),
-        ("(i64.const 12345)", "a request is nowhere in memory"),
+        ("(call $put (i32.const 0) (i32.const 3))", "a request is not a JSON object"),
+        ("(i64.const 12345)", "a request is not in memory"),
         ("(call $put (i32.const 8) (i32.const 1))", "a request is not UTF-8 text"),
     ],
 )

@@ -94,8 +94,8 @@ def test_an_error_of_the_function_is_the_tools(guest: FunctionsGuest) -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "why"),
     [
-        ("add", {"left": 1}, "the arguments do not fit: right is missing"),
-        ("add", {"left": -1, "right": 1}, "the arguments do not fit: an integer from 0 to 4294967295 is wanted"),
+        ("add", {"left": 1}, "invalid arguments: right is missing"),
+        ("add", {"left": -1, "right": 1}, "invalid arguments: must be an integer from 0 to 4294967295"),
         ("fly", {}, "there is no tool fly"),
     ],
 )  # fmt: skip
@@ -176,7 +176,7 @@ def test_a_list_that_takes_long_to_take_over_ends_the_call(tmp_path: Path) -> No
 
     assert (answered.status, answered.text) == (
         "output_too_large",
-        "it gave lists with too many elements",
+        "it passed lists with too many elements",
     )
 
 

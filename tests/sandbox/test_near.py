@@ -168,7 +168,7 @@ def test_it_is_recognised_by_its_export_and_held_to_its_types(engine: Engine) ->
     assert "near:agent/host@0.4.1#http-request" in found.imports
     for changed, why in (
         (wat().replace("near:agent/tool@0.4.1", "near:agent/tool@0.3.0"), "only near:agent/tool@0.4"),
-        (wat().replace("near:agent/host@0.4.1", "near:agent/host@0.3.0"), "which nobody offers"),
+        (wat().replace("near:agent/host@0.4.1", "near:agent/host@0.3.0"), "which the host does not offer"),
         (wat().replace('"secret-exists" (func (param "name" string) (result bool))', '"fly" (func (param "name" string) (result bool))').replace('$host "secret-exists"', '$host "fly"'), "there is no such function"),
     ):  # fmt: skip
         with pytest.raises(NotAPlugin, match=why):

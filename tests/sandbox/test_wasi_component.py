@@ -294,4 +294,4 @@ def test_an_exit_ends_the_guest(load: Load) -> None:
 
     answered = ask(guest, function="describe")
 
-    assert (answered.status, answered.text) == ("trap", "it ended itself")
+    assert (answered.status, answered.text) == ("trap", "it exited")
