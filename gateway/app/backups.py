@@ -47,7 +47,7 @@ from gateway.host.archive import (
     ReadArchive,
     give_to_owner,
     new_archive,
-    opened_archive,
+    open_archive,
     sweep_parts,
     sync_file,
     sync_folder,
@@ -308,7 +308,7 @@ def _plugins(config: GatewayConfig) -> Iterator[PinnedPlugin]:
 # --- looking through one -------------------------------------------------------------------------
 def verify(path: Path) -> Backup:
     """Raises ArchiveDamaged for one that is not whole, BackupRefused for one that cannot be used here."""
-    with opened_archive(path) as archive:
+    with open_archive(path) as archive:
         manifest = _manifest(archive, path)
         for member in manifest.members:
             if member.name != FILE:
@@ -463,7 +463,7 @@ def _take(folder: Path, held: ExitStack, made: list[Path], *, force: bool) -> bo
 
 def _build(path: Path, building: Path, held: ExitStack) -> Backup:
     """The new data directory, complete but for what is settled in it."""
-    with _faults(building), opened_archive(path) as archive:
+    with _faults(building), open_archive(path) as archive:
         manifest = _manifest(archive, path)
         if building.exists():  # of a restore that was killed
             shutil.rmtree(building)

@@ -93,7 +93,7 @@ async def claimed(  # noqa: PLR0913  # what may be said of a node
     """Keeps all others out of the store until the end; in a `cluster` only those that are alone. Raises
     StoreRefused, StoreInUse."""
     # A connection of its own, so that no queue delays a renewal.
-    own = await connection_to(settings, ConnectionSettings(is_told=False))
+    own = await connection_to(settings, ConnectionSettings(is_logged=False))
     how, label = ClusterSettings(partitions=None), os.uname().nodename
     if cluster is not None:
         how, label = ClusterSettings(cluster.partitions, cluster.lease_s), cluster.node or label
@@ -130,8 +130,7 @@ async def claimed(  # noqa: PLR0913  # what may be said of a node
 
 
 async def connection_to(
-    settings: StoreSettings, how: ConnectionSettings = _USUAL
+    store: StoreSettings, how: ConnectionSettings = _USUAL
 ) -> SurrealConnection:
-    credentials = Credentials(settings.username or "", settings.password or Secret(""))
-    place = (settings.url, settings.namespace, settings.database)
-    return await SurrealConnection.open(*place, credentials, how)
+    user = Credentials(store.username or "", store.password or Secret(""))
+    return await SurrealConnection(store.url, store.namespace, store.database, user, how).open()

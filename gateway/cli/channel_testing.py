@@ -312,7 +312,7 @@ def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayCo
     text = editing.with_named(text, "channels", source.name, channel)
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
-    path.chmod(editing.OWNERS_ALONE)
+    path.chmod(editing.NEW_FILE_MODE)
     return load(path, environment={}, home=folder, cwd=folder, known=known())
 
 

@@ -18,15 +18,15 @@ from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
-from gateway.control.rules import CORE, ROOTS, CompiledRule, load_rules, problems_of, view
-from gateway.control.trees.lint import formatted
+from gateway.control.rules import CORE, ROOTS, CompiledRule, check_rule, load_rules, rule_scope
+from gateway.control.trees.lint import format_tree
 from gateway.control.trees.loading import load
-from gateway.control.trees.reader import TreeInvalid, TreeProblem, decoded
+from gateway.control.trees.reader import TreeInvalid, TreeProblem, decode_file
 from gateway.control.trees.tracing import BadScript, LeafScript, trace
 from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
-from gateway.web.status import rules as told_rules
+from gateway.web.status import describe_rules
 
 GIVEN_ROOTS = ROOTS[2:]  # without event and payload, which have options of their own
 RULE_COLUMNS = ("id", "on", "core", "enabled", "quarantined", "errors", "last_error", "source")
@@ -45,7 +45,7 @@ def list_rules(context: CliContext) -> None:
         told = ask(context, "rule.list")
     except Unreachable:
         config = configured(context)
-        told = plain(told_rules(rule_set(config, config.rule_folder)))
+        told = plain(describe_rules(rule_set(config, config.rule_folder)))
     refused = (f"refused: {one['file']}\n{one['why']}" for one in told["refused"])
     context.say(told, *table(told["rules"], RULE_COLUMNS), *refused)
 
@@ -59,7 +59,7 @@ def list_rules(context: CliContext) -> None:
     "given",
     default="{}",
     type=JSON,
-    help="What else rules see, as JSON: a table for each root.",
+    help="Other variables of rules, as JSON: one object per root.",
 )
 @click.pass_obj
 def test_rule(
@@ -90,7 +90,7 @@ def _rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
     """Those of a file, or the one of that id. Raises ConfigInvalid."""
     path = Path(what)
     if path.is_file():
-        reader = RuleReader(problems_of)
+        reader = RuleReader(check_rule)
         core = {one.id: one for one in reader.file(CORE, {})}
         return load_rules(reader.file(path, core)).rules
     config = configured(context)
@@ -103,8 +103,8 @@ def _rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
 
 
 def _tried(rule: CompiledRule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]:
-    seen = view(event, scope, scope.get("plugin", {}))
-    told: dict[str, Any] = {"id": rule.definition.id, "hears": rule.hears(event.type)}
+    seen = rule_scope(event, scope, scope.get("plugin", {}))
+    told: dict[str, Any] = {"id": rule.definition.id, "hears": rule.matches(event.type)}
     told |= {"when": None, "fires": False, "acts": []}
     if not told["hears"] or not rule.is_severe_enough(event):
         why = "is not severe enough" if told["hears"] else "is not among its events"
@@ -164,7 +164,7 @@ def show_tree(name: str) -> None:
 def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> None:
     try:
         text = _text(file)
-        laid_out = formatted(text, file.name)
+        laid_out = format_tree(text, file.name)
     except TreeInvalid as error:
         _refuse(context, file, error)
     is_same = laid_out == text
@@ -204,7 +204,7 @@ def trace_tree(context: CliContext, file: Path, script: Path) -> None:
 
 
 def _text(file: Path) -> str:
-    return decoded(file.read_bytes(), file.name)
+    return decode_file(file.read_bytes(), file.name)
 
 
 def _refuse(context: CliContext, file: Path, error: TreeInvalid) -> NoReturn:
