@@ -201,6 +201,10 @@ class GuestCall:
                 arguments = (flatten_request(*arguments),)
             except ValueError as error:
                 return "err", str(error)
+        status, text, *body = self._wait(function, *arguments)
+        return status, join_answer(text, *body) if body else text
+
+    def _wait(self, function: str, *arguments: str) -> Answer:
         self.say(self.number, (function, *arguments))
         try:
             answer = self.answers.get(timeout=max(0.0, self.left_s))
@@ -208,8 +212,7 @@ class GuestCall:
             raise self.stop("timeout") from None
         if answer is None:
             raise self.stop("cancelled")
-        status, text, *body = answer
-        return status, join_answer(text, *body) if body else text
+        return answer
 
     def log(self, level: str, message: str) -> None:
         """Logs a message; cuts a long one and drops those beyond the bound."""

@@ -189,10 +189,7 @@ def parse_description(
     try:
         said = PluginDescription.model_validate_json(answer)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        why = f"{place}: {first['msg']}" if place else first["msg"]
-        raise ValueError(f"its description is invalid: {why}") from error
+        raise ValueError(f"its description is invalid: {_first(error)}") from error
     names = {_tool_name(plugin, tool.name): tool for tool in said.tools}
     if len(names) < len(said.tools):
         raise ValueError("its description is invalid: two of its tools have the same name")
@@ -216,6 +213,13 @@ def _tool_name(plugin: PluginDef, own: str) -> str:
     """Returns the name of a tool for the model. The prefix keeps a third-party plugin from taking the
     name of another plugin's tool; bundled plugins are trusted."""
     return own if plugin.is_bundled or own == plugin.name else f"{plugin.name}__{own}"
+
+
+def _first(error: ValidationError) -> str:
+    """Returns the place and the problem of the first error, without the value, which has no bound."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def plain(text: str) -> str:

@@ -215,10 +215,10 @@ ODD_REQUESTS = {
     request(headers=[]): None,  # nothing, written oddly
     request(headers=["a"]): '"headers" must be',
     request(headers={"a": 1}): '"headers" must be',
-    request(body=1): 'only one may be set',
-    request(body="a", body_base64="YQ=="): 'only one may be set',
+    request(body=1): "only one may be set",
+    request(body="a", body_base64="YQ=="): "only one may be set",
     request(body_base64="!"): "not base64",
-    request(body_base64=[]): 'only one may be set',
+    request(body_base64=[]): "only one may be set",
     request(timeout_ms="1"): '"timeout_ms" a number',
     request(timeout_ms=-5): None,
     request(timeout_ms=10**400): None,
