@@ -148,10 +148,6 @@ def define(root: LinkerInstance, interface: str, functions: Mapping[str, HostFun
             instance.add_func(name, function)
 
 
-def _log(_store: object, level: str, message: str) -> None:
-    current().log(level, message)
-
-
 def _asks(function: str) -> HostFunction:
     """Returns a host function from texts to a text or an error."""
 
@@ -190,7 +186,7 @@ def gives(function: str, read: Callable[[str], object]) -> HostFunction:
 
 
 _HOST: dict[str, dict[str, HostFunction]] = {
-    "log": {"write": _log},
+    "log": {"write": lambda _store, level, message: current().log(level, message)},
     "http": {"request": _asks("http.request")},
     "store": {
         "get": _get,
@@ -365,10 +361,6 @@ class TypeMismatch(Exception):
     """A JSON value does not have its type; the text names the type."""
 
 
-def _unchanged(value: object) -> object:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The JSON form of a type. `read` converts JSON to a value of the binding and raises
@@ -376,7 +368,7 @@ class Shape:
 
     schema: dict[str, object]
     read: Callable[[object], object]
-    write: Callable[[object], object] = _unchanged
+    write: Callable[[object], object] = lambda value: value
     is_optional: bool = False
 
 
@@ -445,10 +437,6 @@ def _number(_kind: ValType) -> Shape:
     return Shape({"type": "number"}, read)
 
 
-def _nothing(_kind: None) -> Shape:
-    return Shape({"type": "null"}, lambda _: None)
-
-
 def _bytes() -> Shape:
     def read(value: object) -> object:
         try:
@@ -515,12 +503,9 @@ def _record(kind: RecordType) -> Shape:
     return Shape(fields.schema, read, write)
 
 
-def _cases(kind: VariantType | ResultType) -> Sequence[Field]:
-    return kind.cases if isinstance(kind, VariantType) else [("ok", kind.ok), ("err", kind.err)]
-
-
 def _variant(kind: VariantType | ResultType) -> Shape:
-    shapes = {name: shape_of(one) for name, one in _cases(kind)}
+    cases = kind.cases if isinstance(kind, VariantType) else [("ok", kind.ok), ("err", kind.err)]
+    shapes = {name: shape_of(one) for name, one in cases}
 
     def read(value: object) -> object:
         name, payload = next(iter(value.items())) if isinstance(value, dict) and value else ("", 0)
@@ -569,7 +554,7 @@ _BITS: Mapping[type, int] = {U8: 8, U16: 16, U32: 32, U64: 64}
 _SIGNED_BITS: Mapping[type, int] = {S8: 8, S16: 16, S32: 32, S64: 64}
 # Each function takes a type of its class.
 _SHAPES: Mapping[type, Callable[..., Shape]] = {
-    type(None): _nothing,
+    type(None): lambda _kind: Shape({"type": "null"}, lambda _value: None),
     Bool: _simple({"type": "boolean"}, "true or false", lambda v: isinstance(v, bool)),
     **{kind: _integer(0, (1 << bits) - 1) for kind, bits in _BITS.items()},
     **{

@@ -114,17 +114,13 @@ class BrokenFrame(Exception):
     """The other side violated the protocol, so its further frames cannot be trusted."""
 
 
-def _any_size(kind: Kind, call: int) -> int:
-    return LARGEST
-
-
 class Reader:
     """Assembles frames from bytes. `most` returns the bound of a frame by its kind and call; a larger
     frame is refused before any of it is stored."""
 
     __slots__ = ("_most", "_rest")
 
-    def __init__(self, most: Callable[[Kind, int], int] = _any_size) -> None:
+    def __init__(self, most: Callable[[Kind, int], int] = lambda _kind, _call: LARGEST) -> None:
         self._rest = bytearray()
         self._most = most
 

@@ -165,10 +165,6 @@ def _exit(_store: StoreContext, _code: object) -> None:
     raise current().stop("trap")
 
 
-def _wall_clock() -> Record:
-    return _moment(wall_ns() or 0)
-
-
 def _moment(ns: int) -> Record:
     moment = Record()
     moment.seconds, moment.nanoseconds = divmod(ns, 1_000_000_000)  # type: ignore[attr-defined]  # the binding's records have any field
@@ -210,7 +206,7 @@ _INTERFACES: dict[str, dict[str, tuple[str, Serve]]] = {
         "subscribe-duration": ("(u64)->own", lambda _, ns: _pollable(elapsed_ns() + ns)),
     },
     "clocks/wall-clock": {
-        "now": (f"()->{_MOMENT}", _gives(_wall_clock)),
+        "now": (f"()->{_MOMENT}", _gives(lambda: _moment(wall_ns() or 0))),
         "resolution": (f"()->{_MOMENT}", _gives(lambda: _moment(RESOLUTION_NS))),
     },
     "filesystem/preopens": {"get-directories": ("()->list<tuple<own,string>>", _gives(list))},
@@ -312,7 +308,8 @@ def define_wasi_core(linker: Linker, engine: Engine, module: Module) -> None:
 
 def _served(serve: CoreServe, signature: str) -> Callable[..., int]:
     """Passes numbers as unsigned, and returns an error number for a bad pointer."""
-    masks = [0xFFFFFFFF if kind == "i32" else (1 << 64) - 1 for kind in _parameters(signature)]
+    kinds = filter(None, signature[1 : signature.index(")")].split(","))
+    masks = [0xFFFFFFFF if kind == "i32" else (1 << 64) - 1 for kind in kinds]
 
     def call(caller: Caller, *numbers: int) -> int:
         try:
@@ -321,10 +318,6 @@ def _served(serve: CoreServe, signature: str) -> Callable[..., int]:
             return _FAULT
 
     return call
-
-
-def _parameters(signature: str) -> list[str]:
-    return [kind for kind in signature[1 : signature.index(")")].split(",") if kind]
 
 
 def _returns(code: int) -> CoreServe:

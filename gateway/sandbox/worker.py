@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
@@ -134,8 +135,8 @@ class Worker:
         if isinstance(guest, str):
             self.say(Kind.RESULT, number, ("load", guest, "0", "0", "0"))
             return
-        end = time.monotonic() + float(seconds)
-        call = GuestCall(number, self._bounds[int(program)], end, self._ask, slower_by=_SLOWER_BY)
+        end, ask = time.monotonic() + float(seconds), partial(self.say, Kind.HOST)
+        call = GuestCall(number, self._bounds[int(program)], end, ask, slower_by=_SLOWER_BY)
         self._calls[number] = call
         self._busy.set()
         self._work.put((call, guest, function, text))
@@ -143,9 +144,6 @@ class Worker:
             thread = threading.Thread(target=self._run, daemon=True)
             self._threads.add(thread)
             thread.start()
-
-    def _ask(self, number: int, texts: tuple[str, ...]) -> None:
-        self.say(Kind.HOST, number, texts)
 
     def _run(self) -> None:
         while True:
