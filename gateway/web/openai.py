@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.api import openai as api
-from gateway.api.declarations import build, differing
+from gateway.api.declarations import build, plain_changes
 from gateway.api.errors import InvalidRequest, Stopping
 from gateway.codec import decode
 from gateway.domain.agents import Address, AgentDef
@@ -29,9 +29,8 @@ from gateway.web.rpc import Run, read_body
 
 MOST_TEXT = 400_000  # characters of a question, and of instructions
 COMPLETE = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
-DECISIVE = frozenset(
-    {"content", "thinking", "tool_call", "done", "error"}
-)  # show if there is an answer
+# The first of these events shows whether there is an answer to stream.
+DECISIVE = frozenset({"content", "thinking", "tool_call", "done", "error"})
 
 
 class NoSuchModel(NotFound):
@@ -250,7 +249,7 @@ class OpenAiApi:
         key = parse_idempotency_key(request)
         text, digest = question_of(body), ""
         if key is not None:
-            same = differing(body)
+            same = plain_changes(body)
             same = {name: same[name] for name in same if name not in {"stream", "stream_options"}}
             digest = sha256(encode(same)).hexdigest()
         question = Question(
