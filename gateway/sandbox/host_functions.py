@@ -228,13 +228,17 @@ def _ask(request: object) -> FetchRequest:
         raise ValueError('a request must be a JSON object with "url"')
     method, headers = request.get("method") or "GET", request.get("headers") or {}
     timeout_ms = request.get("timeout_ms") or 30_000
-    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+    if not _are_texts(headers):
         raise ValueError('"headers" must be an object of strings')
     if not isinstance(timeout_ms, int | float) or not isinstance(method, str):
         raise ValueError('"method" must be a string, "timeout_ms" a number')
     wait_s = max(0.001, min(timeout_ms, LONGEST_WAIT_MS) / 1000)
     sent, body = tuple(headers.items()), _body(request)
     return FetchRequest(method.upper(), request["url"], sent, body, wait_s)
+
+
+def _are_texts(headers: object) -> bool:
+    return isinstance(headers, dict) and all(isinstance(v, str) for v in headers.values())
 
 
 def _body(request: Mapping[str, object]) -> bytes:
