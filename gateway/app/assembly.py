@@ -17,25 +17,25 @@ from gateway.api.methods import METHODS
 from gateway.app.background import begin_series, sweep
 from gateway.app.backups import BackupMaker
 from gateway.app.generation import (
+    FileSnapshot,
     Generation,
-    Look,
     build,
-    look_at,
+    snapshot_files,
     usual_agent,
     web_settings,
 )
 from gateway.app.proposals import Proposals
+from gateway.app.ready_generation import ReadyGeneration, prepare
 from gateway.app.reloading import ReadConfig, Reloader
 from gateway.app.shared import (
     Shared,
     open_fetch,
+    open_shared,
     open_sockets,
-    opened,
     provider_trial,
     scrubbing,
 )
 from gateway.app.upkeep import Upkeep
-from gateway.app.working import Working, prepared
 from gateway.channels.access import AccessControl
 from gateway.channels.commands import ChatCommands
 from gateway.channels.room import channel_room, delivering, keep_channels_connected
@@ -100,7 +100,7 @@ RETIRED_S = 0.5  # between looks whether the last turn of a generation has ended
 MOST_BYTES = 1 << 28  # at /mcp; the front door holds what is configured
 
 
-Reads = tuple[ReadConfig, Look]  # how the configuration is read, and its files as they were
+Reads = tuple[ReadConfig, FileSnapshot]  # how the configuration is read, and its files as they were
 
 
 class Gateway:
@@ -108,7 +108,7 @@ class Gateway:
     lives as long as the process; a swap points it to the next generation. `server` is where the front door
     listens, once it does."""
 
-    def __init__(self, first: Working, version: str, shared: Shared, reads: Reads) -> None:
+    def __init__(self, first: ReadyGeneration, version: str, shared: Shared, reads: Reads) -> None:
         self.now, self.version, self.shared = first, version, shared
         self.living = [first]  # the generation in force, and those with turns at work
         stores, clock, ids, made = shared.stores, shared.clock, shared.ids, first.made
@@ -128,12 +128,12 @@ class Gateway:
         )
         width = made.config.queue.max_running
         self.stateless = StatelessRuns(worker, ids, shared.group, width=width, forget=forget)
-        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.tell)
+        self.access = AccessControl(stores.channels, stores.audit, clock, ids, shared.publish)
         self.front, self.replays = self._front(first), self._replayer(first, worker)
         self.channels = channel_room(
             stores,
             self._commands(first, self.front),
-            publish=shared.tell,
+            publish=shared.publish,
             scrubbing=scrubbing,
             traffic=shared.traffic,
         )
@@ -156,17 +156,17 @@ class Gateway:
         self._started, self._at = clock.monotonic(), int(clock.now().timestamp())
         self._may_connect = self._is_connecting = False
         if cluster is not None:
-            cluster.looks["look"] = self.look_anew
+            cluster.refreshers["store"] = self.refresh
             follow = partial(cluster.reload_with_others, partial(self.reloads.reload, by="hint"))
             shared.group.start_soon(partial(supervise, "files", follow, clock), name="files")
-            self.reloads.tell = partial(cluster.hints.publish, RELOAD, {})
+            self.reloads.notify_others = partial(cluster.hints.publish, RELOAD, {})
             shared.keys.tell = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
             self.channels.duties = cluster.work
             self.watch.health.degraded = lambda: cluster.hints.degraded
             cluster.present(lambda: self.now.made.config, lambda: not self.health.reasons())
         self._begin(first)
 
-    def swap(self, new: Working) -> None:
+    def swap(self, new: ReadyGeneration) -> None:
         """From now on the generation is in force: turns that begin have it, those at work keep theirs.
         Nothing waits in here, and all that could fail comes first."""
         made, shared, old = new.made, self.shared, self.now
@@ -197,7 +197,7 @@ class Gateway:
                 self.server.renew(settings)
         shared.group.start_soon(contained, "generation", partial(self._retire, old))
 
-    def _begin(self, its: Working) -> None:
+    def _begin(self, its: ReadyGeneration) -> None:
         """It is traced, and series that may be counted now begin at 0."""
         its.begin()
         self.shared.reports.trace = its.traces.value.take if its.traces else None
@@ -206,7 +206,7 @@ class Gateway:
         begin_series(figures, config, tools)
         figures.generations.set((), len(self.living))
 
-    async def _retire(self, old: Working) -> None:
+    async def _retire(self, old: ReadyGeneration) -> None:
         """Closes a generation once its last turn has ended."""
         while old.turns.at_work:
             await self.shared.clock.sleep(RETIRED_S)
@@ -216,7 +216,7 @@ class Gateway:
 
     # -- what is made anew for each generation
 
-    def _front(self, its: Working) -> Front:
+    def _front(self, its: ReadyGeneration) -> Front:
         shared, stores = self.shared, self.shared.stores
         return Front(
             agents=its.made.agents,
@@ -233,7 +233,7 @@ class Gateway:
             on_erase=self.memory.forget,
         )
 
-    def _commands(self, its: Working, front: Front) -> ChatCommands:
+    def _commands(self, its: ReadyGeneration, front: Front) -> ChatCommands:
         return ChatCommands(
             front=front,
             spending=self.shared.stores.ledger,
@@ -245,7 +245,9 @@ class Gateway:
             access=self.access,
         )
 
-    def _worker(self, its: Working) -> tuple[RunWorker, Callable[[SessionKey], Awaitable[None]]]:
+    def _worker(
+        self, its: ReadyGeneration
+    ) -> tuple[RunWorker, Callable[[SessionKey], Awaitable[None]]]:
         """The worker, and what forgets the tool results of a run that leaves nothing. Agents that people
         talk to have subagents as tools."""
         made, shared, memory, gate = its.made, self.shared, self.memory, its.gate
@@ -292,7 +294,7 @@ class Gateway:
         )
         return worker, forget
 
-    def _replayer(self, its: Working, worker: RunWorker) -> Replayer:
+    def _replayer(self, its: ReadyGeneration, worker: RunWorker) -> Replayer:
         """The same clients over what was recorded: without keys, addresses and waiting."""
         config, key = its.made.config, Secret("replayed")
 
@@ -334,7 +336,7 @@ class Gateway:
         return app
 
     def _doors(
-        self, its: Working, front: Front, replays: Replayer, identities: Identities
+        self, its: ReadyGeneration, front: Front, replays: Replayer, identities: Identities
     ) -> tuple[Registry, Routes]:
         stores, meter, config = self.shared.stores, self.shared.meter, its.made.config
         spending = BudgetMethods(front, stores.ledger, meter)
@@ -370,7 +372,7 @@ class Gateway:
         return registry, documented(routes, self.version, documents)
 
     def _handlers(
-        self, its: Working, front: Front, replays: Replayer, spending: BudgetMethods
+        self, its: ReadyGeneration, front: Front, replays: Replayer, spending: BudgetMethods
     ) -> Mapping[str, Handler]:
         shared, config, memory = self.shared, its.made.config, self.memory
         stores, clock, plugins, ids = shared.stores, shared.clock, its.plugins, shared.ids
@@ -450,10 +452,10 @@ class Gateway:
         await room.renew(config.channels, self.now.plugins)
         accounts = frozenset((one.name, one.account) for one in config.channels)
         if config.channels and room.deliveries is None:
-            fetch = (await shared.parts.use("fetch", open_fetch)).value
+            fetch = (await shared.resources.acquire("fetch", open_fetch)).value
             known = (accounts, shared.stores.outbox, self.front, shared.bus)
             opening = partial(delivering, room, *known, fetch=fetch)
-            await shared.parts.use("deliveries", opening)
+            await shared.resources.acquire("deliveries", opening)
         elif not config.channels:
             await shared.stores.outbox.strand((), at=shared.clock.now())
         if self._may_connect:
@@ -479,11 +481,11 @@ class Gateway:
                 self.front, self.now.gate, served_agent(config), self.shared.ids
             )
             opening = partial(serving, self._desk, schemas=SchemaChecks(), most_bytes=MOST_BYTES)
-            self._mcp = (await self.shared.parts.use("served", opening)).value
+            self._mcp = (await self.shared.resources.acquire("served", opening)).value
 
     # -- the end
 
-    async def look_anew(self) -> None:
+    async def refresh(self) -> None:
         """Reads again what another node may have changed. Raises StoreUnavailable."""
         shared = self.shared
         shared.settings.known.clear()
@@ -531,7 +533,7 @@ def served_agent(config: GatewayConfig) -> AgentDef:
 
 
 @asynccontextmanager
-async def assembled(
+async def open_gateway(
     config: GatewayConfig,
     *,
     version: str,
@@ -542,7 +544,7 @@ async def assembled(
     """Everything but the front doors, at work until the context is left. Plugins that take longer
     than `patience_s` come later, with the channels that they are adapters of. `read` reads the configuration
     again: without it only what its files hold is reloaded."""
-    async with opening or opened(config) as shared:
+    async with opening or open_shared(config) as shared:
         made = await to_thread.run_sync(build, config)
         read = read or (lambda path: LoadedConfig(config, Document(), {}))
         try:
@@ -562,8 +564,8 @@ async def start(
 ) -> Gateway:
     """Sets the first generation to work. Raises SoulUnreadable, TreeInvalid, StoreUnavailable."""
     config, stores, clock = made.config, shared.stores, shared.clock
-    look = await to_thread.run_sync(look_at, config)
-    first = await prepared(made, shared, look=look, patience_s=patience_s)
+    look = await to_thread.run_sync(snapshot_files, config)
+    first = await prepare(made, shared, look=look, patience_s=patience_s)
     await follow(first.plugins, first.gate, stores.audit, clock)
     await note_start(stores.audit, config, first.plugins.infos, version, clock.now())
     for one in made.rules.refused:

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from gateway.app.shared_store import Note, claimed, connection_to
+from gateway.app.shared_store import Note, claim_store, connection_to
 from gateway.config.values import GatewayConfig, StoreSettings
 from gateway.domain.backups import CopiedTable, CopyRefused
 from gateway.domain.ports import Clock
@@ -52,7 +52,7 @@ async def _connected(
     connection = await connection_to(settings)
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
-        async with claimed(settings, clock, ended=ended, note=note):
+        async with claim_store(settings, clock, ended=ended, note=note):
             yield connection
         group.cancel_scope.cancel()
 

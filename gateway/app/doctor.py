@@ -30,7 +30,7 @@ from gateway.app.generation import (
     tree_paths,
     with_subagents,
 )
-from gateway.app.trial import refusals
+from gateway.app.trial import load_for_trial
 from gateway.config.problems import (
     Code,
     ConfigFinding,
@@ -94,25 +94,25 @@ class Finding:
 Check = Callable[[GatewayConfig], Iterable[Finding]]
 
 
-def chmod(mode: str, path: Path | str) -> str:
+def chmod_command(mode: str, path: Path | str) -> str:
     return f"chmod {mode} {shlex.quote(str(path))}"
 
 
-def setting(place: KeyPath, value: object) -> str:
+def set_command(place: KeyPath, value: object) -> str:
     """The command that writes a value of the configuration."""
     return f"exogate config set {shlex.quote(dotted(place))} {shlex.quote(str(value))} --yes"
 
 
-def unsetting(place: KeyPath) -> str:
+def unset_command(place: KeyPath) -> str:
     return f"exogate config unset {shlex.quote(dotted(place))} --yes"
 
 
-def keeping(place: KeyPath) -> str:
+def secret_command(place: KeyPath) -> str:
     """The command that moves a secret into a file of its own; it asks for one that is not there."""
     return f"exogate config set {shlex.quote(dotted(place))} --secret --yes"
 
 
-def editing(path: Path | str, line: int = 1) -> str:
+def edit_command(path: Path | str, line: int = 1) -> str:
     return f"${{EDITOR:-vi}} +{line} {shlex.quote(str(path))}"
 
 
@@ -134,9 +134,9 @@ def _mending(one: ConfigProblem, path: Path | None) -> str:
     if one.fix.startswith("chmod "):
         return one.fix
     if one.code == Code.OPEN_DOOR:
-        return setting(("gateway", "bind"), "127.0.0.1")
+        return set_command(("gateway", "bind"), "127.0.0.1")
     known = _command(one) if one.key and one.line else None
-    return known or editing(path or one.source, one.line or 1)
+    return known or edit_command(path or one.source, one.line or 1)
 
 
 def _command(one: ConfigProblem) -> str | None:
@@ -154,7 +154,7 @@ def _command(one: ConfigProblem) -> str | None:
         case Code.BAD_SECRET_FILE:
             return f"exogate config set {key} --secret --yes"
         case Code.NO_KEY if keyless:
-            return keeping(("providers", keyless[1], "api_key"))
+            return secret_command(("providers", keyless[1], "api_key"))
     return None
 
 
@@ -169,20 +169,20 @@ def config_notices(config: GatewayConfig) -> Iterator[Finding]:
 def _mending_notice(one: ConfigFinding, config: GatewayConfig) -> str:
     match one.code:
         case "literal-secret" | "key-kept-back":
-            return keeping(one.path)
+            return secret_command(one.path)
         case "several-keys":
-            return setting(one.path, config.agents[0].provider)
+            return set_command(one.path, config.agents[0].provider)
         case "bindings.shadowed" | "unknown-channel":
-            return unsetting(one.path[:2])
+            return unset_command(one.path[:2])
         case "unused-secret" if one.path[-1] == "api_key":
-            return keeping(one.path)
+            return secret_command(one.path)
         case "plugin-disabled" | "unused-secret":
-            return unsetting(one.path)
+            return unset_command(one.path)
         case "no-mentions":
-            return setting((*one.path, "require_mention"), "false")
+            return set_command((*one.path, "require_mention"), "false")
         case "context-clamped":
-            return setting(one.path, one.fix.partition(" ")[0])
-    return editing(config.origin or "config.toml")
+            return set_command(one.path, one.fix.partition(" ")[0])
+    return edit_command(config.origin or "config.toml")
 
 
 def unlimited(config: GatewayConfig) -> Iterator[Finding]:
@@ -196,7 +196,7 @@ def unlimited(config: GatewayConfig) -> Iterator[Finding]:
         if bound == Limit() and any(one and not _is_near(one.base_url) for one in asked):
             where: KeyPath = ("budgets", "daily")
             text = f"nothing limits what agent {agent.id} spends at {agent.provider}"
-            fix = setting(where, USUAL_DAILY)
+            fix = set_command(where, USUAL_DAILY)
             yield Finding("budget.unlimited", "warning", dotted(where), text, fix, where)
             return
 
@@ -229,11 +229,13 @@ def data_dir(config: GatewayConfig) -> Iterator[Finding]:
     where = str(folder)
     if folder.stat().st_mode & 0o077:
         text = "other users of this machine can read the data directory"
-        yield Finding("data.mode", "warning", where, text, chmod("700", folder), is_safe=True)
+        yield Finding(
+            "data.mode", "warning", where, text, chmod_command("700", folder), is_safe=True
+        )
     for path in (folder / KEY, folder / LOCK):
         if path.exists() and path.stat().st_mode & 0o077:
             text = f"other users of this machine can read {path.name}"
-            fix = chmod("600", path)
+            fix = chmod_command("600", path)
             yield Finding("data.mode", "warning", str(path), text, fix, is_safe=True)
     free = shutil.disk_usage(folder).free
     if free < LOW_DISK_BYTES:
@@ -261,10 +263,10 @@ def data_dir_usable(config: GatewayConfig) -> Iterator[Finding]:
     where: KeyPath = ("gateway", "data_dir")
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
-        why, fix = f"{nearest} is no directory", unsetting(where)
+        why, fix = f"{nearest} is no directory", unset_command(where)
     elif not os.access(nearest, os.W_OK | os.X_OK):
         is_ours = nearest.stat().st_uid == os.geteuid()
-        fix = chmod("u+rwx", nearest) if is_ours else unsetting(where)
+        fix = chmod_command("u+rwx", nearest) if is_ours else unset_command(where)
         why = f"{nearest} cannot be written by this user"
     else:
         return
@@ -282,11 +284,11 @@ def listening(config: GatewayConfig) -> Iterator[Finding]:
         told = f"cannot listen on {settings.bind}:{settings.port}: {error.strerror}"
         if error.errno == errno.EADDRINUSE:
             where: KeyPath = ("gateway", "port")
-            fix = setting(where, _free_port(settings.bind, settings.port))
+            fix = set_command(where, _free_port(settings.bind, settings.port))
             yield Finding("network.port", "error", dotted(where), told, fix, where)
         else:
             where = ("gateway", "bind")
-            fix = setting(where, "127.0.0.1")
+            fix = set_command(where, "127.0.0.1")
             yield Finding("network.bind", "error", dotted(where), told, fix, where)
 
 
@@ -311,7 +313,7 @@ def exposure(config: GatewayConfig) -> Iterator[Finding]:
     if not is_loopback(settings.bind) and not settings.trusted_proxies:
         where: KeyPath = ("gateway", "trusted_proxies")
         text = "the gateway listens beyond this machine without encryption of its own: put a TLS proxy in front"
-        fix = setting(where, '["127.0.0.1"]')
+        fix = set_command(where, '["127.0.0.1"]')
         yield Finding("network.tls", "warning", "gateway.bind", text, fix)
 
 
@@ -321,7 +323,7 @@ def open_files(config: GatewayConfig) -> Iterator[Finding]:
     if hard != resource.RLIM_INFINITY and hard < wanted:
         where: KeyPath = ("gateway", "max_connections")
         text = f"the limit of open files is {hard} (ulimit -Hn), but max_connections needs {wanted}"
-        fix = setting(where, max(1, hard - SPARE_FILES))
+        fix = set_command(where, max(1, hard - SPARE_FILES))
         yield Finding("limits.files", "warning", dotted(where), text, fix, where)
 
 
@@ -333,7 +335,9 @@ def keys(config: GatewayConfig) -> Iterator[Finding]:
         if one.api_key is None and not _is_near(one.base_url):
             place: KeyPath = ("providers", name, "api_key")
             text = "no key is configured"
-            yield Finding("provider.key", "warning", f"providers.{name}", text, keeping(place))
+            yield Finding(
+                "provider.key", "warning", f"providers.{name}", text, secret_command(place)
+            )
 
 
 def unknown_models(config: GatewayConfig) -> Iterator[Finding]:
@@ -346,7 +350,7 @@ def unknown_models(config: GatewayConfig) -> Iterator[Finding]:
             if provider and link.model != usual and is_listed(provider, link.model) is False:
                 text = f"{link.provider}'s table of models does not know {link.model}; one that is newer works, without a price"
                 where = (*place, "model")
-                fix = setting(where, usual or link.model)
+                fix = set_command(where, usual or link.model)
                 yield Finding("model.unknown", "warning", dotted(where), text, fix, where)
             link, place = link.fallback, (*place, "fallback")
 
@@ -370,7 +374,7 @@ def texts(config: GatewayConfig) -> Iterator[Finding]:
             tokens = estimate_tokens(Path(path).read_text(encoding="utf-8"))
             if tokens > LONG_SOUL_TOKENS:
                 text = f"the soul of {id_} has about {tokens} tokens, and is sent with every call"
-                yield Finding("soul.long", "warning", path, text, editing(path))
+                yield Finding("soul.long", "warning", path, text, edit_command(path))
 
 
 def _refused_rules(config: GatewayConfig) -> Iterator[Finding]:
@@ -395,13 +399,13 @@ async def _read_texts(
         try:
             await Souls(FileTexts(), {AgentId("tried"): path}, clock=clock).load()
         except GatewayError as error:
-            fix = unsetting(where) if where[-1] == "soul_path" else editing(path)
+            fix = unset_command(where) if where[-1] == "soul_path" else edit_command(path)
             found.append(Finding("soul.unreadable", "error", dotted(where), str(error), fix, where))
     for where, agent, path in trees:
         try:
             await Plans(FileTexts(), {agent: path}, decisions=decisions).load()
         except GatewayError as error:
-            why, fix = str(error).partition("\n")[0], setting(where, "default")
+            why, fix = str(error).partition("\n")[0], set_command(where, "default")
             found.append(Finding("tree.refused", "error", dotted(where), why, fix, where))
     return found
 
@@ -412,7 +416,7 @@ def plugins(config: GatewayConfig) -> Iterator[Finding]:
         return
     places = {one.name: index for index, one in enumerate(config.plugins)}
     try:
-        refused = refusals(config)
+        refused = load_for_trial(config)
     except (OSError, GatewayError) as error:  # no room, or no folder that can be written
         told = f"the plugins cannot be test-loaded: {error}; check TMPDIR"
         yield Finding("plugin.trial", "error", "plugins", told, "df -h /tmp")
@@ -427,7 +431,7 @@ def plugins(config: GatewayConfig) -> Iterator[Finding]:
 def _mending_plugin(name: str, why: str) -> str:
     if needed := _NEEDS.search(why):
         return f"exogate plugin grant {name} {shlex.quote(needed[1])} --yes"
-    return setting(("plugins", name, "enabled"), "false")
+    return set_command(("plugins", name, "enabled"), "false")
 
 
 def _mending_channel(name: str, why: str) -> str:
@@ -468,21 +472,21 @@ class Examination:
     def told(self) -> api.DoctorReport:
         return api.DoctorReport(findings=[one.told for one in self.findings], passed=self.passed)
 
-    def beside(self, other: "Examination") -> "Examination":
+    def merge(self, other: "Examination") -> "Examination":
         findings = sorted((*self.findings, *other.findings), key=lambda one: one.severity)
         return Examination(findings, self.passed + other.passed, self.is_valid)
 
 
-def examined(read: Callable[[], GatewayConfig], path: Path | None) -> Examination:
+def examine(read: Callable[[], GatewayConfig], path: Path | None) -> Examination:
     """Of the configuration in this file, which is read here. A thread has to do it."""
     try:
         config = read()
     except ConfigInvalid as error:
         return Examination(_typed(problems(error, path), path), 0, is_valid=False)
-    return results_of([check(config) for check in CHECKS], path)
+    return run_checks([check(config) for check in CHECKS], path)
 
 
-def results_of(checks: Iterable[Iterable[Finding]], path: Path | None) -> Examination:
+def run_checks(checks: Iterable[Iterable[Finding]], path: Path | None) -> Examination:
     results = [list(one) for one in checks]
     findings = sorted(chain.from_iterable(results), key=lambda one: one.severity)
     return Examination(_typed(findings, path), sum(not found for found in results))

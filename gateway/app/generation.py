@@ -202,7 +202,7 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FileSnapshot:
     """`keys` name files in the configuration, as it has them; `names` as people call them."""
 
     stamps: Stamps
@@ -211,7 +211,7 @@ class Look:
     names: Mapping[str, str]
 
 
-def look_at(config: GatewayConfig, before: Look | None = None) -> Look:
+def snapshot_files(config: GatewayConfig, before: FileSnapshot | None = None) -> FileSnapshot:
     """What was looked at `before` it was read stays as it was seen then. It blocks."""
     stamps, keys = stamps_of(files_of(config)), dict[str, KeyPath]()
     for place, path in (*text_places(config), *plugin_places(config)):
@@ -221,10 +221,10 @@ def look_at(config: GatewayConfig, before: Look | None = None) -> Look:
         digests = {path: before.digests.get(path) or digests.get(path, "") for path in stamps}
         stamps = {path: before.stamps.get(path, stamp) for path, stamp in stamps.items()}
     names = {path: dotted(_named(config, place)) for path, place in keys.items()}
-    return Look(stamps, digests, keys, names)
+    return FileSnapshot(stamps, digests, keys, names)
 
 
-def files_changed(before: Look, now: Look) -> Iterator[str]:
+def files_changed(before: FileSnapshot, now: FileSnapshot) -> Iterator[str]:
     """The keys whose files have another content."""
     for text, name in now.names.items():
         path = Path(text)

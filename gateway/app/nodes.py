@@ -28,15 +28,15 @@ from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
-LOOK_PAUSE_S = 0.1  # between two looks, whatever hints say
+LOOK_PAUSE_S = 0.1  # between two refreshers, whatever hints say
 LEAVE_S = 5.0  # for the partitions to be given back at a stop
 
-Look = Callable[[], Awaitable[object]]
+Refresh = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
 class Membership:
-    """`looks` are done every `poll_s`: each reads anew what another node may have changed."""
+    """`refreshers` are done every `poll_s`: each reads anew what another node may have changed."""
 
     node: ClusterNode
     settings: Clustering
@@ -46,7 +46,7 @@ class Membership:
     hints: Hints
     clock: Clock
     figures: SharedFigures
-    looks: dict[str, Look] = field(default_factory=dict)
+    refreshers: dict[str, Refresh] = field(default_factory=dict)
     differing: set[str] = field(default_factory=set)  # nodes that are configured otherwise
     left: anyio.Event = field(default_factory=anyio.Event)
     _changed: anyio.Event = field(default_factory=anyio.Event)
@@ -75,10 +75,10 @@ class Membership:
                 with anyio.move_on_after(self.settings.poll_s - LOOK_PAUSE_S):
                     await self._changed.wait()
                 self._changed = anyio.Event()
-                for name, look in tuple(self.looks.items()):
+                for name, look in tuple(self.refreshers.items()):
                     await contained(name, partial(_unless_away, look))
 
-    async def reload_with_others(self, reload: Look) -> None:
+    async def reload_with_others(self, reload: Refresh) -> None:
         """Reloads here too whenever another node was told to. It may take long, and delays no look."""
         with self.hints.listen(RELOAD, lambda _: self._told.set()):
             while True:
@@ -97,7 +97,7 @@ class Membership:
         """What the others are told of this node."""
         name = self.node.presence().node
         self.node.presence = lambda: Presence(name, is_ready=ready(), config=digest_of(config()))
-        self.looks["members"] = self._compare
+        self.refreshers["members"] = self._compare
 
     async def _compare(self) -> None:
         """Warns once of nodes that are configured otherwise."""
@@ -136,7 +136,7 @@ class Membership:
             await self.left.wait()
 
 
-async def _unless_away(look: Look) -> None:
+async def _unless_away(look: Refresh) -> None:
     """That the store is away is said where the connection ends."""
     with suppress(StoreUnavailable):
         await look()
@@ -173,7 +173,7 @@ class SharedStore:
         own = (OwnInbox(inbox, work, episodes), OwnJournal(self.stores.journal, work))
         member = Membership(node, settings, work, *own, hints, clock, self.figures)
         group.start_soon(member.run)
-        for name, task in (("partitions", work.run), ("looks", member.keep_fresh)):
+        for name, task in (("partitions", work.run), ("refreshers", member.keep_fresh)):
             group.start_soon(partial(supervise, name, task, clock), name=name)
         return member
 

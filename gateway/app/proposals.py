@@ -11,7 +11,7 @@ from anyio import to_thread
 from gateway.api import operating as api
 from gateway.api.declarations import build
 from gateway.api.errors import InvalidParams
-from gateway.app.doctor import Examination, examined, results_of
+from gateway.app.doctor import Examination, examine, run_checks
 from gateway.app.upkeep import UPKEEP_CHECKS, Upkeep
 from gateway.config import editing
 from gateway.config.editing import parse_path, with_patch
@@ -70,10 +70,10 @@ class Proposals:
 
         def run() -> Examination:
             found = path or file.path()
-            return examined(lambda: file.read(found).config, found)
+            return examine(lambda: file.read(found).config, found)
 
-        found = results_of((check(upkeep) for check in UPKEEP_CHECKS), path)
-        return (found if is_live else (await to_thread.run_sync(run)).beside(found)).told
+        found = run_checks((check(upkeep) for check in UPKEEP_CHECKS), path)
+        return (found if is_live else (await to_thread.run_sync(run)).merge(found)).told
 
     @property
     def _file(self) -> ConfigFile:

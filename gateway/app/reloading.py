@@ -14,9 +14,9 @@ from anyio import to_thread
 from gateway.api import operating as api
 from gateway.api.declarations import build as as_value
 from gateway.api.errors import InvalidParams
-from gateway.app.generation import Look, build, files_changed, look_at
+from gateway.app.generation import FileSnapshot, build, files_changed, snapshot_files
+from gateway.app.ready_generation import GenerationRefused, ReadyGeneration, finding, prepare
 from gateway.app.shared import Shared
-from gateway.app.working import GenerationRefused, Working, finding, prepared
 from gateway.config.access import note_start
 from gateway.config.changes import as_started, changes, need_restart
 from gateway.config.document import placed
@@ -45,12 +45,12 @@ ReadConfig = Callable[[Path | None], LoadedConfig]
 class Target(Protocol):
     """What generations are swapped in."""
 
-    now: Working
+    now: ReadyGeneration
     version: str
 
     async def serve_mcp(self, config: GatewayConfig) -> None: ...
 
-    def swap(self, new: Working) -> None: ...
+    def swap(self, new: ReadyGeneration) -> None: ...
 
     async def load_channels(self) -> None: ...
 
@@ -61,11 +61,11 @@ class Reloader:
 
     shared: Shared
     read: ReadConfig
-    look: InitVar[Look]  # at the files of the generation in force
+    look: InitVar[FileSnapshot]  # at the files of the generation in force
     target: Target
     observe: Callable[[GatewayConfig], None] = lambda config: None  # sets the log up
     notify: Notifier = SILENT
-    tell: Callable[[], object] = lambda: None  # other gateways look at their files too
+    notify_others: Callable[[], object] = lambda: None  # other gateways look at their files too
     problems: tuple[ConfigProblem, ...] = ()  # of the configuration as it is now
     restart_needed: Sequence[str] = ()
     _booted: GatewayConfig = field(init=False)
@@ -75,9 +75,9 @@ class Reloader:
         float("-inf"),
         (),
     )  # by the watch, and told to no caller
-    _seen: Look = field(init=False)
+    _seen: FileSnapshot = field(init=False)
 
-    def __post_init__(self, look: Look) -> None:
+    def __post_init__(self, look: FileSnapshot) -> None:
         self._seen = look
         self._booted = self.target.now.made.config
         self._count(is_good=True)
@@ -111,7 +111,7 @@ class Reloader:
         self.shared.group.start_soon(contained, "reload", work)
         await done.wait()
         if by not in BY_ITSELF and not dry_run:
-            self.tell()
+            self.notify_others()
         if not results:
             raise GatewayError("the reload failed by a defect; nothing was changed, see the log")
         return results[0]
@@ -135,7 +135,7 @@ class Reloader:
         self._seen, self.problems, self.restart_needed = plan.look, plan.problems, plan.restart
         self._count(is_good=not plan.problems)
         if plan.problems:
-            self._tell_refused(plan)
+            self._report_refused(plan)
             self.notify.ready(
                 f"generation {before.number}; the configuration is bad, see `exogate status`"
             )
@@ -176,14 +176,14 @@ class Reloader:
     async def _plan(self, path: Path | None) -> "ReloadPlan":
         """Reads, compares, and makes the next generation, all of it beside the one in force."""
         before, origin = self.target.now, path or self._booted.origin
-        look = await to_thread.run_sync(look_at, before.made.config)
+        look = await to_thread.run_sync(snapshot_files, before.made.config)
         try:
             loaded = await to_thread.run_sync(self.read, origin)
         except ConfigInvalid as error:
             return ReloadPlan(look, self.restart_needed, problems=error.problems)
         config = as_started(self._booted, loaded.config)
         restart = need_restart(self._booted, loaded.config)
-        look = await to_thread.run_sync(look_at, config, look)
+        look = await to_thread.run_sync(snapshot_files, config, look)
         changed = [*changes(before.made.config, config), *files_changed(before.look, look)]
         if not changed:
             return ReloadPlan(look, restart)
@@ -192,7 +192,7 @@ class Reloader:
         try:
             with anyio.fail_after(WITHIN_S):
                 made = await to_thread.run_sync(build, config)
-                new = await prepared(made, self.shared, before, look=look)
+                new = await prepare(made, self.shared, before, look=look)
         except GenerationRefused as error:
             findings = error.findings
         except TimeoutError:
@@ -211,7 +211,7 @@ class Reloader:
         if is_good:
             figures.reload_timestamp.set((), self.shared.clock.now().timestamp())
 
-    def _tell_refused(self, plan: "ReloadPlan") -> None:
+    def _report_refused(self, plan: "ReloadPlan") -> None:
         """Once, however often the same is tried."""
         digest = sha256(repr([*plan.look.digests.values(), plan.problems]).encode()).hexdigest()
         if digest == self._told:
@@ -224,14 +224,14 @@ class Reloader:
         trees = {dotted(key): path for path, key in plan.look.keys.items() if key[-1] == "tree"}
         for one in plan.problems:
             if one.key in trees:
-                self.shared.tell("tree.refused", {"path": trees[one.key], "why": one.message})
+                self.shared.publish("tree.refused", {"path": trees[one.key], "why": one.message})
 
-    async def _note(self, before: Working, new: Working) -> None:
+    async def _note(self, before: ReadyGeneration, new: ReadyGeneration) -> None:
         """In the log of changes of authority, and on the bus."""
         made, audit, now = new.made, self.shared.stores.audit, self.shared.clock.now()
         for path in new.plans.files:
             if new.look.digests.get(Path(path)) != before.look.digests.get(Path(path)):
-                self.shared.tell("tree.reloaded", {"path": path, "tree": new.plans.name(path)})
+                self.shared.publish("tree.reloaded", {"path": path, "tree": new.plans.name(path)})
         told = (audit, made.config, new.plugins.infos, self.target.version, now)
         await retry_store(self.shared.clock, note_start, *told)
 
@@ -261,7 +261,7 @@ class Reloader:
                 break
         if now == seen.stamps:
             return False
-        look = await to_thread.run_sync(look_at, config)
+        look = await to_thread.run_sync(snapshot_files, config)
         if look.digests == seen.digests and self._seen is seen:
             self._seen = look
         return look.digests != seen.digests
@@ -271,11 +271,11 @@ class Reloader:
 class ReloadPlan:
     """What a reload would do: nothing, swap in the `new` generation, or tell of the problems."""
 
-    look: Look
+    look: FileSnapshot
     restart: Sequence[str]
     changed: Sequence[str] = ()
     problems: tuple[ConfigProblem, ...] = ()
-    new: Working | None = None
+    new: ReadyGeneration | None = None
 
     def is_unfinished(self, origin: Path | None, now: datetime) -> bool:
         """Whether its file may be half written."""

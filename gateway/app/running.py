@@ -16,11 +16,11 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.api.methods import METHODS
-from gateway.app.assembly import Gateway, assembled
+from gateway.app.assembly import Gateway, open_gateway
 from gateway.app.generation import web_settings
 from gateway.app.proposals import ConfigFile
 from gateway.app.reloading import ReadConfig
-from gateway.app.shared import opened
+from gateway.app.shared import open_shared
 from gateway.config.secrets import secrets_in
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
@@ -65,7 +65,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ProcessContext:
     """What a gateway has of its process: the log, the service manager, and how its configuration is read
     again."""
 
@@ -91,7 +91,7 @@ async def run(
     *,
     version: str,
     ready: Callable[[Running], None],
-    outside: Outside,
+    outside: ProcessContext,
     accept_loss: bool = False,
 ) -> None:
     """Runs a gateway until SIGTERM, SIGINT or the end of its terminal. `ready` is called once it can
@@ -123,25 +123,27 @@ async def _run(
     *,
     version: str,
     ready: Callable[[Running], None],
-    outside: Outside,
+    outside: ProcessContext,
     accept_loss: bool,
 ) -> None:
     was_stopped = False
     # A signal that comes at any moment from here on ends it in good order.
     by_hangup = has_terminal()
-    with anyio.open_signal_receiver(*_heeded()) as signals:
-        lobby = WaitingRoom(
+    with anyio.open_signal_receiver(*_stop_signals()) as signals:
+        startup = StartupServer(
             config, partial(_stop, signals, None if by_hangup else anyio.lowlevel.checkpoint)
         )
-        opening = opened(config, logs=outside.logs, accept_loss=accept_loss, waiting=lobby.wait)
+        opening = open_shared(
+            config, logs=outside.logs, accept_loss=accept_loss, waiting=startup.wait
+        )
         async with (
-            lobby,
-            assembled(config, version=version, opening=opening, read=outside.read) as rooms,
+            startup,
+            open_gateway(config, version=version, opening=opening, read=outside.read) as rooms,
             anyio.create_task_group() as group,
         ):
             rooms.reloads.observe, rooms.changes.file = outside.observe, outside.file
             outside.observe(config)
-            server = await open_doors(rooms, group, ready, lobby.leave())
+            server = await open_doors(rooms, group, ready, startup.leave())
             notify = rooms.reloads.notify = outside.notify
             beat = partial(notify.beat, rooms.shared.clock, rooms.watch.is_alive)
             group.start_soon(
@@ -163,11 +165,11 @@ async def _run(
             server.stop(GOODBYE_S)
             await server.stopped.wait()
             group.cancel_scope.cancel()
-    if not (was_stopped or lobby.was_stopped):
+    if not (was_stopped or startup.was_stopped):
         raise EndedByItself
 
 
-def _heeded() -> Sequence[signal.Signals]:
+def _stop_signals() -> Sequence[signal.Signals]:
     """SIGHUP stays ignored if `nohup` said so."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return (signal.SIGTERM, signal.SIGINT)
@@ -220,7 +222,7 @@ async def open_doors(
 # -- before there is a store
 
 
-class WaitingRoom:
+class StartupServer:
     """The address of a gateway whose store does not answer yet: alive, not ready, and nothing is accepted.
     It opens when it is told that there is no store, and closes when the gateway takes its place. `stopped`
     returns if the gateway is to end meanwhile."""
@@ -258,9 +260,9 @@ class WaitingRoom:
             self._server = WebServer(app, settings)
             address: ListenAddress = await self._group.start(self._server.serve)
             await note_owner(data_dir, f"http://{address}")
-            self._group.start_soon(self._heed)
+            self._group.start_soon(self._watch_signals)
 
-    async def _heed(self) -> None:
+    async def _watch_signals(self) -> None:
         with self._watch:
             await self._stopped()
             self.was_stopped = True

@@ -80,7 +80,7 @@ Opening = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class SharedResource:
     """What generations share because it did not change: opened once, and closed when none uses it. `key` says all that it was made of: another key is another part."""
 
     key: object
@@ -90,13 +90,13 @@ class Part:
 
 
 @dataclass(slots=True)
-class Parts:
+class SharedResources:
     """Each part lives in a task of its own in the group, so that it may end in any order."""
 
     group: TaskGroup
-    _open: list[Part] = field(default_factory=list)
+    _open: list[SharedResource] = field(default_factory=list)
 
-    async def use(self, key: object, opening: Opening) -> Part:
+    async def acquire(self, key: object, opening: Opening) -> SharedResource:
         """The part that is open under that key, or a new one. Raises what the opening raises."""
         found = next((one for one in self._open if one.key == key), None)
         if found is None:
@@ -104,16 +104,18 @@ class Parts:
         found.users += 1
         return found
 
-    def leave(self, part: Part) -> None:
+    def release(self, part: SharedResource) -> None:
         """One user less; without any it is closed."""
         part.users -= 1
         if not part.users:
             self._open.remove(part)
             part.is_over.set()
 
-    async def _keep(self, key: object, opening: Opening, *, task_status: TaskStatus[Part]) -> None:
+    async def _keep(
+        self, key: object, opening: Opening, *, task_status: TaskStatus[SharedResource]
+    ) -> None:
         async with opening() as value:
-            part = Part(key, value)
+            part = SharedResource(key, value)
             self._open.append(part)
             task_status.started(part)
             while not part.is_over.is_set():
@@ -149,7 +151,7 @@ class Shared:
     settings: SettingsBook
     logs: Log
     reports: RunReports
-    parts: Parts
+    resources: SharedResources
     inbox: Inbox  # for turns
     journal: Journal
     cluster: "Membership | None" = None
@@ -159,7 +161,7 @@ class Shared:
         if self.cluster is not None:
             await self.cluster.measure()
 
-    def tell(self, type_: str, payload: Mapping[str, object]) -> None:
+    def publish(self, type_: str, payload: Mapping[str, object]) -> None:
         """Publishes an event of the gateway that belongs to no run."""
         kind = kind_named(type_)
         severity = kind.severity if kind else "info"
@@ -237,7 +239,7 @@ async def open_stores(
 
 
 @asynccontextmanager
-async def opened(
+async def open_shared(
     config: GatewayConfig,
     *,
     logs: Log | None = None,
@@ -276,7 +278,7 @@ async def opened(
             settings=SettingsBook(stores.sessions),
             logs=logs,
             reports=RunReports(figures, logs.event),
-            parts=Parts(group),
+            resources=SharedResources(group),
             inbox=member.inbox if member else stores.inbox,
             journal=member.journal if member else stores.journal,
             cluster=member,
@@ -294,7 +296,7 @@ async def opened(
 async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTrial]:
     """Tests a provider without a gateway. The store is locked meanwhile. Raises DataDirInUse."""
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
-    async with opened(config) as shared:
+    async with open_shared(config) as shared:
         model = models(shared.providers(replace(config, providers=once)))
         yield provider_trial(config, model, shared.ids)
 

@@ -54,7 +54,10 @@ async def open_shared_store(  # noqa: PLR0913  # what may be said of a store
 ) -> AsyncIterator[SharedStore]:
     """`ended` is a node that is no more; `note` hears the name of ours before it claims anything. A node of a
     `cluster` is not run yet. Raises StoreRefused, StoreInUse."""
-    usual, claim = await connection_to(settings), partial(claimed, settings, clock, cluster=cluster)
+    usual, claim = (
+        await connection_to(settings),
+        partial(claim_store, settings, clock, cluster=cluster),
+    )
     figures = figures or Figures()
     usual.figures = figures.share(cluster=cluster is not None)
     opened = partial(open_surreal, usual, clock, waiting, on_commit=figures.commit)
@@ -80,7 +83,7 @@ async def open_shared_store(  # noqa: PLR0913  # what may be said of a store
 
 
 @asynccontextmanager
-async def claimed(  # noqa: PLR0913  # what may be said of a node
+async def claim_store(  # noqa: PLR0913  # what may be said of a node
     settings: StoreSettings,
     clock: Clock,
     *,

@@ -34,7 +34,7 @@ class BadPlugin(GatewayError):
 
 
 @asynccontextmanager
-async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
+async def open_trial_sandbox(data_dir: Path) -> AsyncIterator[Sandbox]:
     """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
     clock = SystemClock()
     async with open_memory(clock) as stores:
@@ -49,14 +49,14 @@ async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
             raise BadPlugin(f"{data_dir} cannot be used: {error.strerror}; {fix}") from error
 
 
-def refusals(config: GatewayConfig) -> Sequence[Refusal]:
+def load_for_trial(config: GatewayConfig) -> Sequence[Refusal]:
     """The plugins and channels that a gateway would refuse at its start. Nothing is kept."""
 
     async def load(folder: str) -> Sequence[Refusal]:
         found = Plugins()
-        async with opened(Path(folder)) as sandbox:
+        async with open_trial_sandbox(Path(folder)) as sandbox:
             await found.load(sandbox, config.plugins)
-        return [*refused(config.channels, found, SystemClock())]
+        return [*find_refusals(config.channels, found, SystemClock())]
 
     with (
         TemporaryDirectory(prefix="exogate-") as folder,
@@ -65,7 +65,9 @@ def refusals(config: GatewayConfig) -> Sequence[Refusal]:
         return anyio.run(load, folder)
 
 
-def refused(channels: Sequence[ChannelDef], found: Plugins, clock: Clock) -> Iterator[Refusal]:
+def find_refusals(
+    channels: Sequence[ChannelDef], found: Plugins, clock: Clock
+) -> Iterator[Refusal]:
     """A channel whose plugin is refused is not named with it."""
     adapters = {one.plugin.name: one for one in found.adapters}
     bad = {one.name: one.why or "" for one in found.infos if one.state == "refused"}

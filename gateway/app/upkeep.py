@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gateway.api.spending import BudgetRow
-from gateway.app.doctor import Finding, setting, unsetting
+from gateway.app.doctor import Finding, set_command, unset_command
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig
 from gateway.domain.budgets import TokenBudget
@@ -62,7 +62,7 @@ def expiring(its: Upkeep) -> Iterator[Finding]:
         if at is not None and its.now < at < its.now + EXPIRES_SOON:
             text = f"the token {name} expires at {at:%Y-%m-%d %H:%M} UTC"
             fix = f"exogate token revoke {name} && {again}" if again else ""
-            fix = fix or setting(("tokens", name, "expires"), later)
+            fix = fix or set_command(("tokens", name, "expires"), later)
             text += "; whoever uses it needs the one that the command prints" if again else ""
             yield Finding("token.expiring", "warning", f"tokens.{name}", text, fix)
 
@@ -104,7 +104,9 @@ def unbound(its: Upkeep) -> Iterator[Finding]:
         if one.budget and SPEAKS_AS in one.scopes:
             text = f"the token {one.name} has a budget, and may speak as others, which spends theirs alone"
             place: KeyPath = ("tokens", number, "budget")
-            yield Finding("token.unbound", "warning", dotted(place), text, unsetting(place), place)
+            yield Finding(
+                "token.unbound", "warning", dotted(place), text, unset_command(place), place
+            )
 
 
 def unused(its: Upkeep) -> Iterator[Finding]:
@@ -127,7 +129,7 @@ def nearly_spent(its: Upkeep) -> Iterator[Finding]:
             enough = math.floor(row.used / NEAR) + 1
             if row.unit == "usd":
                 in_cents = math.floor(100 * row.used / NEAR) + 1
-                fix = setting(_place_of(row, its.config), in_cents / 100)
+                fix = set_command(_place_of(row, its.config), in_cents / 100)
             elif row.scope == "daily" or row.scope.startswith("token:"):
                 by = enough - int(row.limit)
                 fix = f"exogate budget raise {shlex.quote(row.scope)} +{by} --today"

@@ -13,8 +13,8 @@ from gateway.api.declarations import build, plain
 from gateway.api.operating import BackupCreated
 from gateway.app import backups as app
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import configured
-from gateway.cli.link import data_dir, linked
+from gateway.cli.configuration import load_config
+from gateway.cli.link import data_dir, open_link
 from gateway.domain.backups import Backup
 from gateway.host.clock import SystemClock
 from gateway.store.opening import read_owner
@@ -39,17 +39,17 @@ def backup() -> None: ...
 def create(context: CliContext, file: Path | None, *, with_secrets: bool) -> None:
     path = file.absolute() if file else None
     if read_owner(data_dir(context)) is None:
-        config, clock = configured(context), SystemClock()
+        config, clock = load_config(context), SystemClock()
         make = partial(app.create_offline, config, path, with_secrets=with_secrets, clock=clock)
         made = anyio.run(make)
         value = build(BackupCreated, made, made.manifest, made.manifest.store)
         told = to_jsonable_python(plain(value))
     else:
-        with linked(context, MADE_S) as link:
+        with open_link(context, MADE_S) as link:
             given = {"file": str(path) if path else None, "with_secrets": with_secrets}
             told = link.call("backup.create", **given)
     if context.json:
-        context.tell(told)
+        context.print_json(told)
         return
     for one in told["left_out"]:
         click.echo(f"left out: {one['path']} ({one['why']})", err=True)
@@ -62,7 +62,7 @@ def create(context: CliContext, file: Path | None, *, with_secrets: bool) -> Non
 @click.pass_obj
 def verify(context: CliContext, file: Path) -> None:
     found = app.verify(file.absolute())
-    context.say({"ok": True, **_as_json(found)}, *_lines(found))
+    context.print_result({"ok": True, **_as_json(found)}, *_lines(found))
 
 
 @backup.command()
@@ -78,7 +78,7 @@ def restore(context: CliContext, file: Path, *, dry_run: bool, force: bool) -> N
     done = anyio.run(partial(app.restore, *given, force=force, dry_run=dry_run, clock=clock))
     if context.json:
         about = {one: getattr(done, one) for one in ("data_dir", "moved_to", "held", "reserved")}
-        context.tell({**_as_json(done.backup), **about, "dry_run": dry_run})
+        context.print_json({**_as_json(done.backup), **about, "dry_run": dry_run})
         return
     click.echo("\n".join(_lines(done.backup)))
     if done.moved_to:

@@ -14,17 +14,17 @@ from gateway.app.trial import BadPlugin
 from gateway.channels.adapters import Description, Webhook
 from gateway.channels.room import require_openable, secrets_of
 from gateway.cli.channel_testing import PLATFORM, play, read_script
-from gateway.cli.command import FAILED, CliContext, Read
+from gateway.cli.command import FAILED, CliContext, ParsedType
 from gateway.cli.configuration import Edit, agree
 from gateway.cli.link import ask, data_dir
-from gateway.cli.plugin import CAPABILITY, planned
+from gateway.cli.plugin import CAPABILITY, plan_install
 from gateway.cli.plugin_files import (
-    Given,
+    PluginSource,
     asked_lines,
     block,
+    configured_source,
     examine,
-    given,
-    given_as,
+    find_source,
 )
 from gateway.cli.verbs import cell, rendered
 from gateway.config import editing
@@ -54,7 +54,7 @@ def _pair(word: str) -> tuple[str, str]:
     return name, text
 
 
-PAIR = Read("NAME=VALUE", _pair)
+PAIR = ParsedType("NAME=VALUE", _pair)
 secrets_given = click.option(
     "--secret", "secrets", type=PAIR, multiple=True, help="A reference: ${env:TOKEN}."
 )
@@ -72,9 +72,9 @@ transport_given = click.option(
 def channel() -> None: ...
 
 
-def _source(kind: str) -> Given:
+def _source(kind: str) -> PluginSource:
     """A bundled adapter by its name, or the directory of any. Raises BadPlugin."""
-    return given(kind if Path(kind).exists() else f"{BUNDLED}{kind}")
+    return find_source(kind if Path(kind).exists() else f"{BUNDLED}{kind}")
 
 
 def _entries(secrets: Mapping[str, str], granted: Iterable[Capability]) -> dict[str, object]:
@@ -146,7 +146,7 @@ class Wanted:
 
 def _require_working(edit: Edit, after: str, name: str, description: Description) -> None:
     """Refuses what a start would. Raises ConfigInvalid, ChannelRefused."""
-    channel = next(one for one in edit.checked(after).channels if one.name == name)
+    channel = next(one for one in edit.validate(after).channels if one.name == name)
     require_openable(channel, description, SystemClock())
 
 
@@ -170,7 +170,7 @@ def add(
     **asked: Any,
 ) -> None:
     source = _source(kind)
-    plan = planned(context, source, extra, None)
+    plan = plan_install(context, source, extra, None)
     edit, description = plan.edit, plan.found.adapter
     if description is None:
         raise BadPlugin(f"{source.name} is no channel adapter; see `exogate plugin install`")
@@ -187,10 +187,10 @@ def add(
     plan = replace(plan, after=editing.with_named(plan.after, "channels", name, table))
     _require_working(edit, plan.after, name, description)
     requests = block("requests", list(asked_lines(plan.asked, plan.new)))
-    edit.tell(*requests, edit.difference(plan.after))
-    edit.agreed("Add it, with these capabilities?", yes=yes)
+    edit.show(*requests, edit.difference(plan.after))
+    edit.confirm("Add it, with these capabilities?", yes=yes)
     effect = plan.save()
-    context.say(
+    context.print_result(
         {"name": name, "plugin": source.name, "config": str(edit.path)},
         f"channel {name} was added to {edit.name}. {effect}",
     )
@@ -224,7 +224,7 @@ def set_(
         "secrets": _entries(dict(secrets), adapter.capabilities),
     }
     after = editing.with_channel_keys(edit.before, name, keys, tables)
-    found = anyio.run(examine, data_dir(context), given_as(adapter), adapter)
+    found = anyio.run(examine, data_dir(context), configured_source(adapter), adapter)
     if found.adapter is None:
         raise BadPlugin(f"{adapter.name} cannot be loaded: {one_line('; '.join(found.problems))}")
     _require_working(edit, after, name, found.adapter)
@@ -233,7 +233,7 @@ def set_(
 
 def _adapter_of(edit: Edit, name: str) -> PluginDef:
     """The plugin of a channel, also where the channel's own secrets do not resolve. Raises CannotEdit."""
-    config = edit.checked(editing.without_channel(edit.before, name))
+    config = edit.validate(editing.without_channel(edit.before, name))
     plugin = editing.plugin_of_channel(edit.before, name)
     found = next((one for one in config.plugins if one.name == plugin), None)
     if found is None:
@@ -269,7 +269,7 @@ def test(context: CliContext, kind: str) -> None:
         played = play(source, script, tell_step)
     fine = sum(not one.problems for one in played)
     is_fine = fine == len(played)
-    context.say(
+    context.print_result(
         {"ok": is_fine, "steps": [one.as_json() for one in played]},
         f"{fine} of {len(script.steps)} steps passed",
     )
@@ -302,7 +302,7 @@ def dead_letters(
         asked = {"channel": name, "limit": limit, "before": before}
         told = ask(context, "channel.dead_letters", asked)
     if context.json:
-        context.tell(told)
+        context.print_json(told)
     elif "letters" not in told:
         click.echo(f"{cell(told['id'])} is {told['state']}")
     else:

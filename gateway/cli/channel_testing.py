@@ -19,14 +19,14 @@ import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.app.assembly import Gateway, assembled
+from gateway.app.assembly import Gateway, open_gateway
 from gateway.app.running import Running, open_doors
 from gateway.app.trial import BadPlugin
 from gateway.channels.adapters import Description, Verify
 from gateway.channels.webhooks import signed
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.cli.plugin_files import (
-    Given,
+    PluginSource,
     problems_of,
 )
 from gateway.config import editing
@@ -253,7 +253,9 @@ class Played:
         }
 
 
-def play(source: Given, script: Script, tell: Callable[[Sequence[str]], None]) -> Sequence[Played]:
+def play(
+    source: PluginSource, script: Script, tell: Callable[[Sequence[str]], None]
+) -> Sequence[Played]:
     """Tells each step in words when it is over; the first that goes wrong is the last."""
     with TemporaryDirectory(prefix="exogate-") as folder, platform(script.answers) as simulated:
         config = _config(source, script, simulated.url, Path(folder))
@@ -284,13 +286,13 @@ async def _play(
 @asynccontextmanager
 async def _at_work(config: GatewayConfig) -> AsyncIterator[tuple[Gateway, str]]:
     found: list[Running] = []
-    async with assembled(config, version=VERSION) as rooms, anyio.create_task_group() as group:
+    async with open_gateway(config, version=VERSION) as rooms, anyio.create_task_group() as group:
         await open_doors(rooms, group, found.append)
         yield rooms, found[0].url
         group.cancel_scope.cancel()
 
 
-def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayConfig:
+def _config(source: PluginSource, script: Script, base: str, folder: Path) -> GatewayConfig:
     """As an operator would write it, with the platform's address in place of the real one."""
     config = {
         name: base + value if str(value).startswith("/") else value
@@ -313,7 +315,7 @@ def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayCo
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     path.chmod(editing.OWNERS_ALONE)
-    return load(path, environment={}, home=folder, cwd=folder, known=known())
+    return load(path, environment={}, home=folder, cwd=folder, known=known_names())
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gateway.cli.command import FAILED, CliContext, Terminal, failure
-from gateway.cli.link import Link, linked
+from gateway.cli.link import Link, open_link
 from gateway.config.environment import NO_COLOR, read_environment, value_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.text import one_line, visible
@@ -23,7 +23,7 @@ HELP = "/new a new conversation · /stop the answer (or Ctrl+C) · /status · /h
 @click.option("--peer", default="main", show_default=True, help="Which conversation.")
 @click.pass_obj
 def chat(context: CliContext, message: str | None, agent: str | None, peer: str) -> None:
-    with linked(context) as link:
+    with open_link(context) as link:
         if message is None:
             Conversation(link, agent, peer).hold()
             return
@@ -35,7 +35,9 @@ def chat(context: CliContext, message: str | None, agent: str | None, peer: str)
                 click.echo(f"exogate: {end['system_message']}", err=True)
     has_failed = end["type"] == "error"
     if context.json:
-        context.tell({**end, **failure(end["error_type"], end["message"])} if has_failed else end)
+        context.print_json(
+            {**end, **failure(end["error_type"], end["message"])} if has_failed else end
+        )
     elif not has_failed:
         click.echo(end["response"])
     if has_failed:

@@ -39,19 +39,19 @@ class CliContext:
     json: bool = False
     debug: bool = False
 
-    def tell(self, told: object) -> None:
+    def print_json(self, told: object) -> None:
         """A result as JSON."""
         click.echo(json.dumps(told, ensure_ascii=False))
 
-    def say(self, told: object, *lines: str) -> None:
+    def print_result(self, told: object, *lines: str) -> None:
         """A result: as JSON if it was asked for, else as these lines."""
         if self.json:
-            self.tell(told)
+            self.print_json(told)
         for line in () if self.json else lines:
             click.echo(line)
 
 
-class Read(click.ParamType[Any]):
+class ParsedType(click.ParamType[Any]):
     """A word of a command that a function reads. What that raises is wrong usage, in its words."""
 
     def __init__(self, name: str, read: Callable[[str], object]) -> None:
@@ -80,7 +80,7 @@ def json_object(text: str) -> JsonObject:
     return found
 
 
-JSON = Read("JSON", json_object)
+JSON = ParsedType("JSON", json_object)
 
 # Options that belong to every verb may stand anywhere; these take a value.
 FLAGS = frozenset({"--json", "--debug"})
@@ -88,14 +88,14 @@ VALUED = frozenset({"--config", "-c", "--data-dir"})
 TEXT_FOLLOWS = frozenset({"-m", "--message"})  # whatever it looks like
 
 
-def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of every verb, and all other words."""
     front: list[str] = []
     rest = list(words)
     place = 0
     while place < len(rest) and rest[place] != "--":
         word = rest[place]
-        if word in FLAGS or _holds_its_value(word):
+        if word in FLAGS or _has_inline_value(word):
             front.append(rest.pop(place))
         elif word in VALUED and place + 1 < len(rest):
             front += [rest.pop(place), rest.pop(place)]
@@ -104,7 +104,7 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return front, rest
 
 
-def _holds_its_value(word: str) -> bool:
+def _has_inline_value(word: str) -> bool:
     if word.startswith("-c") and not word.startswith("--"):
         return len(word) > len("-c")
     name, is_given, _ = word.partition("=")
@@ -176,7 +176,7 @@ class CommandRefused(GatewayError):
 
 
 @contextmanager
-def ending_well(*, debug: bool, as_json: bool = False) -> Iterator[None]:
+def report_errors(*, debug: bool, as_json: bool = False) -> Iterator[None]:
     """Turns what a command raises into its exit code and one sentence, or JSON."""
     try:
         yield
@@ -185,25 +185,25 @@ def ending_well(*, debug: bool, as_json: bool = False) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except click.ClickException as error:
-        _end_of_click(error, as_json=as_json)
+        _exit_with_click(error, as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
-        _end(Interrupted("interrupted"), as_json=as_json)
+        _exit_with(Interrupted("interrupted"), as_json=as_json)
     except (Exception, BaseExceptionGroup) as error:
-        known = _known(error)
+        known = _expected_error(error)
         if known is None or debug:  # a defect is not hidden
             if as_json:
                 _show(failure(known.code if known else GatewayError.code, str(error)))
             raise
-        _end(known, as_json=as_json)
+        _exit_with(known, as_json=as_json)
 
 
-def _known(error: BaseException) -> GatewayError | None:
+def _expected_error(error: BaseException) -> GatewayError | None:
     """What can be said in a sentence, of a group the first such error; None for a defect."""
     match error:
         case GatewayError():
             return error
         case BaseExceptionGroup():
-            return next(filter(None, map(_known, error.exceptions)), None)
+            return next(filter(None, map(_expected_error, error.exceptions)), None)
         case PermissionError() if where := error.filename:
             return NotAllowed(f"this user may not use {where}: run the command as its owner")
         case OSError() if error.errno in _NO_ROOM:
@@ -211,7 +211,7 @@ def _known(error: BaseException) -> GatewayError | None:
     return None
 
 
-def _end(error: GatewayError, *, as_json: bool) -> None:
+def _exit_with(error: GatewayError, *, as_json: bool) -> None:
     message = str(error)
     if pid := listener_on(getattr(error, "port", 0)):
         message = f"{message}; process {pid} listens there"
@@ -226,7 +226,7 @@ def _end(error: GatewayError, *, as_json: bool) -> None:
     sys.exit(exit_code(error))
 
 
-def _end_of_click(error: click.ClickException, *, as_json: bool) -> None:
+def _exit_with_click(error: click.ClickException, *, as_json: bool) -> None:
     if isinstance(error, click.NoSuchOption) and error.option_name[1:2].isdecimal():
         told = f'{error.message} A number below zero stands behind "--": -- {error.option_name}'
         error = click.UsageError(told, error.ctx)

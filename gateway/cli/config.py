@@ -31,19 +31,19 @@ def config() -> None: ...
 def validate(context: CliContext) -> None:
     try:
         loaded = _load(context)
-        name, warnings = loaded.document.name, _tried(loaded)
+        name, warnings = loaded.document.name, _trial_notices(loaded)
     except ConfigInvalid as error:
         if context.json:
             notices = [problem_as_json(one) for one in error.warnings]
             told = failure(error.code, str(error)) | problems_of(error)
-            context.tell({**told, "notices": notices})
+            context.print_json({**told, "notices": notices})
         else:
             _warn(error.warnings)
             click.echo(error.render())
         raise SystemExit(BAD_CONFIG) from None
     if context.json:
         noted = [problem_as_json(one) for one in warnings]
-        context.tell({"ok": True, "file": name or None, "notices": noted})
+        context.print_json({"ok": True, "file": name or None, "notices": noted})
         return
     _warn(warnings)
     click.echo(f"{name} is valid" if name else "no config file; the defaults are valid")
@@ -54,7 +54,7 @@ def _warn(warnings: Iterable[ConfigProblem]) -> None:
         click.echo(one.render(), err=True)
 
 
-def _tried(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
+def _trial_notices(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
     """What is no error. Raises ConfigInvalid for what a start would refuse besides."""
     from gateway.app.doctor import TRIALS  # noqa: PLC0415  # the whole gateway, which reading does without
 
@@ -77,7 +77,7 @@ def show(context: CliContext) -> None:
     loaded = _load(context)
     rows = effective(loaded)
     file = str(loaded.config.origin) if loaded.config.origin else None
-    context.say({"file": file, "values": list(map(_as_json, rows))}, *_lines(rows))
+    context.print_result({"file": file, "values": list(map(_as_json, rows))}, *_lines(rows))
 
 
 @config.command()
@@ -93,11 +93,11 @@ def get(context: CliContext, key: str) -> None:
             raise click.ClickException(f"there is no key {key}; {_meant(key, rows)}")
         exact = _as_a_number(key, below)
     if exact is None:
-        context.say(list(map(_as_json, below)), *_lines(below))
+        context.print_result(list(map(_as_json, below)), *_lines(below))
     else:
         value = "" if exact.value is None else exact.value
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        context.say(_as_json(exact), text)
+        context.print_result(_as_json(exact), text)
 
 
 def _as_a_number(key: str, below: Sequence[Row]) -> Row | None:
@@ -150,7 +150,7 @@ def _keep(edit: Edit, path: tuple[str, ...], value: str | None, *, yes: bool) ->
     literal = held if isinstance(held, str) and "${" not in held else None
     secret = value or literal or click.prompt("Secret", hide_input=sys.stdin.isatty(), err=True)
     name = secret_name(path)
-    edit = edit.keeping(name, secret)
+    edit = edit.with_secret(name, secret)
     after = with_value(edit.before, path, f"${{file:{name}}}")
     note = f"The secret goes to {edit.around.name(edit.around.home / FOLDER / name)} (mode 0600)."
     edit.written(after, note, nothing="", yes=yes, key=dotted(path), secret=name)
@@ -181,7 +181,7 @@ def schema() -> None:
 def path(context: CliContext) -> None:
     found = config_path(context)
     where = str(found or usual_path())
-    context.say({"path": where}, where)
+    context.print_result({"path": where}, where)
     if found is None:
         click.echo(
             "there is no file, neither there nor at ./config.toml: defaults are used", err=True
@@ -223,15 +223,15 @@ def reload(context: CliContext, file: Path | None, *, dry_run: bool) -> None:
         given["path"] = os.path.abspath(file)  # noqa: PTH100  # links stay, as the gateway reads them
     told = ask(context, "config.reload", given, RELOAD_S)
     if context.json:
-        context.tell(told)
+        context.print_json(told)
     else:
-        for line in _told(told, is_tried=dry_run):
+        for line in _reload_lines(told, is_tried=dry_run):
             click.echo(line, err=bool(told["errors"]))
     if told["errors"]:
         raise SystemExit(BAD_CONFIG)
 
 
-def _told(told: Mapping[str, Any], *, is_tried: bool) -> Iterator[str]:
+def _reload_lines(told: Mapping[str, Any], *, is_tried: bool) -> Iterator[str]:
     for error in told["errors"]:
         place = {"line": 0, "column": 0, **error}
         yield ConfigProblem(**place).render()

@@ -43,7 +43,7 @@ from gateway.store.opening import read_owner
 
 
 @cache
-def known() -> Known:
+def known_names() -> Known:
     presets = {
         name: Preset(preset.wire, preset.base_url, preset.key_env, DEFAULT_MODELS.get(name))
         for name, preset in PRESETS.items()
@@ -76,7 +76,7 @@ def known() -> Known:
 # -- reading
 
 
-def configured(context: CliContext, *, port: int | None = None) -> GatewayConfig:
+def load_config(context: CliContext, *, port: int | None = None) -> GatewayConfig:
     """Raises ConfigInvalid with every problem."""
     return read(config_path(context), surroundings(context, port=port)).config
 
@@ -97,7 +97,7 @@ def surroundings(context: CliContext, *, port: int | None = None) -> Surrounding
     environment = read_environment()
     is_named = is_named_file(context.config_path, environment)
     overrides = Overrides(context.data_dir, port)
-    return Surroundings(environment, Path.home(), Path.cwd(), known(), overrides, is_named)
+    return Surroundings(environment, Path.home(), Path.cwd(), known_names(), overrides, is_named)
 
 
 # -- writing
@@ -106,13 +106,13 @@ RELOAD_S = 120.0  # one reload takes 30 s at most, and another one may be at wor
 agree = click.option("--yes", "-y", is_flag=True, help="Agree without being asked.")
 
 
-class NotAgreed(GatewayError):
+class NotConfirmed(GatewayError):
     """Nothing was written."""
 
     code = "not_agreed"
 
 
-class NotTaken(GatewayError):
+class ReloadRefused(GatewayError):
     """Nothing was written: it is valid, and the running gateway cannot use it."""
 
     code = "config_error"
@@ -145,26 +145,26 @@ class Edit:
     def difference(self, after: str) -> str:
         return editing.difference(self.before, after, self.name)
 
-    def checked(self, after: str) -> GatewayConfig:
+    def validate(self, after: str) -> GatewayConfig:
         """The configuration that it would be. Raises ConfigInvalid."""
         return editing.checked(after, self.path, self.around)
 
-    def keeping(self, name: str, secret: str) -> "Edit":
+    def with_secret(self, name: str, secret: str) -> "Edit":
         """Writes this file of a secret, too."""
         return replace(self, around=replace(self.around, pending={name: secret}))
 
-    def tell(self, *lines: str) -> None:
+    def show(self, *lines: str) -> None:
         """For whoever reads: with --json, stdout is for programs."""
         click.echo("\n".join(lines), err=self.context.json)
 
-    def agreed(self, question: str, *, yes: bool) -> None:
-        """Raises NotAgreed."""
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Raises NotConfirmed."""
         if yes:
             return
         if not sys.stdin.isatty():
-            raise NotAgreed("nothing was written: not a terminal; rerun with --yes")
+            raise NotConfirmed("nothing was written: not a terminal; rerun with --yes")
         if not click.confirm(question, default=False, err=True):
-            raise NotAgreed("nothing was written")
+            raise NotConfirmed("nothing was written")
 
     def save(self, after: str) -> None:
         """Raises ConfigInvalid: nothing is written that could not be used."""
@@ -184,18 +184,18 @@ class Edit:
         """Shows the change with `notes` before it, asks, writes it and says so, or says why there is nothing to do."""
         is_changed = after != self.before or bool(self.around.pending)
         if is_changed:
-            self.tell(*notes, self.difference(after))
+            self.show(*notes, self.difference(after))
             editing.require_better(self.before, after, self.path, self.around)
-            self.agreed(question, yes=yes)
-            effect = self.take_effect(after)
-            self.tell(f"{self.name} was written. {effect}")
+            self.confirm(question, yes=yes)
+            effect = self.save_and_reload(after)
+            self.show(f"{self.name} was written. {effect}")
         else:
-            self.tell(f"{nothing}; nothing changed")
+            self.show(f"{nothing}; nothing changed")
         if self.context.json:
-            self.context.tell({**facts, "config": str(self.path), "changed": is_changed})
+            self.context.print_json({**facts, "config": str(self.path), "changed": is_changed})
 
-    def take_effect(self, after: str) -> str:
-        """Writes it, has a running gateway take it up, and says what came of it. Raises NotTaken: it cannot be used,
+    def save_and_reload(self, after: str) -> str:
+        """Writes it, has a running gateway take it up, and says what came of it. Raises ReloadRefused: it cannot be used,
         and the file is as it was."""
         owner = read_owner(data_dir(self.context))
         if owner is None:
@@ -213,7 +213,7 @@ class Edit:
         if told["errors"] and was_fine:
             editing.restore(self.path, self.before if was_there else None)
             ask(self.context, "config.reload", {}, RELOAD_S)
-            raise NotTaken(told["errors"])
+            raise ReloadRefused(told["errors"])
         later = ", ".join(told["restart_needed"])
         rest = f"; after a restart: {later}" if later else ""
         return f"{who} is at generation {told['generation']}{rest}."

@@ -13,7 +13,7 @@ from gateway.agent.leaves import REGISTRY
 from gateway.api.declarations import plain
 from gateway.app.generation import rule_set
 from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, Unreachable, failure
-from gateway.cli.configuration import configured
+from gateway.cli.configuration import load_config
 from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.config.rules import RuleReader
@@ -44,10 +44,10 @@ def list_rules(context: CliContext) -> None:
     try:
         told = ask(context, "rule.list")
     except Unreachable:
-        config = configured(context)
+        config = load_config(context)
         told = plain(told_rules(rule_set(config, config.rule_folder)))
     refused = (f"refused: {one['file']}\n{one['why']}" for one in told["refused"])
-    context.say(told, *table(told["rules"], RULE_COLUMNS), *refused)
+    context.print_result(told, *table(told["rules"], RULE_COLUMNS), *refused)
 
 
 @rule.command("test")
@@ -93,7 +93,7 @@ def _rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
         reader = RuleReader(problems_of)
         core = {one.id: one for one in reader.file(CORE, {})}
         return load_rules(reader.file(path, core)).rules
-    config = configured(context)
+    config = load_config(context)
     every = rule_set(config, config.rule_folder).rules
     found = [one for one in every if one.definition.id == what]
     if not found:
@@ -139,7 +139,7 @@ def check(context: CliContext, file: Path) -> None:
         _refuse(context, file, error)
     found, count = list(map(_problem, plan.warnings)), len(plan.warnings)
     counted = f", with {count} warning{'s' if count > 1 else ''}" if count else ""
-    context.say(
+    context.print_result(
         {"ok": True, "file": str(file), "tree": plan.name, "problems": found},
         *(warning.render() for warning in plan.warnings),
         f'{file}: tree "{plan.name}" is valid{counted}',
@@ -171,7 +171,7 @@ def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> No
     if write and not is_same:
         file.write_text(laid_out, encoding="utf-8", newline="")
     if context.json:
-        context.tell({"ok": True, "file": str(file), "changed": not is_same})
+        context.print_json({"ok": True, "file": str(file), "changed": not is_same})
     elif not write and not only_check:
         click.echo(laid_out, nl=False)
     if only_check and not is_same:
@@ -200,7 +200,7 @@ def trace_tree(context: CliContext, file: Path, script: Path) -> None:
         lines.append(f"{number:>4} {tick.status}  {ticked}{halted}")
     if traced.final_halt:
         lines.append(f"halted at the end: {' '.join(traced.final_halt)}")
-    context.say(asdict(traced), *lines)
+    context.print_result(asdict(traced), *lines)
 
 
 def _text(file: Path) -> str:
@@ -211,7 +211,7 @@ def _refuse(context: CliContext, file: Path, error: TreeInvalid) -> NoReturn:
     failed = failure("tree_invalid", f"{file} is not a valid tree")
     found, count = list(map(_problem, error.problems)), len(error.problems)
     more = f", and {error.left_out} more" if error.left_out else ""
-    context.say(
+    context.print_result(
         {**failed, "file": str(file), "problems": found, "left_out": error.left_out},
         str(error),
         f"{file}: {count} problem{'s' if count > 1 else ''}{more}",

@@ -7,7 +7,7 @@ from typing import IO, Any
 import click
 
 from gateway.cli.command import CliContext
-from gateway.cli.link import Link, ask, linked, somebody
+from gateway.cli.link import Link, ask, memory_owner, open_link
 from gateway.domain.sessions import ImportRefused
 
 PAGE = 200
@@ -32,11 +32,11 @@ def session() -> None: ...
 @click.option("--limit", "-n", type=click.IntRange(1, 500), default=20, show_default=True)
 @click.pass_obj
 def show(context: CliContext, key: str, limit: int) -> None:
-    with linked(context) as link:
+    with open_link(context) as link:
         page = link.call("chat.history", session_key=key, limit=limit)
         if not page["messages"]:
             link.call("session.get", session_key=key)  # refused if there is no such session
-    context.say(page, *map(_line, page["messages"]))
+    context.print_result(page, *map(_line, page["messages"]))
 
 
 def _line(one: Mapping[str, Any]) -> str:
@@ -64,12 +64,12 @@ def export(context: CliContext, key: str, form: str) -> None:
         shown = ask(context, "session.export", {"session_key": key})["context"]
         click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
         return
-    with linked(context) as link:
-        context.tell(link.call("session.get", session_key=key))
+    with open_link(context) as link:
+        context.print_json(link.call("session.get", session_key=key))
         parent: str | None = None
         for message in _all_messages(link, key):
             # Summaries are left out: what follows one follows on what was said before it.
-            context.tell({**message, "parent_id": parent})
+            context.print_json({**message, "parent_id": parent})
             parent = message["id"]
             if message.get("truncated"):
                 click.echo(f"exogate: {message['id']} is too long and was cut", err=True)
@@ -94,12 +94,14 @@ def _all_messages(link: Link, key: str) -> Iterator[Mapping[str, Any]]:
 @click.pass_obj
 def import_(context: CliContext, key: str, file: IO[str]) -> None:
     text = file.read()
-    with linked(context) as link:
+    with open_link(context) as link:
         total = sum(
             link.call("session.import", session_key=key, **part)["imported"]
             for part in _parts(text, file.name)
         )
-    context.say({"session_key": key, "imported": total}, f"{total} messages imported into {key}")
+    context.print_result(
+        {"session_key": key, "imported": total}, f"{total} messages imported into {key}"
+    )
 
 
 def _parts(text: str, name: str) -> Iterator[Mapping[str, Any]]:
@@ -155,17 +157,17 @@ def forget(
 ) -> None:
     if [fact_id, session_key, person].count(None) != 2:
         raise click.UsageError("name a FACT_ID, --session or --person")
-    with linked(context) as link:
+    with open_link(context) as link:
         if fact_id:
             which: Mapping[str, object] = {"fact_id": fact_id}
             scope = link.call("memory.why", fact_id=fact_id)["fact"]["scope"]
             click.echo(f"It is in the memory of {scope}.", err=True)
         else:
-            which = somebody(link, session_key=session_key, person=person)
+            which = memory_owner(link, session_key=session_key, person=person)
         told = link.call("memory.forget", dry_run=not yes, **which)
     messages = f" and {told['messages']} messages" if "messages" in told else ""
     done = "are erased" if yes else "would be erased; add --yes to do it"
-    context.say(told, f"{told['count']} facts{messages} {done}")
+    context.print_result(told, f"{told['count']} facts{messages} {done}")
 
 
 @memory.command("export")
@@ -173,11 +175,11 @@ def forget(
 @person_asked
 @click.pass_obj
 def export_facts(context: CliContext, session_key: str | None, person: str | None) -> None:
-    with linked(context) as link:
-        whose = somebody(link, session_key=session_key, person=person)
+    with open_link(context) as link:
+        whose = memory_owner(link, session_key=session_key, person=person)
         skip = 0  # page by page, so that every answer fits into a frame
         while facts := link.call("memory.history", limit=FACTS_PAGE, skip=skip, **whose)["facts"]:
             skip += len(facts)
             for one in facts:
                 told = link.call("memory.why", fact_id=one["id"])
-                context.tell({**one, "sources": told["sources"], "hidden": told["hidden"]})
+                context.print_json({**one, "sources": told["sources"], "hidden": told["hidden"]})

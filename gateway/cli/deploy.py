@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import click
 
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import config_path, configured, usual_path
+from gateway.cli.configuration import config_path, load_config, usual_path
 from gateway.config.secrets import secret_files
 from gateway.config.values import GatewayConfig
 from gateway.domain.version import VERSION
@@ -58,7 +58,7 @@ def print_(context: CliContext, /, **asked: bool) -> None:
     if kind in WATCHING:
         click.echo(text, nl=False)
         return
-    values = _values(context, configured(context), kind)
+    values = _values(context, load_config(context), kind)
     values = {name: _ESCAPES.get(kind, str)(value) for name, value in values.items()}
     filled = _PLACE.sub(lambda found: values.get(found[1], found[0]), text)
     click.echo(re.sub(r"\n{3,}", "\n\n", filled), nl=False)

@@ -9,11 +9,11 @@ from dataclasses import replace
 import click
 
 from gateway.api.declarations import plain
-from gateway.app.doctor import Examination, Finding, examined, keeping
+from gateway.app.doctor import Examination, Finding, examine, secret_command
 from gateway.cli.command import BAD_CONFIG, FAILED, CliContext, Unreachable
-from gateway.cli.configuration import config_path, configured
+from gateway.cli.configuration import config_path, load_config
 from gateway.cli.link import ask
-from gateway.cli.provider import tried
+from gateway.cli.provider import try_provider
 from gateway.domain.errors import GatewayError
 
 
@@ -45,8 +45,8 @@ def _mended(found: Examination) -> bool:
 
 
 def _examined(context: CliContext) -> Examination:
-    found = examined(lambda: configured(context), config_path(context))
-    return found.beside(_of_the_gateway(context)) if found.is_valid else found
+    found = examine(lambda: load_config(context), config_path(context))
+    return found.merge(_of_the_gateway(context)) if found.is_valid else found
 
 
 def _of_the_gateway(context: CliContext) -> Examination:
@@ -63,7 +63,7 @@ def _of_the_gateway(context: CliContext) -> Examination:
 
 def _show(context: CliContext, found: Examination) -> None:
     if context.json:
-        context.tell(plain(found.told))
+        context.print_json(plain(found.told))
         return
     passed = (
         f"{found.passed} checks passed"
@@ -75,15 +75,15 @@ def _show(context: CliContext, found: Examination) -> None:
 
 def _providers(context: CliContext) -> Sequence[Finding]:
     """Each provider that an agent asks answers, or is found."""
-    config = configured(context)
+    config = load_config(context)
     found = []
     for name in dict.fromkeys(
         agent.provider for agent in config.agents if agent.provider in config.providers
     ):
-        told = tried(context, name)
+        told = try_provider(context, name)
         if not told["ok"]:
             fix = (
-                keeping(("providers", name, "api_key"))
+                secret_command(("providers", name, "api_key"))
                 if told["kind"] == "auth"
                 else f"exogate provider test {name}"
             )

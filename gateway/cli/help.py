@@ -30,7 +30,7 @@ def explain(context: CliContext, code: str) -> None:
     if found is None:
         near = meant(code, explanations())
         raise UnknownCode(f"there is no error code {code[:60]!r}{near}")
-    context.say(asdict(found), *found.lines())
+    context.print_result(asdict(found), *found.lines())
 
 
 @click.command()

@@ -33,7 +33,7 @@ def init(context: CliContext, folder: Path) -> None:
         path = folder / name
         (written if _made(path, text) else kept).append(str(path))
     if context.json:
-        context.tell({"dir": str(folder), "written": written, "kept": kept})
+        context.print_json({"dir": str(folder), "written": written, "kept": kept})
         return
     lines = [f"{path} was written" for path in written]
     lines += [f"{path} is there already and stays as it is" for path in kept]

@@ -42,7 +42,7 @@ class Link:
         given = {name: value for name, value in params.items() if value is not None}
         request = {"jsonrpc": "2.0", "id": self._count, "method": method, "params": given}
         self._socket.send(json.dumps(request))
-        while (answer := self._arrived(self._answer_s)) is None or answer.get("id") != self._count:
+        while (answer := self._receive(self._answer_s)) is None or answer.get("id") != self._count:
             if answer is None:
                 raise Unreachable(f"the gateway did not answer within {self._answer_s:g} s")
             self._events.append(answer)
@@ -57,7 +57,7 @@ class Link:
     ) -> Iterator[Mapping[str, Any] | None]:
         """The events of a run until its last; with `every_s` None whenever nothing came for so long."""
         while True:
-            message = self._events.pop(0) if self._events else self._arrived(every_s)
+            message = self._events.pop(0) if self._events else self._receive(every_s)
             if message is None:
                 yield None
                 continue
@@ -68,7 +68,7 @@ class Link:
             if event["type"] in {"done", "error"}:
                 return
 
-    def _arrived(self, timeout_s: float | None) -> dict[str, Any] | None:
+    def _receive(self, timeout_s: float | None) -> dict[str, Any] | None:
         try:
             message = json.loads(self._socket.recv(timeout=timeout_s))
         except TimeoutError:
@@ -80,7 +80,7 @@ class Link:
 
 
 @contextmanager
-def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
+def open_link(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
     """A link to the gateway that owns the data directory.
 
     Raises Unreachable with what to do about it, NotAllowed.
@@ -120,15 +120,15 @@ def ask(
 ) -> Any:
     """The result of one call."""
     given = given or {}
-    with linked(context, answer_s) as link:
+    with open_link(context, answer_s) as link:
         if isinstance(method, str):
             return link.call(method, **given)
         if issubclass(method.params, OfSomebody):
-            given = somebody(link, **given)
+            given = memory_owner(link, **given)
         return link.call(method.name, **given)
 
 
-def somebody(
+def memory_owner(
     link: Link, *, session_key: object = None, person: object = None, **more: object
 ) -> dict[str, object]:
     """Whose memory is meant: that of whoever chats from the command line, unless somebody is named."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from gateway.cli.command import CliContext, ending_well, guard_streams, parted
+from gateway.cli.command import CliContext, guard_streams, report_errors, split_options
 from gateway.domain.text import meant
 from gateway.domain.version import VERSION
 
@@ -115,7 +115,7 @@ def show_version() -> None:
     """What `exogate version` and `exogate --version` print."""
     python = platform.python_version()
     if click.get_current_context().find_root().params.get("as_json"):
-        CliContext().tell({"version": VERSION, "python": python})
+        CliContext().print_json({"version": VERSION, "python": python})
     else:
         click.echo(f"exogate {VERSION} (Python {python})")
 
@@ -166,8 +166,8 @@ YOUNG = 200_000
 def main() -> None:
     gc.set_threshold(YOUNG)
     guard_streams()
-    front, rest = parted(sys.argv[1:])
-    with ending_well(debug="--debug" in front, as_json="--json" in front):
+    front, rest = split_options(sys.argv[1:])
+    with report_errors(debug="--debug" in front, as_json="--json" in front):
         for word in rest:
             if word.encode(errors="ignore").decode() != word:
                 raise click.UsageError(f"{word!r} is not UTF-8 text")

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.command import CliContext, Read
+from gateway.cli.command import CliContext, ParsedType
 from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.domain.errors import BadSessionKey
@@ -25,7 +25,7 @@ def pair() -> None: ...
 def list_people(context: CliContext, channel: str | None) -> None:
     told = ask(context, "pair.list", {"channel": channel})
     if context.json:
-        context.tell(told)
+        context.print_json(told)
     elif told["pairings"]:
         click.echo("\n".join(_table(told["pairings"])))
     else:
@@ -70,7 +70,7 @@ def _decoded(part: str) -> str:
         return part
 
 
-WHO = Read("CHANNEL:ACCOUNT:PERSON", _who)
+WHO = ParsedType("CHANNEL:ACCOUNT:PERSON", _who)
 
 
 def _verb(name: str) -> click.Command:
@@ -90,7 +90,7 @@ for _name in ("block", "unblock", "revoke"):
 
 def _do(context: CliContext, method: str, params: Mapping[str, object]) -> None:
     one = ask(context, method, params)
-    context.say(one, *_table([one]))
+    context.print_result(one, *_table([one]))
 
 
 def _table(people: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """`exogate plugin`: makes plugins, looks at them, and installs them. What one may do is shown to the operator and
-agreed to, then written down, or not at all."""
+confirm to, then written down, or not at all."""
 
 import hashlib
 import os
@@ -17,27 +17,27 @@ import anyio
 import click
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, Read, Unreachable
-from gateway.cli.configuration import Edit, agree, configured, known
+from gateway.cli.command import FAILED, JSON, CliContext, JsonObject, ParsedType, Unreachable
+from gateway.cli.configuration import Edit, agree, known_names, load_config
 from gateway.cli.link import ask, data_dir
 from gateway.cli.plugin_files import (
     ABOUT,
     CASES,
     WASM,
     Build,
-    Examined,
-    Given,
+    PluginReport,
+    PluginSource,
     asked_lines,
     block,
     checked_name,
+    configured_source,
     examine,
-    given,
-    given_as,
+    find_source,
     import_lines,
-    noted,
     read_about,
     replace_file,
     tool_line,
+    with_sha256,
 )
 from gateway.cli.plugin_testing import read_cases, try_all
 from gateway.config import editing
@@ -76,7 +76,7 @@ def call(context: CliContext, name: str, tool: str, arguments: JsonObject) -> No
     given = {"name": name, "tool": tool, "arguments": arguments}
     told = ask(context, "plugin.call", given)
     if context.json:
-        context.tell(told)
+        context.print_json(told)
     else:
         click.echo(told["output"], err=not told["ok"])
     if not told["ok"]:
@@ -98,13 +98,13 @@ def call(context: CliContext, name: str, tool: str, arguments: JsonObject) -> No
 @click.pass_obj
 def new(context: CliContext, name: str, kind: str, lang: str, folder: Path | None) -> None:
     folder = folder or Path(name)
-    make(checked_name(name), kind, lang, folder)
+    write_scaffold(checked_name(name), kind, lang, folder)
     files = sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file())
     follow = [f"exogate plugin build {folder}", f"exogate plugin install {folder}", "exogate run"]
     if kind == "tool":
         follow.append(f'exogate chat -m \'call {name} {{"text": "hello world"}}\'')
     also = f"also: exogate plugin test {folder} runs its recorded cases"
-    context.say(
+    context.print_result(
         {"name": name, "dir": str(folder), "files": files, "next": follow},
         f"{folder}: {', '.join(files)}",
         *block("Next", [*follow, also]),
@@ -117,7 +117,7 @@ def scaffolds() -> dict[tuple[str, str], Path]:
     return {(read_about(one).kind, one.name.removeprefix("channel-")): one for one in folders}
 
 
-def make(name: str, kind: str, language: str, folder: Path) -> None:
+def write_scaffold(name: str, kind: str, language: str, folder: Path) -> None:
     """Copies the example of that language under the plugin's own name. Raises UsageError, BadPlugin."""
     known_ones = scaffolds()
     source = known_ones.get((kind, language))
@@ -137,7 +137,7 @@ def _copy_example(source: Path, name: str, folder: Path) -> None:
     shutil.copytree(source, folder, ignore=_LEFT_OUT, dirs_exist_ok=True)
     for path in filter(Path.is_file, folder.rglob("*")):
         text = path.read_text(encoding="utf-8").replace(example.name, name)
-        path.write_text(noted(text, "") if path.name == ABOUT else text, encoding="utf-8")
+        path.write_text(with_sha256(text, "") if path.name == ABOUT else text, encoding="utf-8")
     if example.build and example.build.core and not any(folder.rglob(WIT.name)):
         shutil.copy(WIT, folder)  # only to be read: such languages know nothing of it
 
@@ -146,16 +146,16 @@ def _copy_example(source: Path, name: str, folder: Path) -> None:
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 @click.pass_obj
 def build(context: CliContext, folder: Path) -> None:
-    wasm = built(folder, read_environment())
-    sha256 = keep(folder, wasm)
+    wasm = run_build(folder, read_environment())
+    sha256 = save_build(folder, wasm)
     file = folder / WASM
-    context.say(
+    context.print_result(
         {"file": str(file), "size": len(wasm), "sha256": sha256},
         f"{file}: {len(wasm):,} bytes, sha256 {sha256}",
     )
 
 
-def built(folder: Path, environment: Mapping[str, str]) -> bytes:
+def run_build(folder: Path, environment: Mapping[str, str]) -> bytes:
     """Runs the command of [build] there and gives what has come out; nothing is kept. Raises BadPlugin.
 
     The command is found as in a terminal, Python's packages also beside this program. What it says goes to stderr.
@@ -194,12 +194,12 @@ def _needs(build: Build) -> str:
     return f"{said}: python -m pip install {' '.join(packages)}" if packages else said
 
 
-def keep(folder: Path, wasm: bytes) -> str:
+def save_build(folder: Path, wasm: bytes) -> str:
     """Writes tool.wasm, then its sha256 into plugin.toml, each whole or not at all; gives that."""
     sha256 = hashlib.sha256(wasm).hexdigest()
     replace_file(folder / WASM, wasm)
     about = folder / ABOUT
-    replace_file(about, noted(about.read_text(encoding="utf-8"), sha256).encode())
+    replace_file(about, with_sha256(about.read_text(encoding="utf-8"), sha256).encode())
     return sha256
 
 
@@ -210,7 +210,7 @@ def keep(folder: Path, wasm: bytes) -> str:
 @click.argument("file")
 @click.pass_obj
 def check(context: CliContext, file: str) -> None:
-    found = anyio.run(examine, data_dir(context), given(file))
+    found = anyio.run(examine, data_dir(context), find_source(file))
     asks = found.given.about.asks if found.given.about else list(found.lacking.values())
     unasked = [
         f"it imports {name}, which needs {need}: plugin.toml has to ask for that"
@@ -219,7 +219,7 @@ def check(context: CliContext, file: str) -> None:
     ]
     problems = (*found.problems, *unasked)
     said = [f"✗ {one_line(one)}" for one in problems]
-    context.say(
+    context.print_result(
         {**found.as_json(), "ok": not problems, "problems": problems},
         *_about(found),
         *(said or ["✓ it loads; `exogate plugin test` runs it"]),
@@ -238,14 +238,14 @@ def check(context: CliContext, file: str) -> None:
 )
 @click.pass_obj
 def test(context: CliContext, file: str, cases: Path | None) -> None:
-    source = given(file)
+    source = find_source(file)
     recorded = read_cases(cases or source.file.parent / CASES)
     with logging_to(sys.stderr, "warning", "console"):
         granted, verdicts = anyio.run(try_all, data_dir(context), source, recorded)
     failed = sum(bool(one.problem) for one in verdicts)
     if context.json:
         told = [one.as_json() for one in verdicts]
-        context.tell({"ok": not failed, "granted": list(map(str, granted)), "cases": told})
+        context.print_json({"ok": not failed, "granted": list(map(str, granted)), "cases": told})
     else:
         click.echo("\n".join(block("Granted", list(asked_lines(granted)))))
         for one in verdicts:
@@ -274,11 +274,11 @@ def inspect(context: CliContext, target: str) -> None:
             live = None  # no gateway runs
     capabilities = [str(one) for one in granted.capabilities] if granted else None
     told = {**found.as_json(), "requested": requested, "granted": capabilities, "live": live}
-    context.say(told, *_inspected(found, requested, granted, live))
+    context.print_result(told, *_inspected(found, requested, granted, live))
 
 
 def _inspected(
-    found: Examined,
+    found: PluginReport,
     requested: Sequence[str] | None,
     granted: PluginDef | None,
     live: Mapping[str, Any] | None,
@@ -286,7 +286,7 @@ def _inspected(
     lines = list(_about(found))
     if requested is not None:
         lines += block("requests", list(map(one_line, requested)))
-    grants = list(asked_lines(granted.capabilities)) if granted else ["it is not configured"]
+    grants = list(asked_lines(granted.capabilities)) if granted else ["it is not load_config"]
     lines += block("granted", grants)
     if live is not None:
         lines += block("state", [one_line(f"{live['state']} {live.get('reason', '')}".strip())])
@@ -295,29 +295,29 @@ def _inspected(
     return [*lines, *(f"✗ {one_line(one)}" for one in found.problems)]
 
 
-def _sought(context: CliContext, target: str) -> tuple[Given, PluginDef | None]:
+def _sought(context: CliContext, target: str) -> tuple[PluginSource, PluginDef | None]:
     """The file, and how it is configured if it is. A file is looked at although the configuration is not valid."""
     is_file = Path(target).exists() or target.endswith(".wasm") or ":" in target
     try:
-        plugins = {one.name: one for one in configured(context).plugins}
+        plugins = {one.name: one for one in load_config(context).plugins}
     except ConfigInvalid:
         if not is_file:
             raise
         plugins = {}
     if is_file:
-        source = given(target)
+        source = find_source(target)
         return source, plugins.get(source.name)
     if target not in plugins:
         names = choose(target, plugins)
         raise BadPlugin(f"there is no file and no plugin {quoted(target)}; {names}")
-    return given_as(plugins[target]), plugins[target]
+    return configured_source(plugins[target]), plugins[target]
 
 
 def _counts(counts: Mapping[str, int]) -> list[str]:
     return [f"{one_line(name)}   {count} times" for name, count in sorted(counts.items())]
 
 
-def _about(found: Examined) -> Iterator[str]:
+def _about(found: PluginReport) -> Iterator[str]:
     told = found.told.info
     yield f"{told.name} {one_line(told.version or '')}".strip()
     size = [f"{found.size:,} bytes, sha256 {told.sha256}"] if told.kind else []
@@ -335,14 +335,14 @@ def _about(found: Examined) -> Iterator[str]:
 # -- install
 
 
-CAPABILITY = Read("CAP", parse_capability)
+CAPABILITY = ParsedType("CAP", parse_capability)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InstallPlan:
     """What installing comes to."""
 
-    found: Examined
+    found: PluginReport
     edit: Edit
     after: str
     asked: tuple[Capability, ...]
@@ -354,12 +354,12 @@ class Plan:
         """The file first, then the configuration; if that fails, the file goes again. Says what came of it."""
         copy = self.copy
         if copy is None:
-            return self.edit.take_effect(self.after)
+            return self.edit.save_and_reload(self.after)
         with ExitStack() as undo:
             if not copy.exists():
                 undo.callback(copy.unlink, missing_ok=True)
             _copy(self.found.given.file, copy, self.found.sha256)
-            effect = self.edit.take_effect(self.after)
+            effect = self.edit.save_and_reload(self.after)
             undo.pop_all()
         old = Path(str(self.table["path"])) if self.table else copy
         if old != copy and old.parent == copy.parent:
@@ -394,16 +394,18 @@ def install(
     agent: str | None,
     yes: bool,
 ) -> None:
-    found = given(source)
-    plan = planned(context, replace(found, name=checked_name(name or found.name)), extra, agent)
+    found = find_source(source)
+    plan = plan_install(
+        context, replace(found, name=checked_name(name or found.name)), extra, agent
+    )
     edit, copy, name = plan.edit, plan.copy, plan.found.given.name
-    edit.tell(*_shown(plan))
+    edit.show(*_shown(plan))
     if plan.after != edit.before or not (copy is None or copy.is_file()):
-        edit.agreed("Install it, with these capabilities?", yes=yes)
+        edit.confirm("Install it, with these capabilities?", yes=yes)
         effect = plan.save()
-        edit.tell(f"{name} was added to {edit.name}. {effect}")
+        edit.show(f"{name} was added to {edit.name}. {effect}")
     if context.json:
-        context.tell(
+        context.print_json(
             {
                 "name": name,
                 "file": str(copy) if copy else source,
@@ -416,9 +418,9 @@ def install(
         )
 
 
-def planned(
-    context: CliContext, source: Given, extra: Iterable[Capability], agent: str | None
-) -> Plan:
+def plan_install(
+    context: CliContext, source: PluginSource, extra: Iterable[Capability], agent: str | None
+) -> InstallPlan:
     """Raises BadPlugin for what would be refused at load, CannotEdit, ConfigInvalid."""
     edit = Edit.begin(context)
     table = _table(edit.before, source)
@@ -438,15 +440,15 @@ def planned(
     after = _edited(edit.before, found, copy, new, is_known=table is not None)
     if found.told.info.kind == "tool" and (table is None or agent is not None):
         after = editing.with_tool(after, agent, source.name)
-    return Plan(found, edit, after, wanted, new, copy, table)
+    return InstallPlan(found, edit, after, wanted, new, copy, table)
 
 
-def _table(text: str, source: Given) -> Mapping[str, Any] | None:
+def _table(text: str, source: PluginSource) -> Mapping[str, Any] | None:
     """The plugin of this name in the file, if there is one. Raises BadPlugin for a name that is not free."""
     tables = tomllib.loads(text.removeprefix("\ufeff")).get("plugins", [])
     found = (one for one in tables if isinstance(one, dict) and one.get("name") == source.name)
     table = next(found, None)
-    if source.bundled is None and source.name in known().bundled:
+    if source.bundled is None and source.name in known_names().bundled:
         raise BadPlugin(f"a bundled plugin is named {source.name}; choose another with --name")
     path = str(table.get("path", "")) if table else ""
     bundled = path.removeprefix(BUNDLED) if path.startswith(BUNDLED) else None
@@ -463,7 +465,7 @@ def _parsed(texts: Iterable[object]) -> Iterator[Capability]:
             continue  # the configuration is not valid: saving it will say so
 
 
-def _require_loadable(found: Examined) -> None:
+def _require_loadable(found: PluginReport) -> None:
     problems = list(found.problems)
     problems += [
         f"it imports {name}, which needs {need}: say which with --grant {need}"
@@ -475,7 +477,7 @@ def _require_loadable(found: Examined) -> None:
 
 
 def _edited(
-    text: str, found: Examined, copy: Path | None, new: Sequence[Capability], *, is_known: bool
+    text: str, found: PluginReport, copy: Path | None, new: Sequence[Capability], *, is_known: bool
 ) -> str:
     name, bundled = found.given.name, found.given.bundled
     if not is_known:
@@ -492,7 +494,7 @@ def _edited(
     return text
 
 
-def _shown(plan: Plan) -> Iterator[str]:
+def _shown(plan: InstallPlan) -> Iterator[str]:
     """All that an operator has to know to agree."""
     found, table = plan.found, plan.table
     told = found.told.info

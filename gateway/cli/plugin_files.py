@@ -13,9 +13,9 @@ from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.api.declarations import plain
-from gateway.app.trial import BadPlugin, opened
+from gateway.app.trial import BadPlugin, open_trial_sandbox
 from gateway.channels.adapters import Description
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.plugins import BUNDLED
 from gateway.config.sections import PLUGIN_NAME, BadCapability, parse_capability
 from gateway.domain.ids import PluginKind
@@ -90,7 +90,7 @@ class AboutPlugin(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PluginSource:
     """A plugin's file, and what its author says of it if that stands beside it."""
 
     name: str
@@ -109,7 +109,7 @@ class Given:
         return PluginDef(self.name, self.file, self.asked, is_bundled=is_bundled)
 
 
-def given(text: str) -> Given:
+def find_source(text: str) -> PluginSource:
     """Raises BadPlugin."""
     if text.startswith(BUNDLED):
         return _bundled(text.removeprefix(BUNDLED))
@@ -119,13 +119,13 @@ def given(text: str) -> Given:
     if not file.is_file():
         build = f"; build it with `exogate plugin build {path}`" if about and about.build else ""
         raise BadPlugin(f"there is no file {quoted(str(file))}{build}")
-    return Given(about.name if about else _slug(file.stem), file.absolute(), about)
+    return PluginSource(about.name if about else _slug(file.stem), file.absolute(), about)
 
 
-def given_as(plugin: PluginDef) -> Given:
+def configured_source(plugin: PluginDef) -> PluginSource:
     """The file of a configured plugin."""
     bundled = plugin.name if plugin.is_bundled else None
-    return Given(plugin.name, plugin.path, _beside(plugin.path), bundled)
+    return PluginSource(plugin.name, plugin.path, _beside(plugin.path), bundled)
 
 
 def _beside(file: Path) -> AboutPlugin | None:
@@ -133,12 +133,12 @@ def _beside(file: Path) -> AboutPlugin | None:
     return read_about(file.parent) if is_there else None
 
 
-def _bundled(name: str) -> Given:
-    bundled = known().bundled
+def _bundled(name: str) -> PluginSource:
+    bundled = known_names().bundled
     if name not in bundled:
         raise BadPlugin(f"no plugin {quoted(name)} is bundled; {choose(name, bundled)}")
     file = bundled[name].file
-    return Given(name, file, read_about(file.parent), bundled=name)
+    return PluginSource(name, file, read_about(file.parent), bundled=name)
 
 
 def read_about(folder: Path) -> AboutPlugin:
@@ -166,7 +166,7 @@ def problems_of(error: OSError | ValueError) -> str:
     return "; ".join(said[:10])
 
 
-def noted(text: str, sha256: str) -> str:
+def with_sha256(text: str, sha256: str) -> str:
     """A plugin.toml with another sha256, all else as it was."""
     line = f'sha256 = "{sha256}"'
     text, count = re.subn(r"(?m)^sha256[ \t]*=.*$", line, text, count=1)
@@ -198,10 +198,10 @@ def _slug(stem: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class PluginReport:
     """All that is known of a file; what is wrong with it is in `problems`."""
 
-    given: Given
+    given: PluginSource
     told: PluginAccount
     size: int = 0
     problems: tuple[str, ...] = ()
@@ -226,17 +226,21 @@ class Examined:
         return {"ok": not self.problems, **file, **shown, "problems": list(self.problems)}
 
 
-async def examine(data_dir: Path, given: Given, configured: PluginDef | None = None) -> Examined:
+async def examine(
+    data_dir: Path, given: PluginSource, configured: PluginDef | None = None
+) -> PluginReport:
     """`configured` says what it is granted, if that is not what its author asks for."""
     definition = replace(configured or given.plugin, path=given.file, sha256=None)
-    async with opened(data_dir) as sandbox:
+    async with open_trial_sandbox(data_dir) as sandbox:
         try:
             return await _examined(sandbox, given, definition)
         except Uncompiled as error:
-            return Examined(given, PluginAccount(info(definition, None)), problems=(str(error),))
+            return PluginReport(
+                given, PluginAccount(info(definition, None)), problems=(str(error),)
+            )
 
 
-async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Examined:
+async def _examined(sandbox: Sandbox, given: PluginSource, definition: PluginDef) -> PluginReport:
     compiled = await sandbox.compiling.compiled(given.file)
     inspection, needs = compiled.inspection, needed(compiled.inspection)
     told = replace(info(definition, None), kind=inspection.kind, sha256=compiled.sha256)
@@ -253,10 +257,10 @@ async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Ex
     imports = {name: needs.get(name) for name in inspection.imports}
     touches = PluginAccount(told, inspection.guest, imports, lacking)
     size = (await to_thread.run_sync(given.file.stat)).st_size
-    return Examined(given, touches, size, (*_unlike(given, touches), *problems), adapter)
+    return PluginReport(given, touches, size, (*_unlike(given, touches), *problems), adapter)
 
 
-def _unlike(given: Given, found: PluginAccount) -> Iterator[str]:
+def _unlike(given: PluginSource, found: PluginAccount) -> Iterator[str]:
     """What plugin.toml says otherwise than the file."""
     about, told = given.about, found.info
     if about is None:
@@ -275,7 +279,7 @@ def _unlike(given: Given, found: PluginAccount) -> Iterator[str]:
 _FUNCTIONS = {"clock": "may look at the clock", "random": "may draw random bytes"}
 
 
-def in_words(capability: Capability) -> str:
+def describe_capability(capability: Capability) -> str:
     match capability:
         case HttpGrant(origin):
             return f"may send requests to {origin}"
@@ -291,7 +295,7 @@ def asked_lines(asked: Iterable[Capability], new: Iterable[Capability] = ()) -> 
     fresh = set(new)
     for capability in asked:
         mark = "   NEW" if capability in fresh else ""
-        yield f"{capability} — {in_words(capability)}{mark}"
+        yield f"{capability} — {describe_capability(capability)}{mark}"
 
 
 def import_lines(imports: Mapping[str, str | None]) -> Iterator[str]:

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_json
 
-from gateway.app.trial import BadPlugin, opened
+from gateway.app.trial import BadPlugin, open_trial_sandbox
 from gateway.cli.plugin_files import (
-    Given,
+    PluginSource,
     problems_of,
 )
 from gateway.domain.errors import Denied
@@ -136,14 +136,14 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 
 async def try_all(
-    data_dir: Path, given: Given, cases: Iterable[Case]
+    data_dir: Path, given: PluginSource, cases: Iterable[Case]
 ) -> tuple[tuple[Capability, ...], list[CaseVerdict]]:
     """The grants of the run and how each case ended. What one case stores, the next one finds.
 
     Raises PluginRefused, and BadPlugin for a grant that nobody names.
     """
     cases = tuple(cases)
-    async with opened(data_dir) as sandbox:
+    async with open_trial_sandbox(data_dir) as sandbox:
         plugin = given.plugin
         compiled = await sandbox.compiling.compiled(given.file)
         lacking = set(missing(plugin, compiled.inspection).values())

@@ -10,7 +10,7 @@ import click
 from gateway.api.declarations import Verb, plain
 from gateway.app.shared import provider_test
 from gateway.cli.command import CliContext, CommandRefused, Unreachable, failure
-from gateway.cli.configuration import Edit, agree, configured
+from gateway.cli.configuration import Edit, agree, load_config
 from gateway.cli.link import ANSWER_S, ask
 from gateway.cli.verbs import show, table
 from gateway.config import editing
@@ -37,7 +37,7 @@ def provider() -> None: ...
 @provider.command("list")
 @click.pass_obj
 def list_providers(context: CliContext) -> None:
-    config = configured(context)
+    config = load_config(context)
     rows: list[dict[str, object]] = [
         {
             "name": name,
@@ -48,7 +48,7 @@ def list_providers(context: CliContext) -> None:
         }
         for name, one in config.providers.items()
     ]
-    context.say(rows, *table([*rows, DEMO], ("name", "wire", "base_url", "key", "agents")))
+    context.print_result(rows, *table([*rows, DEMO], ("name", "wire", "base_url", "key", "agents")))
 
 
 @provider.command()
@@ -98,7 +98,7 @@ def _with_key(edit: Edit, name: str, table: dict[str, str]) -> Edit:
     if not secret:
         return edit
     table["api_key"] = f"${{file:{file}}}"
-    return edit.keeping(file, secret)
+    return edit.with_secret(file, secret)
 
 
 def _used(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, list[str]]:
@@ -106,7 +106,7 @@ def _used(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, lis
 
     An agent of the file has no tools and no budgets but its own: those in force are written down.
     """
-    before = configured(edit.context)
+    before = load_config(edit.context)
     model = model or DEFAULT_MODELS.get(name)
     if model is None:
         raise click.UsageError(f"provider {name} has no usual model; say which with --model")
@@ -123,7 +123,7 @@ def _used(edit: Edit, text: str, name: str, model: str | None) -> tuple[str, lis
         if daily is not None:
             text = editing.with_budget(text, "daily", daily)
     after = editing.with_agent(text, agent)
-    return after, list(_kept(before, edit.checked(after)))
+    return after, list(_kept(before, edit.validate(after)))
 
 
 def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
 @click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
 @click.pass_obj
 def test(context: CliContext, name: str | None, model: str | None) -> None:
-    told = tried(context, name, model)
+    told = try_provider(context, name, model)
     if not told["ok"]:
         code = "provider_error" if told["kind"] in get_args(FailureKind) else told["kind"]
         if not context.json:
@@ -156,13 +156,15 @@ def test(context: CliContext, name: str | None, model: str | None) -> None:
     show(context, told, TEST)
 
 
-def tried(context: CliContext, name: str | None, model: str | None = None) -> Mapping[str, Any]:
+def try_provider(
+    context: CliContext, name: str | None, model: str | None = None
+) -> Mapping[str, Any]:
     """What came of asking it, by the running gateway if there is one."""
     try:
         asked = {"provider": name, "model": model}
         told: Mapping[str, Any] = ask(context, "provider.test", asked, WITHIN_S + ANSWER_S)
-    except Unreachable:  # or somebody else has the data directory, which is told then
-        told = anyio.run(_ask, configured(context), name, model)
+    except Unreachable:  # or memory_owner else has the data directory, which is told then
+        told = anyio.run(_ask, load_config(context), name, model)
     return told
 
 

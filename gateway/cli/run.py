@@ -10,7 +10,7 @@ import click
 from gateway.app import running as app
 from gateway.app.proposals import ConfigFile
 from gateway.cli.command import CliContext
-from gateway.cli.configuration import config_path, configured, surroundings, usual_path
+from gateway.cli.configuration import config_path, load_config, surroundings, usual_path
 from gateway.config.environment import take_service_variables
 from gateway.config.secrets import secrets_in
 from gateway.config.values import GatewayConfig
@@ -37,7 +37,7 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     hold_hangup()
     detach_streams()
     notify = Notifier.of(take_service_variables())
-    config = configured(context, port=port)
+    config = load_config(context, port=port)
     allow_open_files()
     observability = config.observability
 
@@ -54,7 +54,7 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
             config,
             version=VERSION,
             ready=ready,
-            outside=app.Outside(logs, notify, file),
+            outside=app.ProcessContext(logs, notify, file),
             accept_loss=accept_loss,
         )
 

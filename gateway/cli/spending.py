@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from gateway.cli.command import CliContext, Read
+from gateway.cli.command import CliContext, ParsedType
 from gateway.cli.configuration import Edit, agree
 from gateway.cli.link import ask
 from gateway.cli.verbs import table
@@ -26,8 +26,8 @@ def _time(text: str) -> str:
     return text
 
 
-COUNT = Read("tokens", lambda text: count_of(text.removeprefix("+")))  # 500000, 500k, 2M
-TIME = Read("time", _time)
+COUNT = ParsedType("tokens", lambda text: count_of(text.removeprefix("+")))  # 500000, 500k, 2M
+TIME = ParsedType("time", _time)
 
 
 @click.group()
@@ -57,7 +57,7 @@ def raise_(context: CliContext, scope: str, tokens: int, *, today: bool) -> None
     if not tokens:
         raise click.UsageError("raise it by 1 token at least")
     told = ask(context, "budget.raise", {"scope": scope, "by": tokens, "today": True})
-    context.say(
+    context.print_result(
         told, f"{one_line(scope)} is raised by {told['raised_by']:,} tokens until {told['until']}"
     )
 
@@ -74,7 +74,7 @@ def usage(
     given = {"by": by, "since": since, "until": until}
     told = ask(context, "usage.report", {name: one for name, one in given.items() if one})
     if context.json:
-        context.tell(told)
+        context.print_json(told)
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow((by, *FIGURES))
@@ -104,7 +104,7 @@ def create(context: CliContext, /, name: str, scopes: str, limit: str | None, **
     given |= {"budget": _budget(limit)} if limit else {}
     told = ask(context, "token.create", given)
     if context.json:
-        context.tell(told)
+        context.print_json(told)
         return
     click.echo(told["token"])
     click.echo(_about(told), err=True)

@@ -104,7 +104,7 @@ def show(context: CliContext, told: Any, verb: Verb) -> None:
     """Prints a result; ends with 1 where it does not hold."""
     failed = verb.holds and not told[verb.holds]
     if context.json:
-        context.tell(told[verb.json] if verb.json else told)
+        context.print_json(told[verb.json] if verb.json else told)
     else:
         lines = list(rendered(told, verb.columns))
         click.echo("\n".join(lines) or verb.empty, err=not lines)

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli.command import CliContext, ending_well
+from gateway.cli.command import CliContext, report_errors
 from gateway.cli.config import config
 
 UNSET = [
@@ -42,7 +42,7 @@ class Shell:
 
         @click.command()
         def whole() -> None:
-            with ending_well(debug=False, as_json=as_json):
+            with report_errors(debug=False, as_json=as_json):
                 config(list(arguments), obj=context, standalone_mode=False)
 
         with chdir(self.folder):

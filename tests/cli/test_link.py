@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.command import CliContext, ending_well
+from gateway.cli.command import CliContext, report_errors
 from gateway.cli.link import ask
 from tests.cli.conftest import Shell
 
@@ -55,7 +55,7 @@ def test_who_may_not_look_into_the_data_directory_is_told_so(
     folder.mkdir(mode=0)
     os.seteuid(user or 65_532)
     try:
-        with pytest.raises(SystemExit) as ended, ending_well(debug=False):
+        with pytest.raises(SystemExit) as ended, report_errors(debug=False):
             ask(CliContext(data_dir=folder), "status")
     finally:
         os.seteuid(user)

@@ -7,7 +7,7 @@ from importlib import import_module  # noqa: TID251  # as the table says
 import click
 import pytest
 
-from gateway.cli.command import parted
+from gateway.cli.command import split_options
 from gateway.cli.main import COMMANDS, exogate
 from gateway.cli.verbs import ROWS
 from tests.cli.conftest import Shell
@@ -27,7 +27,7 @@ from tests.cli.conftest import Shell
     ],
 )
 def test_options_of_every_verb_may_stand_anywhere(words: str, in_order: str) -> None:
-    front, rest = parted(words.split())
+    front, rest = split_options(words.split())
 
     assert [*front, *rest] == in_order.split()
 

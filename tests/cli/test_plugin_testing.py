@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from gateway.app.trial import BadPlugin
-from gateway.cli.plugin_files import CASES, Given, given
+from gateway.cli.plugin_files import CASES, PluginSource, find_source
 from gateway.cli.plugin_testing import Case, read_cases, try_all
 from tests.cli.plugin_bench import CLOCK, STORE, guest
 
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 CALL = {"tool": "time", "arguments": {}}
 
 
-def bundled(name: str) -> Given:
-    return given(str(ROOT / "plugins" / name))
+def bundled(name: str) -> PluginSource:
+    return find_source(str(ROOT / "plugins" / name))
 
 
 def a_case(**fields: Any) -> Case:
@@ -113,7 +113,7 @@ def test_a_bare_file_gets_what_it_imports_and_its_cases_speak_of(
         a_case(call={"tool": "spy", "config": {"a": 1}}, expect_contains='"config":{"a":1}'),
     ]
 
-    granted, verdicts = anyio.run(try_all, data, given(str(file)), cases)
+    granted, verdicts = anyio.run(try_all, data, find_source(str(file)), cases)
 
     assert [str(one) for one in granted] == ["host_function:clock", "store:box"]
     assert [one.problem for one in verdicts] == [(), ()]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.plugin_files import in_words, tool_line
+from gateway.cli.plugin_files import describe_capability, tool_line
 from gateway.config.sections import parse_capability
 from gateway.domain.model import ToolSpec
 from gateway.domain.text import one_line
@@ -24,7 +24,7 @@ def test_what_can_be_printed_stays_as_it_is() -> None:
     ],
 )
 def test_a_capability_is_said_in_words(capability: str, words: str) -> None:
-    assert in_words(parse_capability(capability)) == words
+    assert describe_capability(parse_capability(capability)) == words
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.configuration import known
+from gateway.cli.configuration import known_names
 from gateway.config.load import load
 from gateway.config.problems import ConfigInvalid
 from gateway.config.values import GatewayConfig
@@ -14,7 +14,7 @@ from gateway.config.values import GatewayConfig
 def read(folder: Path, text: str, *, has_otel: bool = True) -> GatewayConfig:
     path = folder / "config.toml"
     path.write_text(f"[observability]\n{text}\n", encoding="utf-8")
-    others = replace(known(), has_otel=has_otel)
+    others = replace(known_names(), has_otel=has_otel)
     return load(path, environment={"KEY": "k-0123456789"}, home=folder, cwd=folder, known=others)
 
 

@@ -9,9 +9,9 @@ from types import ModuleType
 from anyio import to_thread
 
 from gateway.agent.leaves import Plans
-from gateway.app.generation import Generation, Look
-from gateway.app.shared import NO_PROVIDERS, Part, Providers, Shared, models, open_fetch
-from gateway.app.trial import refused
+from gateway.app.generation import FileSnapshot, Generation
+from gateway.app.shared import NO_PROVIDERS, Providers, Shared, SharedResource, models, open_fetch
+from gateway.app.trial import find_refusals
 from gateway.channels.adapter_json import read_description
 from gateway.config.problems import Code, ConfigFinding, KeyPath
 from gateway.config.values import GatewayConfig, ObservabilitySettings
@@ -50,13 +50,13 @@ class GenerationRefused(GatewayError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Working:
+class ReadyGeneration:
     """A generation with all that it opened. `servers` are parts that other generations may have too; `turns`
     counts those that have begun under it and have not ended."""
 
     number: int
     made: Generation
-    look: Look
+    look: FileSnapshot
     providers: Providers
     model: Model
     souls: Souls
@@ -64,8 +64,8 @@ class Working:
     plugins: Plugins
     sandbox: Sandbox
     gate: ToolGate
-    servers: Sequence[Part] = ()
-    traces: Part | None = None
+    servers: Sequence[SharedResource] = ()
+    traces: SharedResource | None = None
     turns: TurnCount = field(default_factory=TurnCount)
 
     def begin(self) -> None:
@@ -82,17 +82,17 @@ class Working:
     def leave(self, shared: Shared) -> None:
         """Servers and a tracer that no other generation has are closed."""
         for part in (*self.servers, *((self.traces,) if self.traces else ())):
-            shared.parts.leave(part)
+            shared.resources.release(part)
 
 
-async def prepared(
+async def prepare(
     made: Generation,
     shared: Shared,
-    before: Working | None = None,
+    before: ReadyGeneration | None = None,
     *,
-    look: Look,
+    look: FileSnapshot,
     patience_s: float = PATIENCE_S,
-) -> Working:
+) -> ReadyGeneration:
     """The generation after the one `before`. What did not change is taken over; `look` is at the files that
     it is made of. At a start a plugin may come late or be refused alone; at a reload nothing may be missing.
 
@@ -129,7 +129,7 @@ async def prepared(
     gate = make_gate(tools, schemas=SchemaChecks(), clock=clock, originals=stores.tools)
     servers = await _servers(config, shared, gate)
     providers = shared.providers(config, before.providers if before else NO_PROVIDERS)
-    return Working(
+    return ReadyGeneration(
         number=before.number + 1 if before else 1,
         made=made,
         look=look,
@@ -145,7 +145,7 @@ async def prepared(
     )
 
 
-async def _traces(settings: ObservabilitySettings, shared: Shared) -> Part | None:
+async def _traces(settings: ObservabilitySettings, shared: Shared) -> SharedResource | None:
     endpoint, content = settings.otlp_endpoint, settings.otlp_content
     if endpoint is None:
         return None
@@ -154,10 +154,10 @@ async def _traces(settings: ObservabilitySettings, shared: Shared) -> Part | Non
     headers = tuple((name, value.reveal()) for name, value in settings.otlp_headers.items())
     collector = Collector(endpoint, headers, content)
     how = (shared.http, shared.clock, shared.reports, shared.logs.clean)
-    return await shared.parts.use(collector, partial(tracing, collector, *how))
+    return await shared.resources.acquire(collector, partial(tracing, collector, *how))
 
 
-async def _unread(look: Look, *texts: Souls | Plans) -> list[ConfigFinding]:
+async def _unread(look: FileSnapshot, *texts: Souls | Plans) -> list[ConfigFinding]:
     """The texts that cannot be used."""
     findings: list[ConfigFinding] = []
     for path, read in ((path, each.read) for each in texts for path in each.files):
@@ -176,7 +176,7 @@ def finding(place: KeyPath, message: str, fix: str) -> ConfigFinding:
 
 def _refused(config: GatewayConfig, plugins: Plugins, clock: Clock) -> Iterator[ConfigFinding]:
     places = {one.name: index for index, one in enumerate(config.plugins)}
-    for kind, name, why in refused(config.channels, plugins, clock):
+    for kind, name, why in find_refusals(config.channels, plugins, clock):
         place: KeyPath = ("channels", name)
         fix = f"exogate channel set {name} changes what it is given"
         if kind == "plugins":
@@ -192,14 +192,16 @@ async def _sandbox(config: GatewayConfig, shared: Shared) -> Sandbox:
     deps = HostDeps(NoFetch(), shared.stores.tools, shared.clock, read_description)
     cache, limits = config.gateway.data_dir / "plugins", config.sandbox
     opening = partial(open_sandbox, cache, deps, workers=limits.workers, idle_s=limits.idle_s)
-    sandbox: Sandbox = (await shared.parts.use("sandbox", opening)).value
+    sandbox: Sandbox = (await shared.resources.acquire("sandbox", opening)).value
     fetch = sandbox.deps.fetch
     if any(plugin.origins for plugin in enabled):
-        fetch = (await shared.parts.use("fetch", open_fetch)).value
+        fetch = (await shared.resources.acquire("fetch", open_fetch)).value
     return replace(sandbox, deps=replace(sandbox.deps, fetch=fetch, functions=functions))
 
 
-async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Sequence[Part]:
+async def _servers(
+    config: GatewayConfig, shared: Shared, gate: ToolGate
+) -> Sequence[SharedResource]:
     """Each is connected when a turn of an agent that has it begins."""
     if not config.mcp.servers:
         return ()
@@ -207,7 +209,7 @@ async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Seq
     connections, servers = await to_thread.run_sync(_mcp)
 
     async def on_changed(facts: Mapping[str, object]) -> None:
-        shared.tell("mcp.tool.changed", facts)
+        shared.publish("mcp.tool.changed", facts)
         deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
         await shared.stores.audit.append(deed)
 
@@ -216,12 +218,12 @@ async def _servers(config: GatewayConfig, shared: Shared, gate: ToolGate) -> Seq
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
-        tell=shared.tell,
+        tell=shared.publish,
         told_changed=on_changed,
         random=random.random,
     )
     found = [
-        await shared.parts.use(("mcp", one), partial(servers.open_server, one, means))
+        await shared.resources.acquire(("mcp", one), partial(servers.open_server, one, means))
         for one in config.mcp.servers
     ]
     gate.foreign = servers.Servers({part.value.server.name: part.value for part in found})
