@@ -93,8 +93,8 @@ async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
             clock=clock,
             schemas=SchemaChecks(),
             store=stores.tools,
-            tell=unheard,
-            told_changed=unseen,
+            publish=unheard,
+            report_change=unseen,
             random=lambda: 0.5,
         )
         server = Server(definition, means, group)

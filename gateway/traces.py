@@ -60,7 +60,7 @@ MOST_RUNS = 256  # that wait
 BATCH_SPANS, BATCH_S = 512, 5.0
 POST_S, LAST_POST_S = 5.0, 1.0
 MOST_TRIES, LONGEST_PAUSE_S = 5, 30.0
-TOLD_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 LONGEST_CONTENT = 32_000  # characters of a text
 PATH = "/v1/traces"
 AGAIN = frozenset({429, 502, 503, 504})
@@ -94,9 +94,9 @@ class Tracer:
         self._runs: deque[RunTrace] = deque()
         self._came, self._full = anyio.Event(), anyio.Event()
         self._failing_since: float | None = None
-        self._told = -TOLD_EVERY_S
+        self._logged_at = -LOG_EVERY_S
 
-    def take(self, run: RunTrace) -> None:
+    def record(self, run: RunTrace) -> None:
         if run.trace is None or not run.trace.is_sampled:
             return
         if len(self._runs) >= MOST_RUNS:
@@ -176,8 +176,8 @@ class Tracer:
             self._failing_since = None
             return
         self._failing_since = self._failing_since or now
-        if now - self._told >= TOLD_EVERY_S:
-            self._told = now
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
             log.warning(
                 "traces_export_failed", extra={"why": why, "dropped": self._reports.spans_dropped}
             )
@@ -308,7 +308,7 @@ def _of_model(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
         found[STREAM] = request.stream
         if has_content:
             found[SYSTEM] = json.dumps([{"type": "text", "content": request.system}])
-            found[INPUT] = json.dumps([_said(one) for one in request.messages])
+            found[INPUT] = json.dumps([_message(one) for one in request.messages])
     if call.first is not None:
         found[FIRST_CHUNK] = call.first - call.began
     if (reply := call.reply) is not None:
@@ -321,7 +321,7 @@ def _of_model(call: CallTrace, *, has_content: bool) -> dict[str, Any]:
         }
         found[CACHE_WRITE] = usage.written_tokens or None
         if has_content:
-            said = _said(Message("assistant", reply.text, tool_calls=reply.tool_calls))
+            said = _message(Message("assistant", reply.text, tool_calls=reply.tool_calls))
             found[OUTPUT] = json.dumps([{**said, "finish_reason": reply.finish}])
     return found
 
@@ -343,7 +343,7 @@ def _provider(call: CallTrace) -> str:
     return PROVIDERS.get(call.provider, call.provider)
 
 
-def _said(message: Message) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     if message.text:
         parts.append({"type": "text", "content": message.text})

@@ -55,14 +55,14 @@ from gateway.host.logs import FOLDER, read_log
 from gateway.memory.extraction import FactExtractor, Memory
 from gateway.memory.recall import Indexer, Recall, vaults_of
 from gateway.providers.client import Models, ProviderClient
-from gateway.sandbox.plugins import PATIENCE_S, follow
+from gateway.sandbox.plugins import LOAD_WAIT_S, offer_late_plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker
-from gateway.web.asgi import Routes, WebApp, twins
+from gateway.web.asgi import Routes, WebApp, method_routes
 from gateway.web.asgi import build as build_web
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
@@ -84,10 +84,10 @@ from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
 from gateway.web.spending import BudgetMethods
 from gateway.web.status import (
-    About,
     ConfigMethods,
     EventMethods,
     PluginCallMethods,
+    ProcessInfo,
     ReloadMethods,
     StatusMethods,
 )
@@ -160,7 +160,7 @@ class Gateway:
             follow = partial(cluster.reload_with_others, partial(self.reloads.reload, by="hint"))
             shared.group.start_soon(partial(supervise, "files", follow, clock), name="files")
             self.reloads.notify_others = partial(cluster.hints.publish, RELOAD, {})
-            shared.keys.tell = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
+            shared.keys.publish = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
             self.channels.duties = cluster.work
             self.watch.health.degraded = lambda: cluster.hints.degraded
             cluster.present(lambda: self.now.made.config, lambda: not self.health.reasons())
@@ -200,7 +200,7 @@ class Gateway:
     def _begin(self, its: ReadyGeneration) -> None:
         """It is traced, and series that may be counted now begin at 0."""
         its.begin()
-        self.shared.reports.trace = its.traces.value.take if its.traces else None
+        self.shared.reports.trace = its.traces.value.record if its.traces else None
         config, figures = its.made.config, self.shared.reports.figures
         tools = (one.name for agent in config.agents for one in its.gate.offered(agent))
         begin_series(figures, config, tools)
@@ -321,7 +321,7 @@ class Gateway:
         clock, audit, keys = self.shared.clock, self.shared.stores.audit, self.shared.keys
         self._key = settings.cli_secret or ""
         identities = Identities(settings, clock, audit, keys.note_use)
-        keys.serve(identities)
+        keys.attach(identities)
         registry, routes = self._doors(self.now, self.front, self.replays, identities)
         app = self._app = build_web(
             settings,
@@ -347,7 +347,7 @@ class Gateway:
         metrics = Metrics(
             front,
             meter.refusals,
-            spending.everything,
+            spending.agent_rows,
             self.health.reasons,
             self.version,
             ChannelFigures(self.channels.statuses, stores.outbox, *self.shared.traffic),
@@ -368,7 +368,7 @@ class Gateway:
             "/config.schema.json": json_schema,
             "/asyncapi.json": lambda: asyncapi(METHODS, self.version),
         }
-        routes = [*twins(registry), *(route for api in apis for route in api.routes())]
+        routes = [*method_routes(registry), *(route for api in apis for route in api.routes())]
         return registry, documented(routes, self.version, documents)
 
     def _handlers(
@@ -376,7 +376,7 @@ class Gateway:
     ) -> Mapping[str, Handler]:
         shared, config, memory = self.shared, its.made.config, self.memory
         stores, clock, plugins, ids = shared.stores, shared.clock, its.plugins, shared.ids
-        about = About(
+        about = ProcessInfo(
             version=self.version,
             started=self._started,
             store_url=config.store.url,
@@ -391,7 +391,7 @@ class Gateway:
             gate=its.gate,
             plugins=lambda: plugins.infos,
             account=plugins.account,
-            budget=spending.periods,
+            budget=spending.period_rows,
             backlog=lambda: {
                 "backlog": memory.extractor.backlog,
                 "unindexed": memory.indexer.backlog,
@@ -411,7 +411,7 @@ class Gateway:
             ),
             PairMethods(self.access),
             ChannelMethods(
-                room.statuses, letters, stores.channels, room.nudge, clock, room.take_again
+                room.statuses, letters, stores.channels, room.nudge, clock, room.retry_message
             ),
             MemoryMethods(*facts, clock, ids, memory.settled, its.made.sharing, front),
             ChatMethods(front, replays),
@@ -438,7 +438,7 @@ class Gateway:
             began=first[0].at if first else now,
             backed_up=last[0].at if last else None,
             tokens=shared.keys.tokens,
-            budgets=await spending.limited(),
+            budgets=await spending.all_rows(),
             restart_needed=self.reloads.restart_needed,
             restart=self.reloads.notify.restart,
         )
@@ -492,7 +492,7 @@ class Gateway:
         if shared.cluster is not None:
             await shared.cluster.work.look_at_choices()
         self.access.forget_all()
-        await shared.keys.look()
+        await shared.keys.refresh()
         await shared.meter.write_what_waits()
         await shared.meter.settle_lost()
         shared.meter.try_again()
@@ -538,7 +538,7 @@ async def open_gateway(
     *,
     version: str,
     opening: AbstractAsyncContextManager[Shared] | None = None,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = LOAD_WAIT_S,
     read: ReadConfig | None = None,
 ) -> AsyncIterator[Gateway]:
     """Everything but the front doors, at work until the context is left. Plugins that take longer
@@ -560,13 +560,13 @@ async def start(
     read: ReadConfig,
     *,
     version: str,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = LOAD_WAIT_S,
 ) -> Gateway:
     """Sets the first generation to work. Raises SoulUnreadable, TreeInvalid, StoreUnavailable."""
     config, stores, clock = made.config, shared.stores, shared.clock
     look = await to_thread.run_sync(snapshot_files, config)
     first = await prepare(made, shared, look=look, patience_s=patience_s)
-    await follow(first.plugins, first.gate, stores.audit, clock)
+    await offer_late_plugins(first.plugins, first.gate, stores.audit, clock)
     await note_start(stores.audit, config, first.plugins.infos, version, clock.now())
     for one in made.rules.refused:
         log.warning("rule_file_refused", extra={"file": one.file, "why": one.why})

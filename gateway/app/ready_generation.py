@@ -26,7 +26,7 @@ from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
 from gateway.sandbox.host_functions import HostDeps
 from gateway.sandbox.plugins import (
-    PATIENCE_S,
+    LOAD_WAIT_S,
     NoFetch,
     Plugins,
     Sandbox,
@@ -91,7 +91,7 @@ async def prepare(
     before: ReadyGeneration | None = None,
     *,
     look: FileSnapshot,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = LOAD_WAIT_S,
 ) -> ReadyGeneration:
     """The generation after the one `before`. What did not change is taken over; `look` is at the files that
     it is made of. At a start a plugin may come late or be refused alone; at a reload nothing may be missing.
@@ -110,7 +110,7 @@ async def prepare(
     sandbox = await _sandbox(config, shared)
     plugins = Plugins()
     if before is None:
-        await plugins.load_beside(sandbox, config.plugins, shared.group, patience_s=patience_s)
+        await plugins.load_within(sandbox, config.plugins, shared.group, wait_s=patience_s)
     else:
         await before.plugins.ready([one.name for one in before.made.config.plugins])
         plugins.known = before.plugins.unchanged(config.plugins, look.digests)
@@ -218,8 +218,8 @@ async def _servers(
         clock=shared.clock,
         schemas=SchemaChecks(),
         store=shared.stores.tools,
-        tell=shared.publish,
-        told_changed=on_changed,
+        publish=shared.publish,
+        report_change=on_changed,
         random=random.random,
     )
     found = [

@@ -273,6 +273,6 @@ class StartupServer:
         self._watch.cancel()
         if self._server is None:
             return ()
-        bound = self._server.hand_over()
+        bound = self._server.duplicate_sockets()
         self._server.stop(0.0)
         return bound

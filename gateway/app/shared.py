@@ -52,7 +52,7 @@ from gateway.sessions.runs import LiveRuns
 from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import note_node, open_store, ours_alone
 from gateway.web.status import ProviderTrial
-from gateway.web.tokens import Keys
+from gateway.web.tokens import TokenRegistry
 
 if TYPE_CHECKING:
     from gateway.app.nodes import Membership, SharedStore
@@ -144,7 +144,7 @@ class Shared:
     bus: Bus
     live: LiveRuns
     limits: LiveBudgets
-    keys: Keys
+    keys: TokenRegistry
     meter: Meter
     traffic: Traffic
     episodes: Episodes
@@ -271,7 +271,7 @@ async def open_shared(
             bus=Bus(),
             live=live,
             limits=limits,
-            keys=Keys(stores.tokens, stores.ledger, limits, clock),
+            keys=TokenRegistry(stores.tokens, stores.ledger, limits, clock),
             meter=Meter(stores.ledger, limits, prices, clock, ids, stores.audit, figures=figures),
             traffic=Traffic(Counter(), Counter(), Counter()),
             episodes=episodes,

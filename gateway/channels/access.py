@@ -220,7 +220,7 @@ class AccessControl:
         half = CODE_LENGTH // 2
         return asked, f"{code[:half]}-{code[half:]}"
 
-    def requested(self, asked: Pairing) -> None:
+    def report_request(self, asked: Pairing) -> None:
         """The request is committed, with what the person is told."""
         log.info("pairing_requested", extra={"channel": asked.channel, "person": asked.person})
         self.publish("pair.asked", _payload(asked))

@@ -49,7 +49,7 @@ PAIR_USAGE = "Write `/pair list`, `/pair approve CODE` or `/pair deny CODE`."
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Invocation:
     """A command of somebody, in a session."""
 
     argument: str
@@ -102,7 +102,7 @@ class ChatCommands:
         if message.kind == "direct":
             known = await self.access.find(channel.name, channel.account, message.sender.id)
         is_owner = known is not None and known.is_owner
-        asked = _Asked(command.argument, at, key, self.front.agents[key.agent], is_owner)
+        asked = _Invocation(command.argument, at, key, self.front.agents[key.agent], is_owner)
         return await acts[name](asked)
 
     @property
@@ -114,16 +114,16 @@ class ChatCommands:
     def _queues(self) -> SessionQueues:
         return self.front.intake.queues
 
-    async def _new(self, asked: _Asked) -> str:
+    async def _new(self, asked: _Invocation) -> str:
         await self.front.start_over(asked.key)
         await self.front.choose(asked.key, model=None, mode=None)
         return "Your next message begins a new conversation."
 
-    async def _stop(self, asked: _Asked) -> str:
+    async def _stop(self, asked: _Invocation) -> str:
         count = await self.front.stop_all(asked.key)
         return f"Stopped: {_count(count, 'message')}." if count else "No answer is running."
 
-    async def _status(self, asked: _Asked) -> str:
+    async def _status(self, asked: _Invocation) -> str:
         key, record = asked.key, await self.front.sessions.find_session(asked.key)
         at_work, waiting = await self.front.load(key)
         lines = [
@@ -137,7 +137,7 @@ class ChatCommands:
             lines.append(f"The model was last shown {_share(shown_last)}")
         return f"{_listed(lines)}\n{await self._usage(asked)}"
 
-    async def _usage(self, asked: _Asked) -> str:
+    async def _usage(self, asked: _Invocation) -> str:
         """What others use as well is shown to owners alone."""
         names = {Scope("session", str(asked.key)): "This chat"}
         if asked.is_owner:
@@ -156,7 +156,7 @@ class ChatCommands:
             ]
         )
 
-    async def _model(self, asked: _Asked) -> str:
+    async def _model(self, asked: _Invocation) -> str:
         name, models = asked.argument, _models(asked.agent)
         listed = ", ".join(f"`{one}`" for one in models)
         if not name:
@@ -169,10 +169,10 @@ class ChatCommands:
             return f"`{self._chosen(asked)}` answers here again, unless you have set another one."
         return f"From your next message on `{name}` answers. {self._for_now}"
 
-    def _chosen(self, asked: _Asked) -> str:
+    def _chosen(self, asked: _Invocation) -> str:
         return self._queues.choice(asked.key).model or asked.agent.model
 
-    async def _context(self, asked: _Asked) -> str:
+    async def _context(self, asked: _Invocation) -> str:
         told = await self._shown_last(asked.key)
         if told is None:
             return "No model was shown anything here yet."
@@ -193,7 +193,7 @@ class ChatCommands:
         kept = summary.get("context") if isinstance(summary, dict) else None
         return context_report(node.run_id, kept) if isinstance(kept, dict) else None
 
-    async def _memory(self, asked: _Asked) -> str:
+    async def _memory(self, asked: _Invocation) -> str:
         await self.settled(asked.key)
         seen = whose(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
         if not asked.argument:
@@ -203,7 +203,7 @@ class ChatCommands:
         found = await self.recall.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
         return _listed([_found(one) for one in found]) if found else "Nothing was found."
 
-    async def _queue(self, asked: _Asked) -> str:
+    async def _queue(self, asked: _Invocation) -> str:
         queues, key = self._queues, asked.key
         mode = next((one for one in MODES if one == asked.argument.lower()), None)
         if mode is not None:

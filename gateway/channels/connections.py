@@ -144,7 +144,7 @@ async def keep_connected(live: ConnectedChannel) -> None:
         except Exception as error:  # whatever an adapter provokes ends its connection alone
             log.exception("channel_failed", extra={"channel": live.channel.settings.name})
             why = f"an error of the gateway, see its log: {type(error).__name__}"
-            health.failed("in", why)
+            health.record_failure("in", why)
         is_steady = clock.monotonic() - began >= STEADY_S and health.count > count
         tries = 1 if is_steady else tries + 1
         jitter = live.jitter()
@@ -164,7 +164,7 @@ def _is_final(live: ConnectedChannel, error: GatewayError | HttpFailed) -> bool:
         case ConnectionEnded() if error.is_final:
             health.end("failing", why)
         case _:
-            health.failed("in", why)
+            health.record_failure("in", why)
             log.warning("channel_disconnected", extra=extra)
             return False
     log.error("channel_given_up", extra=extra)
@@ -184,7 +184,7 @@ async def _prepared(live: ConnectedChannel) -> Work:
 
 async def _stand_by(live: ConnectedChannel, webhook: Webhook) -> None:
     await _set_up(live, webhook.setup)
-    live.channel.health.opened()
+    live.channel.health.mark_open()
     await anyio.sleep_forever()
 
 
@@ -209,7 +209,7 @@ async def _poll(live: ConnectedChannel, recipe: Poll) -> None:
         got = Received("poll", answer.body, answer.headers, status=answer.status)
         with anyio.CancelScope(shield=True):  # what is committed is also begun
             await live.channel.receive(got)
-        live.channel.health.worked("in")
+        live.channel.health.record_success("in")
         rest_s = _SHORTEST_POLL_S - (live.clock.monotonic() - began)
         rest_s = max(recipe.interval_s, rest_s)
         if rest_s > 0:
@@ -350,19 +350,19 @@ class _Connection:
         live = self._live
         match act:
             case "event":
-                await self._take(text, kept, frame)
+                await self._receive_event(text, kept, frame)
             case "identify":
                 await self._send(self._introduction())
             case "beat":
                 await self._send_heartbeat()
             case "alive":
                 self._is_unanswered = False
-                live.channel.health.worked("in")
+                live.channel.health.record_success("in")
             case "ready":
                 self._is_ready = True
                 if kept:
                     await live.store.write_memos(live.memo(kept))
-                live.channel.health.worked("in")
+                live.channel.health.record_success("in")
             case "reconnect":
                 raise ReconnectAsked("the platform asked for another connection")
             case "renew" if not self._is_renewed:
@@ -371,14 +371,14 @@ class _Connection:
             case "forget":
                 self._kept.clear()
 
-    async def _take(self, text: str, kept: Kept, frame: object) -> None:
+    async def _receive_event(self, text: str, kept: Kept, frame: object) -> None:
         """The event is committed with what the session keeps from then on, then acknowledged."""
         live = self._live
         memo = live.memo(kept) if kept != self._kept else None
         with anyio.CancelScope(shield=True):  # what is committed is also begun
             await live.channel.receive(Received("socket", text.encode()), memo)
         self._kept.update(kept)
-        live.channel.health.worked("in")
+        live.channel.health.record_success("in")
         if self._recipe.acknowledge is not None:
             try:
                 values = replace(self._values, frame=frame)

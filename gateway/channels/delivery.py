@@ -86,7 +86,7 @@ class Rates:
         self._rates, self._clock = rates, clock
         self._buckets: OrderedDict[tuple[int, str], _Bucket] = OrderedDict()
 
-    async def take(self, peer: str, *, is_group: bool) -> None:
+    async def reserve(self, peer: str, *, is_group: bool) -> None:
         """Comes back once one more request may be made."""
         await self._pass(self._bucket(-1, peer, None))
         for number, rate in enumerate(self._rates):
@@ -220,20 +220,20 @@ class ChannelSender:
             receipt = Receipt("sent", await self._send_parts(delivery, sending))
         except Ended as ended:
             if ended.is_ours:
-                self.health.failed("out", str(ended))
+                self.health.record_failure("out", str(ended))
             return ended.receipt
         except (AdapterFailed, Denied) as error:
-            self.health.failed("out", str(error))
+            self.health.record_failure("out", str(error))
             return Receipt("failed", why=str(error))
-        self.health.worked("out")
+        self.health.record_success("out")
         return receipt
 
     def unsure(self, delivery: Delivery) -> Receipt:
         if delivery.is_safe:
             return Receipt("pending", why="it is sent again, which shows it once")
-        return self.unkeyed()
+        return self.receipt_unkeyed()
 
-    def unkeyed(self) -> Receipt:
+    def receipt_unkeyed(self) -> Receipt:
         """The operator's choice, and the record of it."""
         if self.client.channel.on_unknown_send == "hold":
             return Receipt("unknown", why="it may have arrived")
@@ -294,7 +294,7 @@ class _Part:
         requests, is_safe = await self._requests(draft)
         receipt = edits = None if draft is None else draft.message_id
         for request in requests:
-            await client.rates.take(to.peer, is_group=to.is_group)
+            await client.rates.reserve(to.peer, is_group=to.is_group)
             await self._sending(self._piece.start, is_safe=is_safe, receipt=edits or self._first)
             answer = await self._ask(request, is_safe=is_safe)
             if not isinstance(answer, Arrived):
@@ -334,7 +334,7 @@ class _Part:
         except HttpFailed as error:
             answer = TryAgain(str(error), None, is_unsure=error.sent)
         if isinstance(answer, TryAgain) and answer.is_unsure and not is_safe:
-            unsure = self._sender.unkeyed()
+            unsure = self._sender.receipt_unkeyed()
             why = f"{answer.why}; {unsure.why}"
             raise Ended(replace(unsure, why=why, retry_after_s=answer.after_s), is_ours=True)
         return answer
@@ -349,10 +349,10 @@ def key_of(delivery_id: str, piece: Piece) -> str:
 
 # ------------------------------------------------------------------------------ drafts and typing
 @dataclass(slots=True)
-class _Following:
+class _LiveDraft:
     run_id: RunId
     to: ReplyContext
-    heard_at: float
+    progress_at: float
     text: str = ""
     draft: Draft | None = None
     drafts: int = 0
@@ -367,44 +367,44 @@ class Drafts:
         self, client: PlatformClient, find: Callable[[RunId], LiveRun | None], group: TaskGroup
     ) -> None:
         self._client, self._find, self._group = client, find, group
-        self._followed: OrderedDict[RunId, _Following] = OrderedDict()
+        self._drafts: OrderedDict[RunId, _LiveDraft] = OrderedDict()
 
-    def follow(self, run_id: RunId, context: str) -> None:
+    def start(self, run_id: RunId, context: str) -> None:
         """A message was accepted; `context` is JSON, as it is kept with it."""
         outbound, run = self._client.adapter.description.outbound, self._find(run_id)
-        if run is None or run_id in self._followed:
+        if run is None or run_id in self._drafts:
             return
         if outbound.edits or outbound.typing_every_s is not None:
-            mine = _Following(run_id, read_context(context), self._client.clock.monotonic())
-            self._followed[run_id] = mine
-            work = partial(self._accompany, mine, run)
+            mine = _LiveDraft(run_id, read_context(context), self._client.clock.monotonic())
+            self._drafts[run_id] = mine
+            work = partial(self._show_until_over, mine, run)
             self._group.start_soon(contained, "an answer on its way", work)
-        ended = [name for name, one in self._followed.items() if one.is_over.is_set()]
-        for name in ended[: max(0, len(self._followed) - _KNOWN_DRAFTS)]:
-            del self._followed[name]
+        ended = [name for name, one in self._drafts.items() if one.is_over.is_set()]
+        for name in ended[: max(0, len(self._drafts) - _KNOWN_DRAFTS)]:
+            del self._drafts[name]
 
     async def draft_of(self, run_id: RunId) -> Draft | None:
         """Where the answer of a run has begun, once nothing of it is under way any more."""
-        mine = self._followed.get(run_id)
+        mine = self._drafts.get(run_id)
         if mine is None:
             return None
         mine.scope.cancel()
         await mine.is_over.wait()
         return mine.draft
 
-    async def _accompany(self, mine: _Following, run: LiveRun) -> None:
-        def hear(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+    async def _show_until_over(self, mine: _LiveDraft, run: LiveRun) -> None:
+        def on_event(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
             if is_last:
                 mine.scope.cancel()
                 return
             chunk = from_json(event)
-            mine.heard_at = self._client.clock.monotonic()
+            mine.progress_at = self._client.clock.monotonic()
             if chunk["type"] == "content":
                 mine.text += chunk["content"]
             elif chunk["type"] == "tool_result" or "discard_from_seq" in chunk.get("metadata", ()):
                 mine.text = ""  # the answer is what is said after the last tool
 
-        stop = run.listen(hear)
+        stop = run.listen(on_event)
         try:
             with mine.scope:  # whatever a platform or an adapter provokes here ends nothing else
                 await result_of("draft_failed", {"run": mine.run_id}, self._show, mine, run)
@@ -413,7 +413,7 @@ class Drafts:
             mine.text = ""
             mine.is_over.set()
 
-    async def _show(self, mine: _Following, run: LiveRun) -> None:
+    async def _show(self, mine: _LiveDraft, run: LiveRun) -> None:
         outbound = self._client.adapter.description.outbound
         async with anyio.create_task_group() as group:
             if outbound.edits:
@@ -421,16 +421,16 @@ class Drafts:
             if outbound.typing_every_s is not None:
                 group.start_soon(self._keep_typing, mine, run, outbound.typing_every_s)
 
-    async def _keep_typing(self, mine: _Following, run: LiveRun, every_s: float) -> None:
+    async def _keep_typing(self, mine: _LiveDraft, run: LiveRun, every_s: float) -> None:
         clock = self._client.clock
-        while clock.monotonic() - mine.heard_at < QUIET_S:
+        while clock.monotonic() - mine.progress_at < QUIET_S:
             if run.state != "running":
-                mine.heard_at = clock.monotonic()  # it waits for others
+                mine.progress_at = clock.monotonic()  # it waits for others
             elif not await self._send(mine, "typing"):
                 return
             await clock.sleep(every_s)
 
-    async def _keep_drafting(self, mine: _Following) -> None:
+    async def _keep_drafting(self, mine: _LiveDraft) -> None:
         description, is_group = self._client.adapter.description, mine.to.is_group
         outbound, limits = description.outbound, description.limits
         every_s = outbound.edit_every_s_group if is_group else outbound.edit_every_s
@@ -440,11 +440,11 @@ class Drafts:
             text = text.rstrip()
             if not text or (mine.draft and mine.draft.text == text):
                 continue
-            await self._client.rates.take(mine.to.peer, is_group=is_group)
+            await self._client.rates.reserve(mine.to.peer, is_group=is_group)
             if not await self._send(mine, "edit" if mine.draft else "send", text):
                 return
 
-    async def _send(self, mine: _Following, do: Do, text: str = "") -> bool:
+    async def _send(self, mine: _LiveDraft, do: Do, text: str = "") -> bool:
         """False: it did not work, and is not tried again."""
         # What is under way gets to its end, or nobody would know which message it made.
         is_sent = False
@@ -456,7 +456,7 @@ class Drafts:
                 log.info("draft_not_sent", extra=extra)
         return is_sent
 
-    async def _ask(self, mine: _Following, do: Do, text: str) -> bool:
+    async def _ask(self, mine: _LiveDraft, do: Do, text: str) -> bool:
         mine.drafts += 1  # what is shown again after something else is another edit
         key = key_of(f"{mine.run_id}:{do}:{mine.drafts}", Piece(0, len(text), text))
         made = mine.draft.message_id if mine.draft else None

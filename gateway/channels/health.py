@@ -49,18 +49,18 @@ class ChannelHealth:
         """How often something came in."""
         return self._flows["in"].count
 
-    def opened(self) -> None:
+    def mark_open(self) -> None:
         """The channel can receive, though nothing came yet."""
         self._is_open = True
         self._flows["in"] = replace(self._flows["in"], failing_since=None, why=None)
         self._publish_change()
 
-    def worked(self, direction: Direction) -> None:
+    def record_success(self, direction: Direction) -> None:
         self._is_open = self._is_open or direction == "in"
         self._flows[direction] = FlowProgress(self._clock.now(), self._flows[direction].count + 1)
         self._publish_change()
 
-    def failed(self, direction: Direction, why: str) -> None:
+    def record_failure(self, direction: Direction, why: str) -> None:
         flow = self._flows[direction]
         since = flow.failing_since or self._clock.now()
         self._flows[direction] = replace(

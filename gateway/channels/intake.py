@@ -64,7 +64,7 @@ class Access(Protocol):
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
 
-    def requested(self, asked: Pairing) -> None:
+    def report_request(self, asked: Pairing) -> None:
         """The request is committed, with what the person is told."""
 
 
@@ -90,7 +90,7 @@ class Intake:
         default_factory=WeakValueDictionary
     )
 
-    async def take(
+    async def process(
         self,
         channel: ChannelDef,
         parsed: Parsed,
@@ -115,7 +115,7 @@ class Intake:
             verdict = await self._judge(channel, message)
             is_ours = is_ours or not isinstance(verdict, Ignored)
             carried = memos if place == last else ()
-            written = await self._take_one(channel, message, verdict, carried)
+            written = await self._process_message(channel, message, verdict, carried)
         if memos and not written:
             await self.store.write_memos(*memos)
         return is_ours
@@ -127,7 +127,7 @@ class Intake:
         if message is not None and one.is_certain:
             verdict = await self._judge(channel, message)
             if isinstance(verdict, (Ignored, Answered)):
-                await self._take_one(channel, message, verdict, ())
+                await self._process_message(channel, message, verdict, ())
                 return
             name = message.dedupe_key
             again = f'{{"message":{one.text},"key":{to_json(message.key).decode()}}}'
@@ -139,7 +139,7 @@ class Intake:
         log.warning("channel_message_unreadable", extra=extra)
         self._count(channel, "unreadable" if is_new else "duplicate")
 
-    async def _take_one(
+    async def _process_message(
         self, channel: ChannelDef, message: Incoming, verdict: Verdict, memos: Memos
     ) -> bool:
         """True: and the memos are written."""
@@ -235,7 +235,7 @@ class Intake:
         self._count(channel, outcome if is_new else "duplicate")
         if is_new and deliveries:
             if asked is not None:
-                self.access.requested(asked)
+                self.access.report_request(asked)
             self.nudge()
         return True
 
@@ -359,13 +359,13 @@ class OpenChannel:
                 parsed, unusable = await self._parse(got, body)
             except AdapterFailed as error:
                 parsed = await self._give_up(got, body, error)
-            is_ours = await self.intake.take(self.settings, parsed, kept, unusable)
+            is_ours = await self.intake.process(self.settings, parsed, kept, unusable)
             if parsed.state is not None:
                 self.state = parsed.state
         reply = parsed.reply
         return None if reply is not None and reply.promises and not is_ours else reply
 
-    async def take_again(self, letter: HeardMessage) -> None:
+    async def retry_message(self, letter: HeardMessage) -> None:
         """What could not be taken when it came, because an operator says so. Raises Conflict if it
         cannot be taken now either, Busy, StoreUnavailable."""
         try:
@@ -375,7 +375,7 @@ class OpenChannel:
         async with self._turn if self.state else nullcontext():
             # However old it is: the operator has asked for it.
             messages = [replace(one, timestamp=None) for one in await self._read_again(again)]
-            if messages and not await self.intake.take(self.settings, Parsed(tuple(messages))):
+            if messages and not await self.intake.process(self.settings, Parsed(tuple(messages))):
                 raise Conflict("its sender may not talk here; change that, or drop it")
 
     async def _read_again(self, again: Mapping[str, Any]) -> Sequence[Incoming]:

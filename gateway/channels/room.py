@@ -125,7 +125,7 @@ class ChannelRoom:
         await self._close(self._entries.keys() - stay.keys(), {one.name for one in late})
         self._entries = stay
         await self.load(late, plugins)
-        self.refuse_alike(*(one.name for one in late))
+        self.refuse_shared_proofs(*(one.name for one in late))
         self._entries = {one.name: self._entries[one.name] for one in channels}
         self._begin(one.name for one in late)
         for name in self.senders.keys() - self.names:
@@ -178,7 +178,7 @@ class ChannelRoom:
         entry.parted = anyio.Event()
 
         async def connected() -> None:
-            opened = await self.opened(name)
+            opened = await self.wait_open(name)
             if opened is not None:
                 await work(opened)()
 
@@ -197,7 +197,7 @@ class ChannelRoom:
         name = entry.settings.name
         await plugins.ready([entry.settings.plugin])
         await self._open_or_refuse(entry, plugins)
-        self.refuse_alike(name)
+        self.refuse_shared_proofs(name)
         entry.health.waits_for = None
         self.webhooks.coming.discard(name)
         entry.is_settled.set()
@@ -236,7 +236,7 @@ class ChannelRoom:
         extra = {"channel": entry.settings.name, "why": problem}
         log.warning("channel_refused", extra=extra)
 
-    def refuse_alike(self, *late: str) -> None:
+    def refuse_shared_proofs(self, *late: str) -> None:
         """Refuses webhook channels that share a secret or key. The configuration is checked for that only
         for adapters that ship with the gateway. With names only these are refused: the others are at
         work."""
@@ -254,7 +254,7 @@ class ChannelRoom:
                     f"{', '.join(others)}, so each may take the other's calls; give each its own",
                 )
 
-    async def opened(self, name: str) -> OpenChannel | None:
+    async def wait_open(self, name: str) -> OpenChannel | None:
         """Waits for a channel that is coming. None: it is refused."""
         await self._entries[name].is_settled.wait()
         return self._entries[name].opened
@@ -265,13 +265,13 @@ class ChannelRoom:
         entries = self._entries.items()
         return {name for name, one in entries if one.opened or not one.is_settled.is_set()}
 
-    async def take_again(self, letter: HeardMessage) -> None:
-        """Raises Conflict, and as OpenChannel.take_again."""
+    async def retry_message(self, letter: HeardMessage) -> None:
+        """Raises Conflict, and as OpenChannel.retry_message."""
         entry = self._entries.get(letter.channel)
         opened = entry and entry.opened
         if not opened or opened.settings.account != letter.account:
             raise Conflict(f"channel {letter.channel} is not open: see `exogate channel list`")
-        await opened.take_again(letter)
+        await opened.retry_message(letter)
 
     def nudge(self) -> None:
         """Something is to be delivered."""
@@ -284,7 +284,7 @@ class ChannelRoom:
         if self.duties is not None and not self.duties.holds(inbound.address.channel):
             return  # the answer itself comes from another node
         if drafts is not None and inbound.whence is not None and not accepted.duplicate:
-            drafts.follow(accepted.run_id, inbound.whence)
+            drafts.start(accepted.run_id, inbound.whence)
 
     async def drain(self) -> None:
         """Finishes deliveries that are being sent; starts no other."""
@@ -385,7 +385,7 @@ async def delivering(
             room.senders[name] = ChannelSender(client, one.health, drafts.draft_of)
 
         async def join_once_open(name: str) -> None:
-            one = await room.opened(name)
+            one = await room.wait_open(name)
             if one is not None:
                 join(name, one)
             coming[name].set()

@@ -90,7 +90,7 @@ class Verifier:
         if why is not None:
             raise NotGenuine(self.recipe.wrong_status, why)
 
-    def unproving(self, headers: Headers) -> Headers:
+    def without_proof(self, headers: Headers) -> Headers:
         """Those that prove nothing: an adapter gets to see no other. What was signed may be seen."""
         return tuple(one for one in headers if one[0] != self.recipe.header.lower())
 
@@ -248,7 +248,7 @@ def _from_base64(text: str) -> bytes:
     return raw
 
 
-def signed(
+def sign_headers(
     recipe: Verify, key: str, headers: Mapping[str, str], body: bytes, *, now: datetime
 ) -> dict[str, str]:
     """The headers of a call as a platform would sign it. `key` is the secret, or the seed of an
@@ -313,7 +313,7 @@ class WebhookAddress:
     def largest_body(self) -> int:
         return min(self.recipe.max_body_bytes, LARGEST_BODY)
 
-    def knows(self, call: WebhookCall) -> bool:
+    def matches(self, call: WebhookCall) -> bool:
         asks = () if self.challenger is None else (self.challenger.challenge.method,)
         is_known = call.method in {*self.recipe.methods, *asks}
         return is_known and any(_fits(one, call.path) for one in self.recipe.paths)
@@ -325,10 +325,13 @@ class WebhookAddress:
             kind = (("content-type", "text/plain; charset=utf-8"),)
             return WebhookAnswer(200, kind, text.encode())
         self.verifier.check(call)
-        headers, key = self.verifier.unproving(call.headers), self.verifier.dedupe_key(call.body)
+        headers, key = (
+            self.verifier.without_proof(call.headers),
+            self.verifier.dedupe_key(call.body),
+        )
         what = (call.body, headers, call.method, call.path, call.query)
         reply = await self.channel.receive(Received("webhook", *what, key=key))
-        self.channel.health.worked("in")
+        self.channel.health.record_success("in")
         return _answer(reply)
 
 
@@ -360,7 +363,7 @@ class WebhookEndpoint:
         found = self.addresses.get(call.channel)
         if call.channel in self.coming:
             return NOT_YET
-        if found is None or not found.knows(call):
+        if found is None or not found.matches(call):
             return NOT_HERE
         if len(call.body) > found.largest_body:
             return WebhookAnswer(413)

@@ -23,7 +23,7 @@ from gateway.app.assembly import Gateway, open_gateway
 from gateway.app.running import Running, open_doors
 from gateway.app.trial import BadPlugin
 from gateway.channels.adapters import Description, Verify
-from gateway.channels.webhooks import signed
+from gateway.channels.webhooks import sign_headers
 from gateway.cli.configuration import known_names
 from gateway.cli.plugin_files import (
     PluginSource,
@@ -351,7 +351,7 @@ class ScriptPlayer:
         recipe = self._recipe()
         key = self.script.ed25519_seed or self.script.secrets.get(recipe.secret or "", "")
         now, body = self.rooms.shared.clock.now(), call.content
-        headers = signed(recipe, key, call.headers, body, now=now)
+        headers = sign_headers(recipe, key, call.headers, body, now=now)
         query = f"?{call.query}" if call.query else ""
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=WITHIN_S)
         try:

@@ -35,8 +35,8 @@ from gateway.sandbox.plugins import (
     PluginRefused,
     Sandbox,
     info,
-    missing,
-    needed,
+    missing_capabilities,
+    needed_capabilities,
 )
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
@@ -241,8 +241,8 @@ async def examine(
 
 
 async def _examined(sandbox: Sandbox, given: PluginSource, definition: PluginDef) -> PluginReport:
-    compiled = await sandbox.compiling.compiled(given.file)
-    inspection, needs = compiled.inspection, needed(compiled.inspection)
+    compiled = await sandbox.compiling.compile(given.file)
+    inspection, needs = compiled.inspection, needed_capabilities(compiled.inspection)
     told = replace(info(definition, None), kind=inspection.kind, sha256=compiled.sha256)
     problems: list[str] = []
     adapter = None
@@ -253,7 +253,7 @@ async def _examined(sandbox: Sandbox, given: PluginSource, definition: PluginDef
         problems += [f"tool {one.name}: {one.why}" for one in gate.refused]
     except PluginRefused as error:
         problems.append(error.problem)
-    lacking = frozenset(missing(definition, inspection))
+    lacking = frozenset(missing_capabilities(definition, inspection))
     imports = {name: needs.get(name) for name in inspection.imports}
     touches = PluginAccount(told, inspection.guest, imports, lacking)
     size = (await to_thread.run_sync(given.file.stat)).st_size

@@ -22,7 +22,7 @@ from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import check_granted, read_headers, read_method, read_url
 from gateway.sandbox.host_functions import Host
-from gateway.sandbox.plugins import Loaded, Sandbox, missing
+from gateway.sandbox.plugins import Loaded, Sandbox, missing_capabilities
 
 PERSON = "tester"
 LAST_MS = 253_402_300_799_999  # the last one of the year 9999: no clock shows a later one
@@ -145,11 +145,11 @@ async def try_all(
     cases = tuple(cases)
     async with open_trial_sandbox(data_dir) as sandbox:
         plugin = given.plugin
-        compiled = await sandbox.compiling.compiled(given.file)
-        lacking = set(missing(plugin, compiled.inspection).values())
+        compiled = await sandbox.compiling.compile(given.file)
+        lacking = set(missing_capabilities(plugin, compiled.inspection).values())
         granted = (*plugin.capabilities, *dict.fromkeys(_implied(lacking, cases)))
         plugin = replace(plugin, capabilities=granted)
-        for name, need in missing(plugin, compiled.inspection).items():
+        for name, need in missing_capabilities(plugin, compiled.inspection).items():
             raise BadPlugin(f"it imports {name}, which needs {need}: name it in {_WHERE}")
         return granted, [await _try(sandbox, plugin, case) for case in cases]
 

@@ -326,6 +326,9 @@ class FactStore(Protocol):
     async def mark_extracted(self, key: SessionKey, upto: NodeId) -> bool:
         """A model has looked at it; whether more is queued."""
 
+    def has_turns(self, key: SessionKey) -> bool:
+        """False if no message of the session is indexed; True if one is, or may be."""
+
     async def find_turns(
         self,
         key: SessionKey,

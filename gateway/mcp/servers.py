@@ -36,20 +36,20 @@ WANTED_S = 600.0  # since somebody asked for it; then it is left alone
 LISTED_S = 60.0  # after that its tools are looked at again
 STEADY_S = 60.0  # a connection that holds so long is no quick loss
 
-Tell = Callable[[str, Mapping[str, object]], None]
+Publish = Callable[[str, Mapping[str, object]], None]
 Offer = Callable[[str, Sequence[Tool]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDeps:
-    """All that servers need. `told_changed` is told of a tool that is not what it was."""
+    """All that servers need. `report_change` is told of a tool that is not what it was."""
 
     connector: Connector
     clock: Clock
     schemas: SchemaCheck
     store: ToolStore
-    tell: Tell
-    told_changed: Callable[[Mapping[str, object]], Awaitable[None]]
+    publish: Publish
+    report_change: Callable[[Mapping[str, object]], Awaitable[None]]
     random: Callable[[], float]
 
 
@@ -62,7 +62,7 @@ class Server:
     group: TaskGroup
     outcomes: Counter[str] = field(default_factory=Counter)
     gates: list[Offer] = field(default_factory=list)
-    look: anyio.Event = field(default_factory=anyio.Event)
+    relist: anyio.Event = field(default_factory=anyio.Event)
     _pool: ConnectionPool = field(init=False)
     _listing: Listing = field(init=False)
     _line: ServerConnection | None = None
@@ -78,7 +78,9 @@ class Server:
     def __post_init__(self) -> None:
         self._pool = ConnectionPool(self.server, self.deps.connector, self.deps.clock, self.group)
         deps = self.deps
-        self._listing = Listing(self.server, self.call, deps.schemas, deps.store, deps.told_changed)
+        self._listing = Listing(
+            self.server, self.call, deps.schemas, deps.store, deps.report_change
+        )
 
     def offer_to(self, gate: Offer) -> None:
         """Its tools are offered there too, from now on."""
@@ -108,7 +110,7 @@ class Server:
                 await self._changed.wait()
         if self._up is not None:
             if self.deps.clock.monotonic() - self._listed_at > LISTED_S:
-                self.look.set()
+                self.relist.set()
             return None
         # No word of the server's, and no address: it is shown to everybody, as the gateway's own.
         why = "it is away" if self._why else f"it was not there within {wait_s:g} s"
@@ -133,7 +135,7 @@ class Server:
                 self.outcomes["unreachable"] += 1
                 raise ToolFailed(f"The server of {tool.spec.name} is away: {error}.") from error
             except ConnectionBroke as error:
-                self.look.set()  # whether it is there at all
+                self.relist.set()  # whether it is there at all
                 is_safe = tool.spec.may_repeat or error.is_done is False
                 if not is_safe or tries >= self.server.retry_attempts:
                     self.outcomes["broken"] += 1
@@ -232,7 +234,7 @@ class Server:
         self._version = line.version
         if is_new:
             log.info("mcp_server_connected", extra={"server": name, "tools": len(tools)})
-            self.deps.tell("mcp.connected", {"server": name, "tools": len(tools)})
+            self.deps.publish("mcp.connected", {"server": name, "tools": len(tools)})
         self._has_changed()
 
     async def _watch(self, line: ServerConnection) -> None:
@@ -252,8 +254,8 @@ class Server:
 
     async def _look_again(self, line: ServerConnection) -> None:
         while True:
-            await self.look.wait()
-            self.look = anyio.Event()
+            await self.relist.wait()
+            self.relist = anyio.Event()
             try:
                 await self._list(line)
             except ServerUnreachable:
@@ -264,7 +266,7 @@ class Server:
         self._line, why = None, self.server.scrubbed(line.why)[:LONGEST_WHY]
         self._offer(())
         log.info("mcp_server_disconnected", extra={"server": name, "why": why})
-        self.deps.tell("mcp.disconnected", {"server": name, "why": why})
+        self.deps.publish("mcp.disconnected", {"server": name, "why": why})
         self._has_changed()
 
 

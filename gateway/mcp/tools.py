@@ -110,7 +110,7 @@ class Pins:
     _now: dict[str, str] = field(default_factory=dict)
     _told: dict[str, str] = field(default_factory=dict)  # what changed tools are now
 
-    async def seen(self, name: str, digest: str) -> Seen:
+    async def check(self, name: str, digest: str) -> Seen:
         if name not in self._now:
             if len(self._now) >= MOST_NAMES:
                 return "one too many"
@@ -213,13 +213,13 @@ MOST_SCHEMAS = 512 * 1024  # characters, of all its tools
 
 @dataclass(slots=True)
 class Listing:
-    """`told_changed` is told of a tool that is not what it was."""
+    """`report_change` is told of a tool that is not what it was."""
 
     server: McpServerDef
     forward: Call
     schemas: SchemaCheck
     store: ToolStore
-    told_changed: Callable[[Mapping[str, object]], Awaitable[None]]
+    report_change: Callable[[Mapping[str, object]], Awaitable[None]]
     _pins: Pins = field(init=False)
     _told: set[tuple[str, bool]] = field(default_factory=set)  # tools that changed; if withheld
 
@@ -246,12 +246,12 @@ class Listing:
         return tuple([one for one in found.values() if await self._is_welcome(one)])
 
     async def _is_welcome(self, tool: McpTool) -> bool:
-        seen = await self._pins.seen(tool.spec.name, tool.digest)
+        seen = await self._pins.check(tool.spec.name, tool.digest)
         if seen == "one too many":
             return False
         withheld = seen == "changed now"
         if seen != "as before" and (tool.spec.name, withheld) not in self._told:
             self._told.add((tool.spec.name, withheld))
             facts = {"server": self.server.name, "tool": tool.spec.name, "withheld": withheld}
-            await self.told_changed(facts)
+            await self.report_change(facts)
         return not withheld

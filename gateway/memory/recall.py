@@ -228,7 +228,7 @@ class Recall:
             facts = await self._known((*words, *asked_of(words)), whose)
             sources = _sources(facts)
         told = tuple(facts[:limit]) if "fact" in kinds else ()
-        if "turn" not in kinds:
+        if "turn" not in kinds or not (sources or self.facts.has_turns(key)):
             return told
         choose = partial(_worth_reading, sources, shown, limit)
         messages, upto = (*sources, *shown), shown[-1] if shown else None

@@ -1,1 +1,1 @@
-"""The way out over HTTP: for the gateway's own calls, and a guarded one for what plugins ask."""
+"""Outbound HTTP: a client for the gateway's own calls and a guarded client for plugins."""

@@ -1,7 +1,7 @@
-"""The guarded client: every request and WebSocket that a plugin, a tool or a model can steer.
+"""The guarded client for every request and WebSocket that a plugin, a tool or a model can steer.
 
-It goes to granted origins over checked addresses, fills in secrets and scrubs them from what comes
-back. Behind it is aiohttp, which sends nothing of its own here.
+It connects to granted origins over checked addresses, fills in secrets and scrubs them from answers.
+It uses aiohttp, which adds no header of its own here.
 """
 
 import re
@@ -29,50 +29,50 @@ from gateway.domain.ports import (
     HttpFailed,
     SocketRequest,
 )
-from gateway.outbound.connection import WHAT_FAILED, what_failed
+from gateway.outbound.connection import FAILURES, describe_failure
 from gateway.outbound.guard import (
     MAX_URL_BYTES,
+    URL_SAFE,
     Headers,
     Lookup,
     check_granted,
-    checked_addresses,
-    look_up,
     read_headers,
     read_method,
     read_url,
+    resolve_checked,
+    resolve_host,
 )
-from gateway.outbound.secrets import Filling, Scrubber
+from gateway.outbound.secrets import Scrubber, SecretFiller
 
 MAX_SECONDS = 60.0
-# Shorter than the whole: of a host that drops everything it is certain that it heard nothing.
+# Shorter than MAX_SECONDS: a connection that times out proves that the host received nothing.
 CONNECT_S = 10.0
-MAX_REQUESTS = 100  # at once
+MAX_REQUESTS = 100  # running at a time
 MAX_REDIRECTS = 3
-MAX_ASKED_BYTES = 1024 * 1024
+MAX_REQUEST_BYTES = 1024 * 1024
 MAX_BODY_BYTES = 10 * 1024 * 1024
 
-_KEPT = "%/?:@!$&'()*+,;=-._~"  # stands as it is in a path or a query; `%` is part of an escape
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _AS_GET = frozenset({301, 302, 303})
-# What is the host's business, and what is not true any more once the body is unpacked.
+# Headers that a plugin must not see, or that are false after the body is unpacked.
 _WITHHELD = frozenset({
     "authentication-info", "authorization", "connection", "content-encoding", "keep-alive",
     "set-cookie", "set-cookie2", "transfer-encoding", "www-authenticate",
 })  # fmt: skip
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
-_WHAT_FAILED = (
-    (aiohttp.ClientConnectorDNSError, "is not a name that can be resolved"),
-    (aiohttp.ConnectionTimeoutError, "cannot be connected in time"),
+_FAILURES = (
+    (aiohttp.ClientConnectorDNSError, "cannot be resolved by DNS"),
+    (aiohttp.ConnectionTimeoutError, "did not accept a connection in time"),
     (aiohttp.ServerDisconnectedError, "closed the connection before it answered"),
     (aiohttp.ClientPayloadError, "broke off in the middle of its answer"),
-    (aiohttp.ClientResponseError, "answered something that is not HTTP"),
-    (aiohttp.InvalidURL, "is no address that can be asked"),
-    *WHAT_FAILED,
+    (aiohttp.ClientResponseError, "sent an answer that is not valid HTTP"),
+    (aiohttp.InvalidURL, "has an invalid URL"),
+    *FAILURES,
 )
 
 
 class CheckedResolver(AbstractResolver):
-    """Gives a connector the addresses that it may connect to."""
+    """Resolves names for an aiohttp connector to allowed addresses only."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
@@ -90,39 +90,42 @@ class CheckedResolver(AbstractResolver):
                 proto=socket.IPPROTO_TCP,
                 flags=socket.AI_NUMERICHOST,
             )
-            for address in await checked_addresses(self._lookup, host, port)
+            for address in await resolve_checked(self._lookup, host, port)
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the resolver holds no resource."""
 
 
 def _session(
     lookup: Lookup, *, limit: int, traces: aiohttp.TraceConfig | None = None
 ) -> aiohttp.ClientSession:
-    """`limit`: connections at once, 0 for any number. No connection is used twice: what one plugin
-    left in it can never answer another one, and each request has its addresses checked."""
+    """Opens a session. `limit`: connections at a time, 0 for any number.
+
+    No connection is used twice, so a stale answer for one plugin never reaches another, and every
+    request has its addresses checked.
+    """
     connector = aiohttp.TCPConnector(
         limit=limit, resolver=CheckedResolver(lookup), use_dns_cache=False, force_close=True
     )
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
-        # What we ask for ourselves stays; no compression, for it holds streamed bytes back.
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
-        auto_decompress=False,  # bytes come as they are: what was packed could swell to any size
+        auto_decompress=False,  # `_read_body` unpacks, because a packed body can swell to any size
         timeout=aiohttp.ClientTimeout(),
         trust_env=False,
         trace_configs=[traces] if traces else None,
     )
 
 
-def to_url(origin: Origin, target: str) -> URL:
-    """What is connected to: written anew from its checked parts, so that no reader is asked twice."""
+def build_url(origin: Origin, target: str) -> URL:
+    """Builds the URL to connect to from its checked parts. Raises Denied if yarl parses another origin
+    out of it."""
     slash = "" if target.startswith("/") else "/"
-    url = URL(f"{origin}{slash}{quote(target, safe=_KEPT)}", encoded=True)
+    url = URL(f"{origin}{slash}{quote(target, safe=URL_SAFE)}", encoded=True)
     if (url.scheme, url.raw_host, url.port) != (origin.scheme, origin.host, origin.port):
-        raise Denied(f"not allowed to reach {origin}: it can be read in two ways")
+        raise Denied(f"not allowed to reach {origin}: its URL is ambiguous")
     if len(str(url)) > MAX_URL_BYTES:
         raise Denied(f"the URL is longer than {MAX_URL_BYTES} bytes")
     return url
@@ -130,7 +133,7 @@ def to_url(origin: Origin, target: str) -> URL:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, checked. `kept` are the headers without a secret: all that a redirect keeps."""
+    """A checked request. `kept` are the headers without a secret; a redirect keeps only these."""
 
     method: str
     origin: Origin
@@ -140,20 +143,20 @@ class _Request:
     body: bytes = b""
 
 
-def _checked(
+def _check_request(
     url: str, headers: Headers, grant: FetchGrant, method: str = "GET", body: bytes = b""
 ) -> _Request:
-    """Everything that can be refused is, before a name is looked up."""
+    """Checks a request before its name is resolved. Raises Denied."""
     origin, target = read_url(url)
     check_granted(origin, grant)
     method, asked = read_method(method), read_headers(headers)
-    if len(body) > MAX_ASKED_BYTES:
-        raise Denied(f"the body is larger than {MAX_ASKED_BYTES} bytes")
-    filling = Filling(grant.secrets, origin)
-    filled_url = to_url(origin, filling.into_url(target))
-    filled = tuple((name, filling.into_header(value)) for name, value in asked)
-    if filling.used and any(name.lower() == "range" for name, _ in asked):
-        # Half of a secret that is echoed could not be told from any other text.
+    if len(body) > MAX_REQUEST_BYTES:
+        raise Denied(f"the body is larger than {MAX_REQUEST_BYTES} bytes")
+    filler = SecretFiller(grant.secrets, origin)
+    filled_url = build_url(origin, filler.fill(target, "URL"))
+    filled = tuple((name, filler.fill(value, "header")) for name, value in asked)
+    if filler.used and any(name.lower() == "range" for name, _ in asked):
+        # The scrubber cannot recognise a part of an echoed secret.
         raise Denied("header 'range' is not allowed together with a secret")
     kept = tuple(pair for pair, sent in zip(asked, filled, strict=True) if pair == sent)
     return _Request(method, origin, filled_url, filled, kept, body)
@@ -161,9 +164,9 @@ def _checked(
 
 @asynccontextmanager
 async def open_guarded(
-    lookup: Lookup = look_up, connect_s: float = CONNECT_S
+    lookup: Lookup = resolve_host, connect_s: float = CONNECT_S
 ) -> AsyncIterator["GuardedOutbound"]:
-    """The guarded client, closed on the way out. `lookup` resolves names."""
+    """Opens the guarded client and closes it on exit. `lookup` resolves names."""
     async with _session(lookup, limit=MAX_REQUESTS) as session:
         yield GuardedOutbound(session, connect_s)
 
@@ -178,38 +181,38 @@ class GuardedOutbound:
     async def fetch(self, ask: FetchRequest, grant: FetchGrant) -> Fetched:
         scrubber, limit_s = Scrubber(grant.secrets), min(MAX_SECONDS, ask.timeout_s)
         try:
-            request = _checked(ask.url, ask.headers, grant, ask.method, ask.body)
+            request = _check_request(ask.url, ask.headers, grant, ask.method, ask.body)
             with anyio.move_on_after(limit_s):
-                return await self._follow(request, grant, scrubber)
-            detail = f"{request.origin} gave no whole answer within {limit_s:g} s"
-            failure = scrubber.error(HttpFailed("timeout", detail))
+                return await self._fetch(request, grant, scrubber)
+            detail = f"{request.origin} did not finish its answer within {limit_s:g} s"
+            raise HttpFailed("timeout", detail)
         except (Denied, HttpFailed) as error:
             failure = scrubber.error(error)
-        raise failure  # without the errors behind it: they know the URL as it was sent
+        raise failure  # without its causes, which hold the URL with its secrets
 
-    async def _follow(self, request: _Request, grant: FetchGrant, scrubber: Scrubber) -> Fetched:
+    async def _fetch(self, request: _Request, grant: FetchGrant, scrubber: Scrubber) -> Fetched:
         first = request.origin
         for redirects in range(MAX_REDIRECTS + 1):
             try:
                 answer = await self._send(request, grant, scrubber)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 kind = "timeout" if isinstance(error, TimeoutError) else "network"
-                detail = f"{request.origin} {what_failed(error, _WHAT_FAILED)}"
-                # Who redirected it has had the request already.
+                detail = f"{request.origin} {describe_failure(error, _FAILURES)}"
+                # The host that redirected the request has received it.
                 sent = redirects > 0 or not isinstance(error, _UNSENT)
                 raise HttpFailed(kind, detail, sent=sent) from error
             if isinstance(answer, Fetched):
                 return answer
             request = answer
-        raise HttpFailed("network", f"{first} was redirected more than {MAX_REDIRECTS} times")
+        raise HttpFailed("network", f"{first} redirected more than {MAX_REDIRECTS} times")
 
     async def _send(
         self, request: _Request, grant: FetchGrant, scrubber: Scrubber
     ) -> Fetched | _Request:
-        """The answer, or the request that it redirects to."""
+        """Returns the answer, or the request that the answer redirects to."""
         headers = (*request.headers, ("accept-encoding", "gzip, deflate"))
         if not any(name.lower() == "user-agent" for name, _ in headers):
-            headers += (("user-agent", "exogate"),)  # some refuse whoever has no name
+            headers += (("user-agent", "exogate"),)  # some servers refuse a request without one
         async with self._session.request(
             request.method,
             request.url,
@@ -220,32 +223,32 @@ class GuardedOutbound:
         ) as answer:
             location = answer.headers.get("location")
             if answer.status in _REDIRECTS and location is not None:
-                return _redirected(request, answer.status, location, grant, scrubber)
+                return _redirect(request, answer.status, location, grant, scrubber)
             body = await _read_body(answer, str(request.origin))
             return Fetched(
                 answer.status,
-                _shown_headers(answer, scrubber, has_body=body != b""),
+                _visible_headers(answer, scrubber, has_body=body != b""),
                 await scrubber.body(body),
             )
 
 
-def _redirected(
+def _redirect(
     request: _Request, status: int, location: str, grant: FetchGrant, scrubber: Scrubber
 ) -> _Request:
-    """Where a redirect leads, authorised as if it had been asked for.
+    """Builds the request to the target of a redirect, checked like a first request. Raises Denied.
 
-    Secrets are never filled in again. Headers without one are kept on the same origin and dropped
-    on the way to another.
+    Secrets are not filled in again. Headers without a secret are kept on the same origin and dropped
+    on any other.
     """
     try:
         target = urljoin(str(request.url), location)
-        if scrubber.in_url(target):
-            raise Denied("it would carry a secret on")
+        if scrubber.finds_in_url(target):
+            raise Denied("the target has a secret")
         origin, path = read_url(target)
         check_granted(origin, grant)
-        url = to_url(origin, path)
+        url = build_url(origin, path)
     except (Denied, ValueError) as error:
-        raise Denied(f"{request.origin} redirects, and that is not followed: {error}") from error
+        raise Denied(f"the redirect of {request.origin} is not followed: {error}") from error
     headers = request.kept if origin == request.origin else ()
     if status not in _AS_GET:
         return _Request(request.method, origin, url, headers, headers, request.body)
@@ -254,10 +257,11 @@ def _redirected(
     return _Request(method, origin, url, headers, headers)
 
 
-def _shown_headers(
+def _visible_headers(
     answer: aiohttp.ClientResponse, scrubber: Scrubber, *, has_body: bool
 ) -> Headers:
-    """The headers that the asker gets to see. A length counts bytes that may have been packed."""
+    """Returns the headers for the plugin. A content-length may count packed bytes, so it stays only
+    without a body."""
     withheld = _WITHHELD | {"content-length"} if has_body else _WITHHELD
     return tuple(
         (scrubber.text(name.lower()), scrubber.text(value))
@@ -266,25 +270,25 @@ def _shown_headers(
     )
 
 
-_UNPACKED_AT_ONCE = 256 * 1024  # bytes, before others may run
+_UNPACK_BYTES = 256 * 1024  # between two checkpoints
 
 
 async def _read_body(answer: aiohttp.ClientResponse, place: str) -> bytes:
-    """Unpacked and counted as it comes. Raises HttpFailed if it is too large, packed or unpacked, or
-    packed otherwise than asked."""
+    """Reads, unpacks and counts a body. Raises HttpFailed if it is too large, packed or unpacked, or
+    has an encoding that was not offered."""
     encoding = ", ".join(answer.headers.getall("content-encoding", ())).strip().lower()
-    body, came, packed = bytearray(), 0, None
+    body, received, packed = bytearray(), 0, None
     while raw := await answer.content.readany():
-        if not came:
+        if not received:
             packed = _decompressor(encoding, raw, place)
-        came += len(raw)
-        for piece in (raw,) if packed is None else _unpacked(packed, raw, place):
+        received += len(raw)
+        for piece in (raw,) if packed is None else _unpack(packed, raw, place):
             body += piece
-            if max(came, len(body)) > MAX_BODY_BYTES:
+            if max(received, len(body)) > MAX_BODY_BYTES:
                 raise HttpFailed("network", f"{place} answered more than {MAX_BODY_BYTES} bytes")
             await checkpoint()
     if packed is not None and not packed.eof:
-        raise _unreadable(place)
+        raise _not_unpackable(place)
     return bytes(body)
 
 
@@ -292,42 +296,42 @@ def _decompressor(encoding: str, begin: bytes, place: str) -> "zlib._Decompress 
     match encoding:
         case "gzip" | "x-gzip":
             return zlib.decompressobj(zlib.MAX_WBITS | 16)
-        case "deflate":  # some send it bare, without the two bytes that should come first
+        case "deflate":  # some servers omit the two bytes of the zlib header
             is_bare = begin[0] & 0x0F != zlib.DEFLATED
             return zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS)
         case "" | "identity":
             return None
-    raise HttpFailed("network", f"{place} packed its answer otherwise than it was asked to")
+    raise HttpFailed("network", f"{place} used a content encoding other than gzip or deflate")
 
 
-def _unpacked(packed: "zlib._Decompress", raw: bytes, place: str) -> Iterator[bytes]:
+def _unpack(packed: "zlib._Decompress", raw: bytes, place: str) -> Iterator[bytes]:
     is_full = False
-    while raw or is_full:  # it may hold more back, with nothing left to feed
+    while raw or is_full:  # a full piece may leave output inside the decompressor
         try:
-            piece = packed.decompress(raw, _UNPACKED_AT_ONCE)
+            piece = packed.decompress(raw, _UNPACK_BYTES)
         except zlib.error as error:
-            raise _unreadable(place) from error
+            raise _not_unpackable(place) from error
         if packed.unused_data:
-            raise _unreadable(place)
+            raise _not_unpackable(place)
         yield piece
-        raw, is_full = packed.unconsumed_tail, len(piece) == _UNPACKED_AT_ONCE
+        raw, is_full = packed.unconsumed_tail, len(piece) == _UNPACK_BYTES
 
 
-def _unreadable(place: str) -> HttpFailed:
-    return HttpFailed("network", f"{place} answered something that cannot be unpacked")
+def _not_unpackable(place: str) -> HttpFailed:
+    return HttpFailed("network", f"{place} sent a body that cannot be unpacked")
 
 
-LARGEST_SENT = 4_096  # bytes of a frame
-SEND_S = 10.0  # for a platform that reads nothing any more
-_PING_S = 30.0  # a connection on which nothing comes is asked whether it still is one
+MAX_FRAME_BYTES = 4_096  # bytes of a frame
+SEND_S = 10.0  # limit for a platform that has stopped reading
+_PING_S = 30.0  # heartbeat of a silent connection
 _CLOSE_S = 2.0
-_LEFT = 4_000  # our own close code: with 1000 and 1001 platforms forget the session
+_CLOSE_CODE = 4_000  # a private code: on 1000 and 1001 platforms end the session
 _SCHEME = re.compile(r"ws(s?://)", re.IGNORECASE)
 
 
 @asynccontextmanager
-async def open_socket_client(lookup: Lookup = look_up) -> AsyncIterator["GuardedSockets"]:
-    """Closed on the way out. `lookup` resolves names."""
+async def open_socket_client(lookup: Lookup = resolve_host) -> AsyncIterator["GuardedSockets"]:
+    """Opens the WebSocket client and closes it on exit. `lookup` resolves names."""
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_refuse_redirect)
     async with _session(lookup, limit=0, traces=traces) as session:
@@ -340,7 +344,7 @@ async def _refuse_redirect(
     redirect: aiohttp.TraceRequestRedirectParams,
 ) -> None:
     redirect.response.close()
-    raise Denied(f"{redirect.url.origin()} redirects, and a connection does not follow")
+    raise Denied(f"the redirect of {redirect.url.origin()} is not followed for a WebSocket")
 
 
 class GuardedSockets:
@@ -358,20 +362,22 @@ class GuardedSockets:
             yield socket
         finally:
             with anyio.CancelScope(shield=True):
-                await socket.close(_LEFT)
+                await socket.close(_CLOSE_CODE)
 
     async def _open(self, asked: SocketRequest, grant: FetchGrant) -> "_GuardedSocket":
         scrubber = Scrubber(grant.secrets)
         try:
             if not _SCHEME.match(asked.url):
                 shown = repr(asked.url[:20])
-                raise Denied(f"{shown} is not where a WebSocket is: write wss://HOST/PATH")
-            request = _checked(_SCHEME.sub(r"http\1", asked.url, count=1), asked.headers, grant)
+                raise Denied(f"{shown} is not a WebSocket URL: write wss://HOST/PATH")
+            request = _check_request(
+                _SCHEME.sub(r"http\1", asked.url, count=1), asked.headers, grant
+            )
             socket = await self._connect(request, asked)
             return _GuardedSocket(socket, request.origin, grant, scrubber)
         except (Denied, HttpFailed) as error:
             failure = scrubber.error(error)
-        raise failure  # without the errors behind it: they know the URL as it was sent
+        raise failure  # without its causes, which hold the URL with its secrets
 
     async def _connect(
         self, request: _Request, asked: SocketRequest
@@ -383,39 +389,35 @@ class GuardedSockets:
                     headers=(*request.headers, ("user-agent", "exogate")),
                     max_msg_size=asked.max_frame_bytes,
                     heartbeat=_PING_S,
-                    autoclose=False,  # it would answer 1000, with which a session may end
+                    autoclose=False,  # aiohttp would answer 1000, which may end a session
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
                 )
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            kind, what = "network", what_failed(error, _WHAT_FAILED)
+            kind, what = "network", describe_failure(error, _FAILURES)
             if isinstance(error, TimeoutError):
-                kind, what = "timeout", f"opened no connection within {asked.timeout_s:g} s"
+                kind, what = "timeout", f"did not open a WebSocket within {asked.timeout_s:g} s"
             elif isinstance(error, aiohttp.WSServerHandshakeError):
-                what = f"opens no WebSocket (status {error.status})"
+                what = f"refused the WebSocket (status {error.status})"
             raise HttpFailed(kind, f"{request.origin} {what}") from error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _GuardedSocket:
     """Implements the ClientSocket port."""
 
-    def __init__(
-        self,
-        socket: "aiohttp.ClientWebSocketResponse[bool]",
-        origin: Origin,
-        grant: FetchGrant,
-        scrubber: Scrubber,
-    ) -> None:
-        self._socket, self._origin = socket, origin
-        self._grant, self._scrubber = grant, scrubber
+    _socket: "aiohttp.ClientWebSocketResponse[bool]"
+    _origin: Origin
+    _grant: FetchGrant
+    _scrubber: Scrubber
 
     @property
     def close_code(self) -> int | None:
         return self._socket.close_code
 
     async def send(self, text: str) -> None:
-        filled = Filling(self._grant.secrets, self._origin).into_frame(text)
-        if len(filled.encode()) > LARGEST_SENT:
-            raise Denied(f"a frame to {self._origin} is larger than {LARGEST_SENT} bytes")
+        filled = SecretFiller(self._grant.secrets, self._origin).fill(text, "frame")
+        if len(filled.encode()) > MAX_FRAME_BYTES:
+            raise Denied(f"a frame to {self._origin} is larger than {MAX_FRAME_BYTES} bytes")
         try:
             with anyio.fail_after(SEND_S):
                 await self._socket.send_str(filled)
@@ -434,7 +436,7 @@ class _GuardedSocket:
             case aiohttp.WSMsgType.ERROR:
                 raise self._broken(frame.data)
             case aiohttp.WSMsgType.BINARY:
-                raise HttpFailed("network", f"{self._origin} sent a frame that is no text")
+                raise HttpFailed("network", f"{self._origin} sent a binary frame")
         if self.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
             raise HttpFailed("network", f"the connection to {self._origin} broke off")
         return None
@@ -444,7 +446,7 @@ class _GuardedSocket:
 
     def _broken(self, error: Exception) -> HttpFailed:
         if isinstance(error, aiohttp.WebSocketError):
-            detail = f"{self._origin} sent a frame that is too large or none (code {error.code})"
+            detail = f"{self._origin} sent an invalid or oversized frame (code {error.code})"
         else:
             detail = f"the connection to {self._origin} broke off ({type(error).__name__})"
         return HttpFailed("network", detail)

@@ -1,8 +1,8 @@
-"""The HTTP client for models and MCP servers: kept connections, deadlines, no redirects, no cookies, no
-proxies.
+"""The HTTP client for models and MCP servers: pooled connections and deadlines; no redirects, cookies
+or proxies.
 
-httptools collects headers and pieces of the body in C; Python runs once for a network read. One
-timer watches over silence: it compares times when it fires, and is not armed anew for each read.
+httptools collects headers and body pieces in C; Python runs once per network read. One timer per
+connection detects silence: it compares times when it fires, so a read does not have to rearm it.
 """
 
 import asyncio
@@ -24,37 +24,35 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from gateway.domain.plugins import USUAL_PORT
 from gateway.domain.ports import MOST_READ, HttpCall, HttpFailed
-from gateway.outbound.guard import Lookup, is_address, look_up
+from gateway.outbound.guard import URL_SAFE, Lookup, is_address, resolve_host
 
-MAX_KEPT = 512  # connections to one endpoint that wait for another call
-MAX_NAMES = 256  # whose addresses are kept
-# Of a head, and of all else that comes between two bytes of a body: trailers, parts of chunks.
-HEAD_CAP = 64 * 1024
+MAX_KEPT = 512  # idle connections to one endpoint
+MAX_NAMES = 256  # in the cache of resolved names
+# Limits a head, and the framing between two pieces of a body: trailers, chunk headers.
+MAX_HEAD_BYTES = 64 * 1024
 IDLE_CONNECTION_S = 60.0
-MOST_UNREAD = 256 * 1024  # bytes that wait for a reader before the server has to wait
-_NEXT_ADDRESS_S = 0.25  # a name's next address is tried beside one that does not answer
+MAX_UNREAD_BYTES = 256 * 1024  # waiting for the reader; beyond it, the connection stops reading
+_NEXT_ADDRESS_S = 0.25  # before the next address of a name is tried in parallel
 _DNS_S = 60.0
-# What may be asked twice, where a kept connection turns out to be closed before any answer.
+# Methods that are repeated if the server closed a kept connection before any answer.
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})  # ours to say
-_PORTS = {"http": 80, "https": 443}
-_KEPT = "%/?:@!$&'()*+,;=-._~"
+_FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})  # set by this client
 _HOST = re.compile(r"[0-9A-Za-z._~:%-]+")
 
-# Most special first.
-WHAT_FAILED: tuple[tuple[type[Exception], str], ...] = (
-    (ssl.CertificateError, "has no certificate that this machine trusts"),
-    (ssl.SSLError, "does not speak TLS as this machine does"),
-    (gaierror, "is not a name that can be resolved"),
+# The first match counts, so subclasses come first.
+Failures = tuple[tuple[type[Exception], str], ...]
+FAILURES: Failures = (
+    (ssl.CertificateError, "has a TLS certificate that this machine does not trust"),
+    (ssl.SSLError, "failed the TLS handshake"),
+    (gaierror, "cannot be resolved by DNS"),
 )
 
 
-def what_failed(
-    error: Exception, kinds: Sequence[tuple[type[Exception], str]] = WHAT_FAILED
-) -> str:
-    """The rest of a sentence that begins with the host; never the URL, headers or a body."""
+def describe_failure(error: Exception, kinds: Failures = FAILURES) -> str:
+    """Returns the end of a sentence that begins with the host. It holds no URL, header or body."""
     for kind, what in kinds:
         if isinstance(error, kind):
             return what
@@ -63,7 +61,7 @@ def what_failed(
 
 
 class Endpoint(NamedTuple):
-    """Where a connection leads; one is kept for calls to the same endpoint."""
+    """The target of a connection. Calls to equal endpoints share kept connections."""
 
     is_tls: bool
     name: str
@@ -74,8 +72,8 @@ class Endpoint(NamedTuple):
 
 
 @asynccontextmanager
-async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["HttpClient"]:
-    """The client; all its connections are closed on the way out. `lookup` resolves names."""
+async def open_outbound(lookup: Lookup = resolve_host) -> AsyncIterator["HttpClient"]:
+    """Opens the client and closes its connections on exit. `lookup` resolves names."""
     client = HttpClient(lookup)
     try:
         yield client
@@ -86,19 +84,19 @@ async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["HttpClient"]
 
 
 class HttpClient:
-    """Implements the Http port. A connection is kept for the next call once its answer is whole."""
+    """Implements the Http port. Keeps a connection for the next call after a complete answer."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
         self._open: set[HttpConnection] = set()
-        # The last one is used next.
+        # Idle connections; the most recent one is used next.
         self.kept: defaultdict[Endpoint, dict[HttpConnection, None]] = defaultdict(dict)
-        self._names: dict[str, tuple[float, Sequence[str]]] = {}  # until when, and the addresses
+        self._names: dict[str, tuple[float, Sequence[str]]] = {}  # name -> expiry, addresses
         self._tls: ssl.SSLContext | None = None
 
     async def send(self, call: HttpCall) -> "HttpConnection":
         try:
-            endpoint, head = _head(call.method, call.url, tuple(call.headers.items()))
+            endpoint, head = _build_head(call.method, call.url, tuple(call.headers.items()))
         except ValueError as error:
             raise HttpFailed("network", str(error), sent=False) from error
         has_body = call.body or call.method in _WITH_BODY
@@ -107,27 +105,23 @@ class HttpClient:
         kept, is_head = self.kept[endpoint], call.method == "HEAD"
         while True:
             is_kept = len(kept) > 0
-            connection = (
-                kept.popitem()[0]
-                if is_kept
-                else await self._connect(endpoint, call.connect_timeout_s)
-            )
+            connection = kept.popitem()[0] if is_kept else await self._connect(endpoint, call)
             if await connection.ask(request, call.idle_timeout_s, is_head=is_head):
                 return connection
             may_repeat = connection.is_unsent or call.method in _REPEATABLE
-            if not all((is_kept, may_repeat, connection.is_unheard)):
-                raise connection.failed()
+            if not all((is_kept, may_repeat, connection.is_unanswered)):
+                raise connection.error()
 
-    async def _connect(self, endpoint: Endpoint, timeout_s: float) -> "HttpConnection":
+    async def _connect(self, endpoint: Endpoint, call: HttpCall) -> "HttpConnection":
         try:
-            with anyio.fail_after(timeout_s):
-                connection = await self._dial(endpoint)
+            with anyio.fail_after(call.connect_timeout_s):
+                return await self._dial(endpoint)
         except TimeoutError as error:
-            detail = f"{endpoint} could not be connected within {timeout_s:g} s"
+            detail = f"{endpoint} did not accept a connection within {call.connect_timeout_s:g} s"
             raise HttpFailed("timeout", detail, sent=False) from error
         except (OSError, ValueError) as error:
-            raise HttpFailed("network", f"{endpoint} {what_failed(error)}", sent=False) from error
-        return connection
+            detail = f"{endpoint} {describe_failure(error)}"
+            raise HttpFailed("network", detail, sent=False) from error
 
     async def _dial(self, endpoint: Endpoint) -> "HttpConnection":
         is_tls, name, port = endpoint
@@ -136,7 +130,7 @@ class HttpClient:
             for address in await self._addresses(name, port)
         ]
         if is_tls and self._tls is None:
-            self._tls = await to_thread.run_sync(_tls)  # it reads hundreds of certificates
+            self._tls = await to_thread.run_sync(_create_tls)  # reads hundreds of certificates
         socket = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
         _, connection = await asyncio.get_running_loop().create_connection(
             partial(HttpConnection, str(endpoint), self.kept[endpoint], self._open),
@@ -163,45 +157,44 @@ class HttpClient:
             connection.abort()
 
 
-def _tls() -> ssl.SSLContext:
+def _create_tls() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _target_of(url: str) -> tuple[Endpoint, str, str]:
-    """An address taken apart, with host and path as a request writes them. Raises ValueError for what
-    is no address of http or https."""
+def _split_url(url: str) -> tuple[Endpoint, str, str]:
+    """Splits a URL into its endpoint, and the host and path of a request. Raises ValueError if it is not
+    a valid http or https URL."""
     parts = urlsplit(url)
-    usual, name = _PORTS.get(parts.scheme), (parts.hostname or "").encode("idna").decode()
+    usual, name = USUAL_PORT.get(parts.scheme), (parts.hostname or "").encode("idna").decode()
     if usual is None or parts.username is not None or not _HOST.fullmatch(name):
-        raise ValueError("it is no address that can be asked")
+        raise ValueError("the URL is not a valid http or https URL")
     endpoint = Endpoint(usual == 443, name, parts.port or usual)
     host = f"[{name}]" if ":" in name else name
     place = host if endpoint.port == usual else f"{host}:{endpoint.port}"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return endpoint, place, quote(path, safe=_KEPT)
+    return endpoint, place, quote(path, safe=URL_SAFE)
 
 
 @lru_cache(maxsize=256)
-def _head(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[Endpoint, bytes]:
-    """Where a request goes, and its head without the length of its body: calls of a model differ in
-    that alone. Raises ValueError, also for a header that would smuggle another one."""
-    endpoint, host, path = _target_of(url)
-    lines = [f"{method} {path} HTTP/1.1"]
-    for key, text in {"host": host, **dict(headers)}.items():
-        if key.lower() not in _FRAMING:
-            lines.append(f"{key}: {text}")
-    lines.append("")
-    head = "\r\n".join(lines)
-    if "\0" in head or not len(lines) - 1 == head.count("\r") == head.count("\n"):
-        raise ValueError(f"{host} is not asked: a header has a character that no header has")
+def _build_head(
+    method: str, url: str, headers: tuple[tuple[str, str], ...]
+) -> tuple[Endpoint, bytes]:
+    """Builds the head of a request without its content-length, the only part in which calls of a
+    model differ. Raises ValueError, also for a header that would smuggle in another one."""
+    endpoint, host, path = _split_url(url)
+    fields = {"host": host, **dict(headers)}.items()
+    lines = [f"{key}: {text}" for key, text in fields if key.lower() not in _FRAMING]
+    head = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, ""])
+    if "\0" in head or not len(lines) + 1 == head.count("\r") == head.count("\n"):
+        raise ValueError(f"the request to {host} has an invalid character in a header")
     return endpoint, head.encode()
 
 
 class HttpConnection(asyncio.Protocol):
-    """Implements the HttpAnswer port, for one exchange at a time: `ask`, then `read_some`. It is
-    in `opened` as long as it is open, and in `kept` while it waits for another call."""
+    """Implements the HttpAnswer port for one exchange at a time: `ask`, then `read_some`. The
+    connection is in `opened` while it is open, and in `kept` while it is idle."""
 
     transport: asyncio.Transport
     _timer: asyncio.TimerHandle
@@ -214,12 +207,14 @@ class HttpConnection(asyncio.Protocol):
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._place, self._kept, self._opened = place, kept, opened
-        self.status = 0  # 0: its answer has not begun
+        self.status = 0  # 0: the answer has not begun
         self.headers: dict[str, str] = {}
-        self.failure: tuple[str, str] | None = None  # kind, and what the server did
-        self.is_unsent = False  # it was closed before the request
-        self.is_unheard = False  # nothing at all came since the request
-        self.is_reusable = False  # the last answer is whole, and the server keeps the line open
+        self.failure: tuple[str, str] | None = (
+            None  # kind, and the end of a sentence about the host
+        )
+        self.is_unsent = False  # the connection was closed before the request
+        self.is_unanswered = False  # no byte has arrived since the request
+        self.is_reusable = False  # the last answer is complete and the server keeps the connection
         self._has_ended = True
         self._is_head = self._until_close = self._is_paused = False
         self._raw: dict[bytes, bytes] = {}
@@ -227,24 +222,24 @@ class HttpConnection(asyncio.Protocol):
         self._unread = self._unsent = 0
         self._idle_s = self._since = 0.0
         self._waiter: asyncio.Future[bool] | None = None
-        self._take: Callable[[bytes], bool] | None = None
+        self._consume: Callable[[bytes], bool] | None = None
         self._context = copy_context()
-        self._is_due = False  # `_give` will be called in this pass of the loop
-        # What the parser calls; two of them without any Python.
+        self._is_scheduled = False  # `_deliver` runs in this pass of the event loop
+        # Callbacks of the parser; these two run no Python.
         self.on_header, self.on_body = self._raw.__setitem__, self._pieces.append
         self._parser = HttpResponseParser(self)
 
     async def ask(self, request: bytes, idle_s: float, *, is_head: bool) -> bool:
-        """Sends a request. `idle_s`: how long nothing may arrive. False: no answer begins, and the
-        connection is closed."""
+        """Sends a request and waits for the head of the answer. False: the connection failed and is
+        closed. `idle_s`: the longest time without a byte."""
         self._raw.clear()
         self._pieces.clear()
         self.status, self.failure, self._unread = 0, None, 0
-        self.is_unheard, self.is_reusable, self._has_ended = True, False, False
+        self.is_unanswered, self.is_reusable, self._has_ended = True, False, False
         self._is_head, self._until_close = is_head, False
         self._idle_s, self._since = idle_s, self._loop.time()
         self._timer.cancel()
-        self._timer = self._loop.call_later(idle_s, self._check)
+        self._timer = self._loop.call_later(idle_s, self._check_idle)
         self.is_unsent = self.transport.is_closing()
         if self.is_unsent:
             self.failure = "network", "closed the connection before it answered"
@@ -252,14 +247,14 @@ class HttpConnection(asyncio.Protocol):
         self._unsent = self.transport.get_write_buffer_size()
         try:
             while not self.status and self.failure is None:
-                await self.arrival()
+                await self.next_arrival()
         finally:
             if not self.status:
                 self.abort()
         return self.status > 0
 
     def close(self) -> None:
-        """Whole answers leave it for the next call, and it is closed after a while."""
+        """Keeps the connection for the next call if its answer is complete; else closes it."""
         if not self.is_reusable or len(self._kept) >= MAX_KEPT:
             self.abort()
             return
@@ -267,10 +262,10 @@ class HttpConnection(asyncio.Protocol):
         self._timer.cancel()
         self._timer = self._loop.call_later(IDLE_CONNECTION_S, self.abort)
         if self._is_paused:
-            self._resume()  # the end of an answer that was not read to its end
+            self._resume()  # the end of the answer has arrived, unread
 
-    def arrival(self) -> asyncio.Future[bool]:
-        """Done as soon as anything arrives, or nothing can arrive any more."""
+    def next_arrival(self) -> asyncio.Future[bool]:
+        """Returns a future that is done when data arrives or the connection ends."""
         self._since = self._loop.time()
         self._waiter = self._loop.create_future()
         return self._waiter
@@ -280,27 +275,27 @@ class HttpConnection(asyncio.Protocol):
             if self._has_ended:
                 return b""
             if self.failure is not None:
-                raise self.failed()
-            await self.arrival()
+                raise self.error()
+            await self.next_arrival()
         return self._next()
 
-    async def read_into(self, take: Callable[[bytes], bool]) -> bool:
-        """`take` is called by the event loop, in the context of who waits here: that task, and all
-        that wait for it, run again only at the end."""
+    async def read_into(self, consume: Callable[[bytes], bool]) -> bool:
+        """Calls `consume` from the event loop, in the context of the waiting task: the task itself
+        resumes only at the end."""
         while True:
             while self._pieces:
-                if not take(self._next()):
+                if not consume(self._next()):
                     return False
             if self._has_ended:
                 return True
             if self.failure is not None:
-                raise self.failed()
-            self._take, self._context = take, copy_context()
+                raise self.error()
+            self._consume, self._context = consume, copy_context()
             try:
-                if not await self.arrival():
+                if not await self.next_arrival():
                     return False
             finally:
-                self._take = None
+                self._consume = None
 
     def _next(self) -> bytes:
         pieces = self._pieces
@@ -314,17 +309,17 @@ class HttpConnection(asyncio.Protocol):
             self._resume()
         return data
 
-    def _give(self) -> None:
-        """Gives `take` what has arrived since it was called last."""
-        self._is_due = False
-        take, waiter = self._take, self._waiter
-        if take is None or waiter is None:
+    def _deliver(self) -> None:
+        """Passes the data that has arrived since the last call to `consume`."""
+        self._is_scheduled = False
+        consume, waiter = self._consume, self._waiter
+        if consume is None or waiter is None:
             return
         try:
             while self._pieces and not waiter.done():
-                if not take(self._next()):
+                if not consume(self._next()):
                     self._wake(go_on=False)
-        except Exception as error:  # noqa: BLE001  # it belongs to the task that waits
+        except Exception as error:  # noqa: BLE001  # the waiting task raises it
             if not waiter.done():
                 waiter.set_exception(error)
         if self._has_ended or self.failure is not None:
@@ -334,17 +329,17 @@ class HttpConnection(asyncio.Protocol):
     def is_over(self) -> bool:
         return self._has_ended and not self._pieces
 
-    def failed(self) -> HttpFailed:
-        """The failure to raise, once there is one."""
+    def error(self) -> HttpFailed:
+        """Returns the exception for `failure`."""
         kind, what = self.failure or ("network", "closed the connection")
         return HttpFailed(kind, f"{self._place} {what}")
 
     def abort(self) -> None:
-        """Closes it at once; what was not sent yet is not sent."""
+        """Closes the connection at once and drops unsent data."""
         self._timer.cancel()
-        self._fail("network", "was left before the end of its answer")
+        self._fail("network", "was closed by the gateway before the end of its answer")
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -352,22 +347,22 @@ class HttpConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(IDLE_CONNECTION_S, self.abort)
 
     def data_received(self, data: bytes) -> None:
-        if self._has_ended:  # nobody has asked for it
+        if self._has_ended:  # data without a request
             self.abort()
             return
         self._since = self._loop.time()
         self._unread += len(data)
-        self.is_unheard = False
+        self.is_unanswered = False
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
-            self._fail("network", "answered something that is not HTTP")
-        if self._unread > HEAD_CAP:
-            self._hold_back()
-        if self._take is not None:
-            if not self._is_due:  # once for all that comes in one pass of the loop
-                self._is_due = True
-                self._loop.call_soon(self._give, context=self._context)
+            self._fail("network", "sent an answer that is not valid HTTP")
+        if self._unread > MAX_HEAD_BYTES:
+            self._bound_unread()
+        if self._consume is not None:
+            if not self._is_scheduled:  # one call for all reads of one pass of the loop
+                self._is_scheduled = True
+                self._loop.call_soon(self._deliver, context=self._context)
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
@@ -375,7 +370,7 @@ class HttpConnection(asyncio.Protocol):
         self._timer.cancel()
         if self._until_close and error is None and self.failure is None:
             self._has_ended = True
-        elif self.is_unheard:
+        elif self.is_unanswered:
             self._fail("network", "closed the connection before it answered")
         else:
             self._fail("network", "broke off in the middle of its answer")
@@ -384,23 +379,23 @@ class HttpConnection(asyncio.Protocol):
         self._opened.discard(self)
         self._kept.pop(self, None)
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_headers_complete(self) -> None:
         if self._has_ended:
-            raise HttpParserError("an answer that nobody asked for")
+            raise HttpParserError("an answer without a request")
         raw, status = self._raw, self._parser.get_status_code()
-        if status == 101 or sum(map(len, raw)) + sum(map(len, raw.values())) > HEAD_CAP:
+        if status == 101 or sum(map(len, raw)) + sum(map(len, raw.values())) > MAX_HEAD_BYTES:
             raise HttpParserError("another protocol, or an oversized head")
         if status < 200:
-            raw.clear()  # the answer itself follows
+            raw.clear()  # an interim answer; the final one follows
             return
         self.headers = headers = {}
         for name, value in raw.items():
             headers[name.decode("latin-1").lower()] = value.decode("utf-8", "surrogateescape")
         coding = headers.get("transfer-encoding")
         if coding is not None and coding.lower() != "chunked":
-            raise HttpParserError("a body that is packed on its way")
+            raise HttpParserError("an unsupported transfer encoding")
         self.status, self._has_ended = status, self._is_head
         has_body = status not in {204, 304}
         self._until_close = has_body and coding is None and "content-length" not in headers
@@ -410,10 +405,10 @@ class HttpConnection(asyncio.Protocol):
             self._has_ended = True
             self.is_reusable = not self._is_head and self._parser.should_keep_alive()
 
-    def _hold_back(self) -> None:
+    def _bound_unread(self) -> None:
         if not self._pieces:
-            self._fail("network", f"answered with more than {HEAD_CAP} bytes beside its body")
-        elif self._unread > MOST_UNREAD and not self._is_paused:
+            self._fail("network", f"sent more than {MAX_HEAD_BYTES} bytes of headers or framing")
+        elif self._unread > MAX_UNREAD_BYTES and not self._is_paused:
             self._is_paused = True
             self.transport.pause_reading()
 
@@ -432,16 +427,16 @@ class HttpConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(go_on)
 
-    def _check(self) -> None:
-        """Has nothing arrived for too long? A reader that is busy does not count, and nor does a
-        request that is still on its way out."""
+    def _check_idle(self) -> None:
+        """Fails the connection if no byte arrived for `_idle_s`. Time in which the reader is busy or
+        the request is still being sent does not count."""
         now, unsent = self._loop.time(), self.transport.get_write_buffer_size()
         if unsent < self._unsent or self._waiter is None or self._waiter.done():
             self._since = now
         self._unsent = unsent
         left_s = self._since + self._idle_s - now
         if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._check)
+            self._timer = self._loop.call_later(left_s, self._check_idle)
         else:
             self._fail("timeout", f"sent nothing for {self._idle_s:g} s")
             self._wake()

@@ -1,5 +1,8 @@
-"""The guard on what plugins, tools and models steer: which requests may be sent, and which addresses a
-connection may go to. One guard serves every client; it sends nothing itself."""
+"""The guard on requests that plugins, tools and models steer.
+
+It checks URLs, methods, headers and the addresses of connections. One guard serves every client; it
+sends nothing itself.
+"""
 
 import re
 import socket
@@ -23,12 +26,13 @@ _URL = re.compile(
     r"(?P<target>(?:/[^?#]*)?(?:\?[^#]*)?)(?:#.*)?",
     re.IGNORECASE | re.ASCII,
 )
-# Readers disagree on what these mean, and so on where a URL leads.
+URL_SAFE = "%/?:@!$&'()*+,;=-._~"  # not escaped in a path or a query; `%` is part of an escape
+# URL parsers disagree about these characters, and so about the host.
 _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f-\x9f\\\ud800-\udfff]")
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
-# They frame the request, name its host or carry a state that nobody granted.
+# These headers frame the request, name its host or carry state that no grant covers.
 _HOST_ONLY = frozenset({
     "connection", "content-length", "cookie", "cookie2", "expect", "host", "http2-settings",
     "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
@@ -41,28 +45,32 @@ _CREDENTIALS = frozenset({
 Headers = tuple[tuple[str, str], ...]
 
 
-class AskedUrl(NamedTuple):
-    """A URL taken apart; `target` is the path and the query as they were written."""
+class ParsedUrl(NamedTuple):
+    """A URL in parts; `target` is the path and the query as written."""
 
     origin: Origin
     target: str
 
 
-def read_url(text: str) -> AskedUrl:
-    """Raises Denied for whatever two readers could read differently. A fragment is dropped."""
+def read_url(text: str) -> ParsedUrl:
+    """Parses a URL and drops its fragment. Raises Denied if two parsers could disagree about it."""
     parts = None
     if len(text) <= MAX_URL_BYTES and not _AMBIGUOUS.search(text):
         parts = _URL.fullmatch(text)
     if parts is None:
         raise Denied(
-            f"{text[:100]!r} cannot be asked: write http or https://HOST/PATH, without spaces,"
-            f" backslashes or a user's name, at most {MAX_URL_BYTES} bytes"
+            f"{text[:100]!r} is not a valid URL: write http or https://HOST/PATH, without spaces,"
+            f" backslashes or a user name, at most {MAX_URL_BYTES} bytes"
         )
     scheme = parts["scheme"].lower()
     host = canonical_host(parts["host"].removesuffix("."))
     if host is None:
-        raise Denied(f"{text[:100]!r} cannot be asked: it names no host exactly")
-    return AskedUrl(Origin(scheme, host, int(parts["port"] or USUAL_PORT[scheme])), parts["target"])
+        raise Denied(
+            f"{text[:100]!r} is not a valid URL: its host is not a host name or IP address"
+        )
+    return ParsedUrl(
+        Origin(scheme, host, int(parts["port"] or USUAL_PORT[scheme])), parts["target"]
+    )
 
 
 def check_granted(origin: Origin, grant: FetchGrant) -> None:
@@ -74,12 +82,13 @@ def check_granted(origin: Origin, grant: FetchGrant) -> None:
 def read_method(text: str) -> str:
     method = text.upper()
     if method not in METHODS:
-        raise Denied(f"method {text[:20]!r} is not allowed; these are: {', '.join(METHODS)}")
+        raise Denied(f"method {text[:20]!r} is not allowed; use one of {', '.join(METHODS)}")
     return method
 
 
 def read_headers(headers: Headers) -> Headers:
-    """Raises Denied for what only the host may say. What can be unpacked is the host's to know."""
+    """Returns the headers without `accept-encoding`, which the host sets. Raises Denied for a header
+    that only the host may set."""
     if len(headers) > MAX_HEADERS:
         raise Denied(f"a request has at most {MAX_HEADERS} headers")
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
@@ -92,25 +101,26 @@ def read_headers(headers: Headers) -> Headers:
 def _check_header(name: str, value: str) -> None:
     shown, known = repr(name[:64]), name.lower()
     if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-        raise Denied(f"header {shown} has a line break or another character that no header has")
+        raise Denied(f"header {shown} has a character that HTTP does not allow in a header")
     if known in _HOST_ONLY or known.startswith("proxy-"):
         raise Denied(f"header {shown} is set by the host alone; leave it out")
     if known in _CREDENTIALS and "${secret:" not in value:
         raise Denied(
-            f"header {shown} is filled in by the host: write ${{secret:NAME}} with a secret that"
-            " is declared for this plugin and this host"
+            f"header {shown} needs a declared secret: write ${{secret:NAME}} with a secret that"
+            " this plugin declares for this host"
         )
 
 
-Lookup = Callable[[str, int], Awaitable[Sequence[str]]]  # host and port -> addresses; or OSError
+Lookup = Callable[[str, int], Awaitable[Sequence[str]]]  # host, port -> addresses; raises OSError
 
-# Python's own `is_global` calls several of these global: tunnels, multicast, translated loopback.
+# `is_global` of the standard library counts several of these as global: tunnels, multicast,
+# translated loopback.
 _NOT_PUBLIC_4 = (
     "0.0.0.0/8",  # this network
     "10.0.0.0/8",
     "100.64.0.0/10",  # shared behind carriers' NAT; some clouds' metadata
     "127.0.0.0/8",
-    "168.63.129.16/32",  # Azure's host, seen from its guests only
+    "168.63.129.16/32",  # Azure's host, reachable from its guests only
     "169.254.0.0/16",  # link-local; most clouds' metadata
     "172.16.0.0/12",
     "192.0.0.0/24",  # protocol assignments; Oracle's metadata
@@ -130,19 +140,20 @@ _NOT_PUBLIC_6 = (
     "3fff::/20",  # documentation
 )
 _NETWORKS_4, _NETWORKS_6 = [*map(IPv4Network, _NOT_PUBLIC_4)], [*map(IPv6Network, _NOT_PUBLIC_6)]
-_UNICAST_6 = IPv6Network("2000::/3")  # nothing outside of it is public
-_NAT64 = IPv6Network("64:ff9b::/96")  # how networks without IPv4 reach it
+_UNICAST_6 = IPv6Network("2000::/3")  # the only public range
+_NAT64 = IPv6Network("64:ff9b::/96")  # IPv4 addresses for networks that have IPv6 only
 
 
 def is_public(text: str) -> bool:
-    """Whether this address is one of the open internet's, also behind a translation to IPv4."""
+    """True for an address of the public internet, and for one that is translated to such an IPv4
+    address."""
     try:
         address = ip_address(text)
     except ValueError:
         return False
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
-            return False  # it names an interface of this machine
+            return False  # a scope names an interface of this machine
         inner = address.ipv4_mapped
         if address in _NAT64:
             inner = IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -153,12 +164,12 @@ def is_public(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True of an address that never leaves this machine; a name is none."""
+    """True for an address of this machine; False for any name."""
     return is_address(host) and ip_address(host).is_loopback
 
 
 def is_address(host: str) -> bool:
-    """Whether it is itself an IP address, and no name."""
+    """True for an IP address, False for a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -166,23 +177,23 @@ def is_address(host: str) -> bool:
     return True
 
 
-async def look_up(host: str, port: int) -> Sequence[str]:
-    """The addresses that the system's resolver gives."""
+async def resolve_host(host: str, port: int) -> Sequence[str]:
+    """Returns the addresses from the system's resolver. Raises OSError."""
     found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
-async def checked_addresses(lookup: Lookup, host: str, port: int) -> Sequence[str]:
-    """The addresses of a name that a guarded connection may go to: all of them checked, or none.
-    Asked once for each connection, which goes to what was checked. A host that is itself an
-    address is never asked for: the grant names it literally.
+async def resolve_checked(lookup: Lookup, host: str, port: int) -> Sequence[str]:
+    """Resolves a name for one guarded connection, which goes to an address that was checked here.
 
-    Raises Denied if one of the answers may not be connected to, OSError if there is none."""
+    A host that is an IP address does not come here: the grant names it literally. Raises Denied if
+    any of the addresses is forbidden, OSError if there is none.
+    """
     addresses = list(dict.fromkeys(await lookup(host, port)))
     if not addresses:
         raise OSError("no address")
     is_allowed = is_loopback if host == "localhost" else is_public
     if not all(map(is_allowed, addresses)):
-        wanted = "not one of this machine" if host == "localhost" else "not public"
-        raise Denied(f"not allowed to connect to {host}: it leads to an address that is {wanted}")
+        wanted = "not of this machine" if host == "localhost" else "not public"
+        raise Denied(f"not allowed to connect to {host}: one of its addresses is {wanted}")
     return addresses

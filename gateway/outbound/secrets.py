@@ -1,7 +1,8 @@
-"""Secrets on their way out and back: filled in for the declared origins, scrubbed from answers."""
+"""Fills secrets into requests to their declared origins, and scrubs them from the answers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from anyio.lowlevel import checkpoint
@@ -14,35 +15,30 @@ from gateway.outbound.guard import is_loopback
 
 _OPEN = "${secret:"
 _PLACEHOLDER = re.compile(r"\$\{secret:([^${}]*)\}")
-# A value that could end a segment or a parameter, or climb a path, would change what is asked.
-_FITS_URL = re.compile(r"(?!\.+\Z)[A-Za-z0-9._~:@=-]+")
-_FITS_HEADER = re.compile(r"[!-~](?:[ -~]*[!-~])?")
-_FITS_FRAME = re.compile(r"[ !#-\[\]-~]+")  # stands in a JSON string as it is
+# The values that a place can hold without changing the meaning of the rest.
+_FITS: Mapping[str, re.Pattern[str]] = {
+    # A path segment or a query parameter must not end, and `..` must not climb.
+    "URL": re.compile(r"(?!\.+\Z)[A-Za-z0-9._~:@=-]+"),
+    "header": re.compile(r"[!-~](?:[ -~]*[!-~])?"),
+    "frame": re.compile(r"[ !#-\[\]-~]+"),  # a JSON string needs no escape for these
+}
 
 
-class Filling:
-    """Fills secrets into one request to one origin, each of them once at most."""
+class SecretFiller:
+    """Fills secrets into one request to one origin, each secret at most once."""
 
     def __init__(self, secrets: Sequence[PluginSecret], origin: Origin) -> None:
         self._secrets = {secret.name: secret for secret in secrets}
         self._origin = origin
         self.used: set[str] = set()
 
-    def into_url(self, text: str) -> str:
-        return self._fill(text, _FITS_URL, "a URL")
-
-    def into_header(self, text: str) -> str:
-        return self._fill(text, _FITS_HEADER, "a header")
-
-    def into_frame(self, text: str) -> str:
-        return self._fill(text, _FITS_FRAME, "a frame")
-
-    def _fill(self, text: str, fits: re.Pattern[str], where: str) -> str:
+    def fill(self, text: str, place: Literal["URL", "header", "frame"]) -> str:
+        """Raises Denied if a secret is unknown, not for this origin, or does not fit the place."""
         if text.count(_OPEN) != len(_PLACEHOLDER.findall(text)):
-            raise Denied("a placeholder is not whole; write ${secret:NAME}")
-        return _PLACEHOLDER.sub(lambda found: self._value(found[1], fits, where), text)
+            raise Denied("a placeholder is incomplete; write ${secret:NAME}")
+        return _PLACEHOLDER.sub(lambda found: self._value(found[1], place), text)
 
-    def _value(self, name: str, fits: re.Pattern[str], where: str) -> str:
+    def _value(self, name: str, place: str) -> str:
         secret = self._secrets.get(name)
         if secret is None:
             raise Denied(f"secret {name[:64]!r} is not declared for this plugin")
@@ -50,27 +46,26 @@ class Filling:
             declared = ", ".join(sorted(map(str, secret.origins))) or "no host"
             raise Denied(f"secret {name!r} is not for {self._origin} (declared: {declared})")
         is_local = self._origin.host == "localhost" or is_loopback(self._origin.host)
-        # Nobody on the way may listen.
         if self._origin.scheme != "https" and not is_local:
-            raise Denied(f"secret {name!r} is not sent to {self._origin}: anyone could read it")
+            raise Denied(f"secret {name!r} is not sent to {self._origin} without TLS; use https")
         if name in self.used:
-            raise Denied(f"secret {name!r} may stand in a request once only")
+            raise Denied(f"secret {name!r} can be used only once in a request")
         self.used.add(name)
         value = secret.value.reveal()
-        if not fits.fullmatch(value):
-            raise Denied(f"the value of secret {name!r} cannot stand in {where}")
+        if not _FITS[place].fullmatch(value):
+            raise Denied(f"the value of secret {name!r} has characters that no {place} allows")
         return value
 
 
 class Scrubber:
-    """Replaces the values of secrets by their names, also in the forms that an echo gives them."""
+    """Replaces secret values by their names, in every encoding that a server may echo."""
 
     def __init__(self, secrets: Sequence[PluginSecret]) -> None:
         marks = ((one.value.reveal(), f"[secret {one.name}]") for one in secrets)
         self._scanner = scanner(tuple(marks))
 
-    def in_url(self, url: str) -> bool:
-        """Whether it carries one of them, whatever of it is escaped."""
+    def finds_in_url(self, url: str) -> bool:
+        """True if the URL has a secret, escaped or not."""
         raw = _as_bytes(url)
         return self._scanner.finds(raw) or self._scanner.finds(unquote_to_bytes(raw))
 
@@ -78,14 +73,14 @@ class Scrubber:
         return self._scanner.data(_as_bytes(text)).decode(errors="replace")
 
     def error(self, error: Denied | HttpFailed) -> Denied | HttpFailed:
-        """The same error, scrubbed, and without the errors behind it."""
+        """Returns the error with a scrubbed message and without its causes."""
         detail = self.text(str(error))
         if isinstance(error, HttpFailed):
             return HttpFailed(error.kind, detail, sent=error.sent)
         return Denied(detail)
 
     async def body(self, body: bytes) -> bytes:
-        """As `text`, and lets others run in between if it is a long one."""
+        """Scrubs a body. Yields to other tasks while it scrubs a long one."""
         work = self._scanner.steps(body)
         while True:
             try:
@@ -97,5 +92,5 @@ class Scrubber:
 
 
 def _as_bytes(text: str) -> bytes:
-    """Bytes that were no UTF-8 when they came in go out as they were."""
+    """Encodes text; bytes that were not UTF-8 on arrival come out unchanged."""
     return text.encode(errors="surrogateescape")

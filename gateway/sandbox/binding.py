@@ -30,7 +30,7 @@ def patch_binding() -> None:
     VariantLikeType._lower = _lower  # type: ignore[method-assign]  # noqa: SLF001  # see above
 
 
-def guarded(function: Callable[..., object]) -> Callable[..., object]:
+def guard(function: Callable[..., object]) -> Callable[..., object]:
     """A component's host function that raises nothing but errors that belong to this call."""
 
     def call(*arguments: object) -> object:
@@ -45,12 +45,12 @@ def guarded(function: Callable[..., object]) -> Callable[..., object]:
     return call
 
 
-def guarded_core(
+def guard_core(
     engine: Engine, function: Callable[..., object], otherwise: int | None
 ) -> Callable[..., object]:
     """A core module's host function that raises nothing: the guest is ended at its next check."""
 
-    inner = guarded(function)
+    inner = guard(function)
 
     def call(*arguments: object) -> object:
         try:
@@ -117,7 +117,7 @@ def _list_to_c(self, store, value, pointer):  # type: ignore[no-untyped-def]  # 
 def _list_from_c(self, cell):  # type: ignore[no-untyped-def]  # as in the binding
     if not cell.of.list.size or not self._is_bytes():
         # Nothing is raised: the binding would free twice what it is at.
-        if current().may_take(cell.of.list.size):
+        if current().may_convert(cell.of.list.size):
             return _of_other_elements[1](self, cell)
         ffi.wasmtime_component_vallist_delete(ctypes.byref(cell.of.list))
         return []
@@ -144,7 +144,7 @@ _STEPS = re.compile(
 )
 
 
-def keep_lock() -> None:
+def keep_interpreter_lock() -> None:
     """Once, before the first call."""
     keeping = ctypes.PyDLL(None, handle=ffi.dll._handle)  # noqa: SLF001  # the library is open already
     for name, step in list(vars(_bindings).items()):

@@ -98,7 +98,7 @@ class CompileCache:
                 if now.timestamp() - folder.stat().st_mtime > _ABANDONED_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    async def compiled(self, file: Path, *, pinned: str | None = None) -> Compiled:
+    async def compile(self, file: Path, *, pinned: str | None = None) -> Compiled:
         """Raises Uncompiled; with `pinned`, also if the file's content is another."""
         wasm, sha256 = await to_thread.run_sync(_read, file)
         if pinned is not None and sha256 != pinned.lower():
@@ -111,9 +111,11 @@ class CompileCache:
             found = await to_thread.run_sync(self._cached, sha256)
             if isinstance(found, _Refused):
                 raise Uncompiled(found.why)
-            return found or await self._in_turn(file, partial(self._compile, wasm, sha256))
+            return found or await self._compile_in_turn(file, partial(self._compile, wasm, sha256))
 
-    async def _in_turn(self, file: Path, work: Callable[[], Awaitable[Compiled]]) -> Compiled:
+    async def _compile_in_turn(
+        self, file: Path, work: Callable[[], Awaitable[Compiled]]
+    ) -> Compiled:
         """A few at a time. What takes long gives its place to the next; of those there are few too."""
         held = [self._slots]
         await self._slots.acquire()

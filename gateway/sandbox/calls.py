@@ -62,7 +62,7 @@ MOST_HEADERS = 200
 _KEYS = ("method", "url", "headers", "body", "body_base64", "timeout_ms")
 
 
-def flat_request(text: str) -> str:
+def flatten_request(text: str) -> str:
     """Only what the gateway looks at, and nothing nested but the headers. Raises ValueError."""
     try:
         asked = json.loads(text)
@@ -79,7 +79,7 @@ def flat_request(text: str) -> str:
     return json.dumps(kept)
 
 
-def whole_answer(head: str, body: str) -> str:
+def join_answer(head: str, body: str) -> str:
     """Status and headers as the gateway tells them; its `body` names the key of the body."""
     told = json.loads(head)
     key = told.pop("body")
@@ -155,7 +155,7 @@ class GuestCall:
         if self._served > _FREELY_SERVED:
             time.sleep(_PAUSE_S)
 
-    def may_take(self, elements: int) -> bool:
+    def may_convert(self, elements: int) -> bool:
         """Whether a list may be taken over, which no deadline interrupts; if not, the call ends."""
         self._elements += elements
         if self._elements > _ELEMENTS:
@@ -195,11 +195,11 @@ class GuestCall:
             raise self.stop("host_calls")
         if kind == "http":
             try:
-                arguments = (flat_request(*arguments),)
+                arguments = (flatten_request(*arguments),)
             except ValueError as error:
                 return "err", str(error)
         status, text, *body = self._wait(function, *arguments)
-        return status, whole_answer(text, *body) if body else text
+        return status, join_answer(text, *body) if body else text
 
     def _wait(self, function: str, *arguments: str) -> Answer:
         self.say(self.number, (function, *arguments))
@@ -252,7 +252,7 @@ def current() -> GuestCall:
 
 
 @contextmanager
-def opened_store(engine: Engine, call: GuestCall) -> Iterator[Store]:
+def open_store(engine: Engine, call: GuestCall) -> Iterator[Store]:
     """A store for one call, within its bounds; what it used is noted when it is left."""
     store = Store(engine)
     _running[call.number] = _mine.call = call
@@ -331,7 +331,7 @@ _STOPPED: dict[str, str] = {
 }
 
 
-def trapped(call: GuestCall, error: WasmtimeError | Trap) -> tuple[Status, str]:
+def describe_end(call: GuestCall, error: WasmtimeError | Trap) -> tuple[Status, str]:
     """Why a guest ended without an answer, in words that hold nothing of the guest's."""
     if call.why is not None:
         return call.why, _STOPPED[call.why]

@@ -45,8 +45,8 @@ from wasmtime.component import (
     VariantType,
 )
 
-from gateway.sandbox.binding import case_of, guarded, value_of_case
-from gateway.sandbox.calls import GuestCall, current, fetch, opened_store, trapped
+from gateway.sandbox.binding import case_of, guard, value_of_case
+from gateway.sandbox.calls import GuestCall, current, describe_end, fetch, open_store
 from gateway.sandbox.compiler import signature_of
 from gateway.sandbox.interfaces import NEAR_EXPORTS, NEAR_HOST, NEAR_TOOL, import_name
 from gateway.sandbox.protocol import Program, Status
@@ -75,15 +75,15 @@ class ComponentGuest:
         if index is None:
             return "invalid", f"it exports no {function}"
         arguments = () if function == "describe" else (text,)
-        with opened_store(self._engine, call) as store:
+        with open_store(self._engine, call) as store:
             try:
                 instance = self._linker.instantiate(store, self._component)
-                return called(store, instance, index, *arguments)
+                return call_export(store, instance, index, *arguments)
             except WasmtimeError as error:
-                return trapped(call, error)
+                return describe_end(call, error)
 
 
-def called(
+def call_export(
     store: Store, instance: Instance, export: ExportIndex, *texts: str
 ) -> tuple[Status, str]:
     """Calls a function from texts to a text, or to a result of two texts. Raises WasmtimeError.
@@ -218,7 +218,7 @@ class NearGuest:
     def run(self, call: GuestCall, function: str, text: str) -> tuple[Status, str]:
         if function not in {"describe", "handle-tool-call"}:
             return "invalid", f"it has no {function}"
-        with opened_store(self._engine, call) as store:
+        with open_store(self._engine, call) as store:
             try:
                 instance = self._linker.instantiate(store, self._component)
                 ask = partial(self._called, store, instance)
@@ -230,7 +230,7 @@ class NearGuest:
                     return "err", f"there is no tool {asked['tool']}"
                 return _told(ask("execute", _request(capability, asked["arguments"])))
             except WasmtimeError as error:
-                return trapped(call, error)
+                return describe_end(call, error)
 
     def _called(self, store: Store, instance: Instance, name: str, *values: object) -> object:
         export: ExportIndex | None = self._exports[name]
@@ -321,7 +321,7 @@ def _offer_near(
     with linker.root() as root:
         for name in component.type.imports(engine):
             if name.startswith(NEAR_HOST):
-                define(root, name, {key: guarded(serve) for key, serve in functions.items()})
+                define(root, name, {key: guard(serve) for key, serve in functions.items()})
 
 
 def _near_log(_store: object, level: str, message: str) -> None:
@@ -373,7 +373,7 @@ class Shape:
 
     schema: dict[str, object]
     read: Callable[[object], object]
-    tell: Callable[[object], object] = _unchanged
+    write: Callable[[object], object] = _unchanged
     is_optional: bool = False
 
 
@@ -452,11 +452,11 @@ def _bytes() -> Shape:
         except (TypeError, ValueError, binascii.Error):
             raise TypeMismatch("base64 is wanted") from None
 
-    def tell(value: object) -> object:
+    def write(value: object) -> object:
         assert isinstance(value, bytes)
         return base64.b64encode(value).decode()
 
-    return Shape({"type": "string", "contentEncoding": "base64"}, read, tell)
+    return Shape({"type": "string", "contentEncoding": "base64"}, read, write)
 
 
 def _listed(value: object) -> list[object]:
@@ -472,7 +472,7 @@ def _list(kind: ListType) -> Shape:
     return Shape(
         {"type": "array", "items": one.schema},
         lambda value: [one.read(item) for item in _listed(value)],
-        lambda value: [one.tell(item) for item in value],  # type: ignore[attr-defined]  # a list
+        lambda value: [one.write(item) for item in value],  # type: ignore[attr-defined]  # a list
     )
 
 
@@ -489,7 +489,7 @@ def _tuple(kind: TupleType) -> Shape:
     return Shape(
         {**schema, "maxItems": size},
         read,
-        lambda value: [s.tell(item) for s, item in zip(shapes, value, strict=True)],  # type: ignore[call-overload]  # a tuple
+        lambda value: [s.write(item) for s, item in zip(shapes, value, strict=True)],  # type: ignore[call-overload]  # a tuple
     )
 
 
@@ -505,10 +505,10 @@ def _record(kind: RecordType) -> Shape:
             setattr(record, name, item)
         return record
 
-    def tell(value: object) -> object:
-        return {name: shape.tell(getattr(value, name)) for name, shape in shapes.items()}
+    def write(value: object) -> object:
+        return {name: shape.write(getattr(value, name)) for name, shape in shapes.items()}
 
-    return Shape(fields.schema, read, tell)
+    return Shape(fields.schema, read, write)
 
 
 def _cases(kind: VariantType | ResultType) -> Sequence[Field]:
@@ -524,11 +524,11 @@ def _variant(kind: VariantType | ResultType) -> Shape:
             raise TypeMismatch(f"an object with one of {', '.join(shapes)} is wanted")
         return value_of_case(kind, name, shapes[name].read(payload))
 
-    def tell(value: object) -> object:
+    def write(value: object) -> object:
         name, _, payload = case_of(kind, value)
-        return {name: shapes[name].tell(payload)}
+        return {name: shapes[name].write(payload)}
 
-    return Shape({"oneOf": [_fields([case]).schema for case in shapes.items()]}, read, tell)
+    return Shape({"oneOf": [_fields([case]).schema for case in shapes.items()]}, read, write)
 
 
 def _option(kind: OptionType) -> Shape:
@@ -538,11 +538,11 @@ def _option(kind: OptionType) -> Shape:
         name, payload = ("none", None) if value is None else ("some", inner.read(value))
         return value_of_case(kind, name, payload)
 
-    def tell(value: object) -> object:
+    def write(value: object) -> object:
         name, _, payload = case_of(kind, value)
-        return None if name == "none" else inner.tell(payload)
+        return None if name == "none" else inner.write(payload)
 
-    return Shape({"anyOf": [inner.schema, {"type": "null"}]}, read, tell, is_optional=True)
+    return Shape({"anyOf": [inner.schema, {"type": "null"}]}, read, write, is_optional=True)
 
 
 def _enum(kind: EnumType) -> Shape:
@@ -657,17 +657,17 @@ class FunctionsGuest:
     def _called(
         self, call: GuestCall, chosen: _Function, values: list[object]
     ) -> tuple[Status, str]:
-        with opened_store(self._engine, call) as store:
+        with open_store(self._engine, call) as store:
             try:
                 instance = self._linker.instantiate(store, self._component)
                 function = instance.get_func(store, chosen.export)
                 value = function(store, *values) if function is not None else None
             except WasmtimeError as error:
-                return trapped(call, error)
+                return describe_end(call, error)
             if call.why is not None:
-                return trapped(call, WasmtimeError(""))
+                return describe_end(call, WasmtimeError(""))
         if chosen.fails is not None:
             case, _, value = case_of(chosen.fails, value)
             if case == "err":
                 return "err", value if isinstance(value, str) else "it failed"
-        return "ok", json.dumps(chosen.result.tell(value))
+        return "ok", json.dumps(chosen.result.write(value))

@@ -24,12 +24,12 @@ from wasmtime import (
 )
 from wasmtime import _ffi as ffi
 
-from gateway.sandbox.binding import guarded_core
-from gateway.sandbox.calls import GuestCall, GuestEnded, current, fetch, opened_store, trapped
+from gateway.sandbox.binding import guard_core
+from gateway.sandbox.calls import GuestCall, GuestEnded, current, describe_end, fetch, open_store
 from gateway.sandbox.compiler import core_signature
 from gateway.sandbox.interfaces import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
 from gateway.sandbox.protocol import Program, Status
-from gateway.sandbox.wasi import define_wasi_core, taken_exit_code
+from gateway.sandbox.wasi import define_wasi_core, pop_exit_code
 
 # ------------------------------------------------------------------------------- the shared memory
 # Below 64: where input, output and error are, and where the blocks end. Then the blocks, each after
@@ -146,8 +146,8 @@ class ExtismGuest:
         name = function.replace("-", "_")
         if name not in self._exports:
             return "invalid", f"it exports no {name}"
-        taken_exit_code()
-        with opened_store(self._engine, call) as store, _cloned(self._linker) as linker:
+        pop_exit_code()
+        with open_store(self._engine, call) as store, _cloned(self._linker) as linker:
             try:
                 linker.define_instance(store, EXTISM, self._kernel.instantiate(store))
                 _mine.run = run = _Run(Kernel(store, linker), self._config)
@@ -156,7 +156,7 @@ class ExtismGuest:
             except MemoryError:
                 return "memory", "it may not have the memory that its input needs"
             except (Trap, WasmtimeError) as error:
-                return trapped(call, error)
+                return describe_end(call, error)
             return _outcome(call, run, code, ended)
 
     def _called(
@@ -169,7 +169,7 @@ class ExtismGuest:
                 _exported(store, linker, initialiser)(store, *_ARGUMENTS[initialiser])
             return int(_exported(store, linker, name)(store) or 0), None
         except (Trap, WasmtimeError) as error:
-            exit_code = taken_exit_code()
+            exit_code = pop_exit_code()
             if exit_code is None:
                 return 0, error
         current().why = None  # the guest's own end is none of ours
@@ -196,7 +196,7 @@ class ExtismGuest:
                 )
 
     def _quiet(self, function: Callable[..., object], kind: FuncType) -> Callable[..., object]:
-        return guarded_core(self._engine, function, otherwise=0 if kind.results else None)
+        return guard_core(self._engine, function, otherwise=0 if kind.results else None)
 
 
 _TAKES = {"__wasm_call_ctors": "()", "_initialize": "()", "hs_init": "(i32,i32)"}
@@ -231,12 +231,12 @@ def _outcome(
 ) -> tuple[Status, str]:
     """What the host said no to comes first, then why we ended it, then what the guest says."""
     if run.failure is None and call.why is not None:
-        return trapped(call, ended or WasmtimeError(""))
+        return describe_end(call, ended or WasmtimeError(""))
     error = run.failure or run.kernel.error()[:LONGEST_ERROR].decode(errors="replace")
     if error:
         return "err", error
     if ended is not None:
-        return trapped(call, ended)
+        return describe_end(call, ended)
     if code != 0:
         return "err", f"it ended with code {code}"
     try:
@@ -289,7 +289,7 @@ def _var_get(key: int) -> int:
         return 0
     if answer != "ok":
         raise _failed(text)
-    return _put(unpacked(text))
+    return _put(unpack(text))
 
 
 def _var_set(key: int, value: int) -> None:
@@ -300,10 +300,10 @@ def _var_set(key: int, value: int) -> None:
     block = _run().kernel.block(value)
     if block is None:
         raise _failed("the value of a variable is nowhere in memory")
-    _asked("store.set", "vars", name, packed(block))
+    _asked("store.set", "vars", name, pack(block))
 
 
-def packed(value: bytes) -> str:
+def pack(value: bytes) -> str:
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -311,7 +311,7 @@ def packed(value: bytes) -> str:
     return _PACKED + base64.b64encode(value).decode() if text.startswith(_PACKED) else text
 
 
-def unpacked(text: str) -> bytes:
+def unpack(text: str) -> bytes:
     if not text.startswith(_PACKED):
         return text.encode()
     try:

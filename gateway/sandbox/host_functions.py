@@ -47,10 +47,10 @@ class CapabilityUse:
     _granted: dict[str, dict[str, int]] = field(default_factory=dict)
     _denied: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def used(self, plugin: str, capability: str) -> None:
+    def record_use(self, plugin: str, capability: str) -> None:
         _count(self._granted.setdefault(plugin, {}), capability)
 
-    def denied(self, plugin: str, capability: str) -> None:
+    def record_denial(self, plugin: str, capability: str) -> None:
         """`capability` is what would have allowed it; a plugin may ask for anything."""
         times = _count(self._denied.setdefault(plugin, {}), capability)
         if times == 10 ** (len(str(times)) - 1):
@@ -171,9 +171,9 @@ class Host:
     def _check(self, capability: str, *, is_granted: bool) -> None:
         name, ledger = self.plugin.name, self.deps.ledger
         if is_granted:
-            ledger.used(name, capability)
+            ledger.record_use(name, capability)
             return
-        ledger.denied(name, capability)
+        ledger.record_denial(name, capability)
         granted = ", ".join(map(str, self.plugin.capabilities)) or "nothing"
         raise Denied(f"{name} is not granted {capability[:200]} (granted: {granted})")
 
@@ -202,9 +202,9 @@ class Host:
         try:
             answer = await self.deps.fetch.fetch(ask, leave)
         except Denied as error:
-            self.deps.ledger.denied(self.plugin.name, f"http:{_place(ask.url)}")
+            self.deps.ledger.record_denial(self.plugin.name, f"http:{_place(ask.url)}")
             raise Denied(f"{self.plugin.name}: {error}") from error
-        self.deps.ledger.used(self.plugin.name, f"http:{_place(ask.url)}")
+        self.deps.ledger.record_use(self.plugin.name, f"http:{_place(ask.url)}")
         told: dict[str, object] = {"status": answer.status, "headers": dict(answer.headers)}
         try:
             told["body"], body = "body", answer.body.decode()

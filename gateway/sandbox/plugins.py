@@ -74,7 +74,7 @@ class PluginRefused(GatewayError):
         self.plugin, self.problem = plugin, problem
 
 
-def needed(inspection: Inspection) -> dict[str, str]:
+def needed_capabilities(inspection: Inspection) -> dict[str, str]:
     """import -> the capability that it needs, for imports of ours; others are answered `denied`."""
     found: dict[str, str] = {}
     for name in inspection.imports:
@@ -89,14 +89,18 @@ def needed(inspection: Inspection) -> dict[str, str]:
     return found
 
 
-def missing(plugin: PluginDef, inspection: Inspection) -> dict[str, str]:
+def missing_capabilities(plugin: PluginDef, inspection: Inspection) -> dict[str, str]:
     """Those that the plugin was not granted."""
-    return {name: need for name, need in needed(inspection).items() if not _has(plugin, need)}
+    return {
+        name: need
+        for name, need in needed_capabilities(inspection).items()
+        if not _has(plugin, need)
+    }
 
 
 def require_granted(plugin: PluginDef, inspection: Inspection) -> None:
     """Raises PluginRefused."""
-    lacking = missing(plugin, inspection)
+    lacking = missing_capabilities(plugin, inspection)
     if lacking and not plugin.deny_unused:
         name, need = next(iter(lacking.items()))
         others = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
@@ -168,7 +172,7 @@ class DescribedPlugin:
     adapter: Any = None  # of a channel adapter: what `read_adapter` gave
 
 
-def described(
+def parse_description(
     plugin: PluginDef,
     kind: PluginKind,
     answer: str,
@@ -318,7 +322,7 @@ class Sandbox:
     async def load(self, plugin: PluginDef) -> Loaded:
         """Raises PluginRefused with its name, why, and what would help."""
         try:
-            compiled = await self.compiling.compiled(plugin.path, pinned=plugin.sha256)
+            compiled = await self.compiling.compile(plugin.path, pinned=plugin.sha256)
         except Uncompiled as error:
             raise PluginRefused(plugin.name, str(error)) from error
         require_granted(plugin, compiled.inspection)
@@ -330,7 +334,7 @@ class Sandbox:
             raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
             kind = compiled.inspection.kind
-            said = described(plugin, kind, outcome.text, self.deps.read_adapter)
+            said = parse_description(plugin, kind, outcome.text, self.deps.read_adapter)
         except ValueError as error:
             raise PluginRefused(plugin.name, str(error)) from error
         return Loaded(plugin, _with_room(program, said.adapter), compiled, said)
@@ -388,7 +392,7 @@ class Plugins:
     _found: dict[str, Loaded | str] = field(default_factory=dict)
     _coming: dict[str, anyio.Event] = field(default_factory=dict)
     _sandbox: Sandbox | None = None
-    _taken: set[str] = field(default_factory=set)
+    _published: set[str] = field(default_factory=set)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
     def unchanged(
@@ -406,15 +410,15 @@ class Plugins:
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
         """All at once; what cannot be loaded is told and left out."""
         async with anyio.create_task_group() as group:
-            await self.load_beside(sandbox, plugins, group, patience_s=math.inf)
+            await self.load_within(sandbox, plugins, group, wait_s=math.inf)
 
-    async def load_beside(
+    async def load_within(
         self,
         sandbox: Sandbox,
         plugins: Sequence[PluginDef],
         group: TaskGroup,
         *,
-        patience_s: float,
+        wait_s: float,
     ) -> None:
         """As `load`, but waits no longer than that: the rest goes on in the group."""
         self._sandbox, self._configured = sandbox, tuple(plugins)
@@ -423,9 +427,9 @@ class Plugins:
         for one in enabled:
             work = partial(self._load, sandbox, one)
             group.start_soon(contained, f"plugin:{one.name}", work)
-        with anyio.move_on_after(patience_s):
+        with anyio.move_on_after(wait_s):
             await self.ready(self._coming)
-        self._take(sandbox)
+        self._publish_loaded(sandbox)
 
     async def ready(self, names: Iterable[str]) -> None:
         """Until these are loaded or refused; a name that is no plugin's is."""
@@ -448,25 +452,25 @@ class Plugins:
             self._found.setdefault(name, "it could not be loaded; the log says why")
             self._coming[name].set()
         if self.settled is not None:
-            await self._tell(sandbox, plugin)
+            await self._report_settled(sandbox, plugin)
 
-    async def follow(self, settled: Settled) -> None:
-        """From now on those are told that are settled; first those that were since `load_beside`."""
+    async def on_settled(self, settled: Settled) -> None:
+        """From now on those are told that are settled; first those that were since `load_within`."""
         self.settled, sandbox = settled, self._sandbox
-        late = [one for one in self._configured if one.name in self._found.keys() - self._taken]
+        late = [one for one in self._configured if one.name in self._found.keys() - self._published]
         for plugin in late:
             assert sandbox is not None
-            await self._tell(sandbox, plugin)
+            await self._report_settled(sandbox, plugin)
 
-    async def _tell(self, sandbox: Sandbox, plugin: PluginDef) -> None:
+    async def _report_settled(self, sandbox: Sandbox, plugin: PluginDef) -> None:
         assert self.settled is not None
-        self._take(sandbox)
+        self._publish_loaded(sandbox)
         found = self._found[plugin.name]
         tools = sandbox.tools(found) if isinstance(found, Loaded) else ()
         await self.settled(info(plugin, found), tools)
 
-    def _take(self, sandbox: Sandbox) -> None:
-        self._taken |= self._found.keys()
+    def _publish_loaded(self, sandbox: Sandbox) -> None:
+        self._published |= self._found.keys()
         self.infos = tuple(self._info(plugin) for plugin in self._configured)
         found = [self._found.get(plugin.name) for plugin in self._configured]
         self._loaded = {one.plugin.name: one for one in found if isinstance(one, Loaded)}
@@ -493,12 +497,12 @@ class Plugins:
         if loaded is None:
             return account
         inspection = loaded.compiled.inspection
-        needs = needed(inspection)
+        needs = needed_capabilities(inspection)
         return replace(
             account,
             guest=inspection.guest,
             needs={one: needs.get(one) for one in inspection.imports},
-            lacking=frozenset(missing(loaded.plugin, inspection)),
+            lacking=frozenset(missing_capabilities(loaded.plugin, inspection)),
         )
 
 
@@ -550,7 +554,7 @@ def _opaque(plugin: str, session: str) -> str:
 
 # ----------------------------------------------------------------------------------------- opening
 HOST_FUNCTIONS = "exogate.host_functions"
-PATIENCE_S = 5.0  # with plugins that are compiled, before the gateway serves without them
+LOAD_WAIT_S = 5.0  # with plugins that are compiled, before the gateway serves without them
 TURN_WAITS_S = 10.0
 
 
@@ -629,7 +633,7 @@ class Coming:
         return self.behind.outcomes()
 
 
-async def follow(plugins: Plugins, gate: Offering, audit: Audit, clock: Clock) -> None:
+async def offer_late_plugins(plugins: Plugins, gate: Offering, audit: Audit, clock: Clock) -> None:
     """Offers the tools of plugins that are loaded after the start."""
     behind = gate.foreign
     if not plugins.is_complete:
@@ -646,4 +650,4 @@ async def follow(plugins: Plugins, gate: Offering, audit: Audit, clock: Clock) -
             told = {"plugin": info.name, "why": info.why}
             await audit.append(Deed(clock.now(), "plugin.refused", "config", told))
 
-    await plugins.follow(settled)
+    await plugins.on_settled(settled)

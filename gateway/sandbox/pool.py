@@ -117,7 +117,7 @@ class WorkerSocket(asyncio.Protocol):
 
     def __init__(self, group: TaskGroup) -> None:
         self.ready, self.lost = anyio.Event(), anyio.Event()
-        self.kept_in: object = None
+        self.confinement: object = None
         self.pending: dict[int, WaitingCall] = {}
         self._group, self._reader = group, Reader(self._most)
         self._transport: asyncio.Transport | None = None
@@ -192,7 +192,7 @@ class WorkerSocket(asyncio.Protocol):
                 self._serve(frame)
             case Kind.READY:
                 (told,) = frame.texts
-                self.kept_in = json.loads(told)
+                self.confinement = json.loads(told)
                 self.ready.set()
             case kind:
                 raise BrokenFrame(f"a worker does not say {kind.name}")
@@ -419,8 +419,8 @@ class Pool:
                 if not link.lost.is_set():
                     place.link, place.process, place.loaded = link, process, {}
                     place.used, place.failed = self._clock.monotonic(), None
-                    kept_in = {"pid": process.pid, "kept_in": link.kept_in}
-                    log.info("worker_started", extra=kept_in)
+                    extra = {"pid": process.pid, "kept_in": link.confinement}
+                    log.info("worker_started", extra=extra)
                     return
                 code = await to_thread.run_sync(process.wait)
                 problem = f"it ended at once, with code {code}"

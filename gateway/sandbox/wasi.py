@@ -19,7 +19,7 @@ from wasmtime.component import (
 from wasmtime.component import FuncType as ComponentFunction
 from wasmtime.component import Linker as ComponentLinker
 
-from gateway.sandbox.binding import guarded, guarded_core, patch_binding
+from gateway.sandbox.binding import guard, guard_core, patch_binding
 from gateway.sandbox.calls import current
 from gateway.sandbox.compiler import core_signature, signature_of
 from gateway.sandbox.interfaces import WASI_CORE
@@ -105,7 +105,7 @@ def _offer(
         for function, (signature, serve) in _INTERFACES[short].items():
             kind = wanted.get(function)
             if isinstance(kind, ComponentFunction) and signature_of(kind) == signature:
-                instance.add_func(function, guarded(serve))
+                instance.add_func(function, guard(serve))
 
 
 def _gives(make: Callable[[], object]) -> Serve:
@@ -288,7 +288,7 @@ class _Exits(threading.local):
 _exits = _Exits()
 
 
-def taken_exit_code() -> int | None:
+def pop_exit_code() -> int | None:
     """With what the guest that this thread ran last ended itself; None if it did not."""
     code, _exits.code = _exits.code, None
     return code
@@ -302,7 +302,7 @@ def define_wasi_core(linker: Linker, engine: Engine, module: Module) -> None:
         name, signature = one.name or "", core_signature(one.type)
         known, serve = _FUNCTIONS.get(name, (signature, _refuse))
         if known == signature and (serve is not _refuse or signature.endswith("->i32")):
-            called = guarded_core(
+            called = guard_core(
                 engine, _served(serve, signature), _IO if one.type.results else None
             )
             linker.define_func(WASI_CORE, name, one.type, called, access_caller=True)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from wasmtime import Engine
 
-from gateway.sandbox.binding import keep_lock
+from gateway.sandbox.binding import keep_interpreter_lock
 from gateway.sandbox.calls import (
     THREAD_STACK_BYTES,
     TICK_S,
@@ -149,7 +149,7 @@ class Worker:
     def _run(self) -> None:
         while True:
             call, guest, function, text = self._work.get()
-            status, answer = ended(call, guest, function, text)
+            status, answer = run_guest(call, guest, function, text)
             if call.is_slow:  # before its call goes, so that nobody counts on this thread
                 self._threads.discard(threading.current_thread())
             del self._calls[call.number]
@@ -158,15 +158,15 @@ class Worker:
                 return
 
 
-def ended(call: GuestCall, guest: LoadedGuest, function: str, text: str) -> tuple[Status, str]:
+def run_guest(call: GuestCall, guest: LoadedGuest, function: str, text: str) -> tuple[Status, str]:
     """How it ended, whatever happens: a call without an answer would cost all others theirs."""
     try:
-        return checked(function, *guest.run(call, function, text), call.bounds)
+        return check_answer(function, *guest.run(call, function, text), call.bounds)
     except Exception:  # noqa: BLE001  # reason: see above; there is nobody here to tell it to
         return "trap", "it crashed"
 
 
-def checked(function: str, status: Status, answer: str, bounds: Bounds) -> tuple[Status, str]:
+def check_answer(function: str, status: Status, answer: str, bounds: Bounds) -> tuple[Status, str]:
     """What a guest answered, if it may be passed on; of a tool's answer a text without its quotes."""
     if len(answer.encode()) > bounds.output_bytes:
         return "output_too_large", f"its output is larger than {bounds.output_bytes // 1024} KiB"
@@ -199,10 +199,10 @@ def main() -> None:
     os.nice(_NICER_BY)
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.stack_size(THREAD_STACK_BYTES)
-    keep_lock()
+    keep_interpreter_lock()
     worker = Worker(connection)
-    kept_in = confine(readable=[Path(sys.argv[2])])
-    worker.say(Kind.READY, 0, (json.dumps(asdict(kept_in)),))
+    confinement = confine(readable=[Path(sys.argv[2])])
+    worker.say(Kind.READY, 0, (json.dumps(asdict(confinement)),))
     worker.serve()
 
 

@@ -45,7 +45,7 @@ _MOST_FORKS = 1000  # of a session that are looked at, the newest
 _MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
 _FEW, _SHARE = 8, 0.25  # turns, and a share of them: a word in more of them tells nothing apart
 _MOST_COMMON = 3  # frequent words that are looked for beside each other
-_STAYS_COMMON, _MOST_COMMON_KEPT = 1.2, 1_000  # times the length, sessions
+_STAYS_COMMON, _MOST_KEPT = 1.2, 1_000  # times the length, sessions
 _EXCHANGE = 2  # messages
 _SESSIONS = 1_000  # a page
 _MERGED_PAGES = 2_000  # a commit: half a megabyte
@@ -62,7 +62,12 @@ class TurnIndex(OfStore):
         super().__init__(engine)
         # By session: how long it was when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
+        self._empty: dict[SessionKey, None] = {}  # sessions of which nothing is indexed
+        self._commits = 0  # of the index
         self._has_small_pages = False
+
+    def has_turns(self, key: SessionKey) -> bool:
+        return key not in self._empty
 
     async def find_turns(
         self,
@@ -77,7 +82,13 @@ class TurnIndex(OfStore):
         plain = frozenset(words_of(" ".join(words)))
         asked = [*filter(plain.__contains__, words)]  # the others might be queries
         find = partial(self._find, key, asked, choose, ids=(upto, *messages), limit=limit)
-        return await self._readers.read(find)
+        commits = self._commits
+        found, is_empty = await self._readers.read(find)
+        if is_empty and commits == self._commits:
+            self._empty[key] = None
+            if len(self._empty) > _MOST_KEPT:
+                del self._empty[next(iter(self._empty))]
+        return found
 
     def _find(
         self,
@@ -88,8 +99,9 @@ class TurnIndex(OfStore):
         *,
         ids: Sequence[str | None],
         limit: int,
-    ) -> FoundTurns:
-        """Runs in one go in a reader's thread: two trips would cost more than all they do."""
+    ) -> tuple[FoundTurns, bool]:
+        """Returns what it finds, and whether nothing of the session is indexed. Runs in one go in a
+        reader's thread: two trips would cost more than all they do."""
         _load_session(key, ids, tx)
         asked = [*filterfalse(self._common.get(key, (0, _NO_WORDS))[1].__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
@@ -97,7 +109,7 @@ class TurnIndex(OfStore):
         db = tx.db
         row = db.execute(query, (*ids, _MOST_FORKS, *matches, str(key))).fetchone()
         if row is None:
-            return FoundTurns()
+            return FoundTurns(), True
         session, head, last, indexed, has_forgotten, seqs, forks, *places = row
         seqs, forks = from_json(seqs), from_json(forks)
         upto, *messages = ids
@@ -114,8 +126,9 @@ class TurnIndex(OfStore):
         found_turns = FoundTurns(trail, hits, at)
         chosen = choose(found_turns) if choose else None
         if not chosen:
-            return found_turns
-        return FoundTurns(trail, hits, at, index.turns(key, chosen, has_forgotten=has_forgotten))
+            return found_turns, not indexed
+        turns = index.turns(key, chosen, has_forgotten=has_forgotten)
+        return FoundTurns(trail, hits, at, turns), not indexed
 
     def _telling(
         self, key: SessionKey, words: Sequence[str], found: dict[str, set[int]], index: "_Index"
@@ -129,7 +142,7 @@ class TurnIndex(OfStore):
             length, common = index.trail.length, _NO_WORDS
         hits, too_common = index.hits_of(found)
         self._common[key] = (length, common | too_common)
-        if len(self._common) > _MOST_COMMON_KEPT:
+        if len(self._common) > _MOST_KEPT:
             del self._common[next(iter(self._common))]
         return hits
 
@@ -137,7 +150,14 @@ class TurnIndex(OfStore):
         if not self._has_small_pages:
             await self._writer.write(_make_pages_small, durable=False)
             self._has_small_pages = True
-        return await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
+        behind = await self._writer.write(partial(_advance, keys=keys, left=limit), durable=False)
+        self._has_indexed(keys)
+        return behind
+
+    def _has_indexed(self, keys: Sequence[SessionKey]) -> None:
+        self._commits += 1
+        for key in keys:
+            self._empty.pop(key, None)
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         rows = await self._readers.read(lambda tx: tx.db.execute(_BEHIND, (limit,)).fetchall())
@@ -221,14 +241,14 @@ class _Index:
         """The hits of each word, and the words that are too common to tell turns apart."""
         length, totals, common = self.trail.length, dict[str, int](), set[str]()
         frequent: list[str] = []
-        most = max(_FEW, _SHARE * length)
+        indexed = self.trail.count_to(self.indexed)
         for word, depths in found.items():
-            total = len(depths)
+            total, of = len(depths), indexed
             if total >= self.limit:  # beyond the newest, as if it was always said as often
-                looked_at = self.trail.count_to(self.indexed) - min(depths)
-                total = max(total, total * length // max(1, looked_at))
+                looked_at = max(1, indexed - min(depths))
+                total, of = max(total, total * length // looked_at), length
                 frequent.append(word)
-            if total > most:
+            if total > max(_FEW, _SHARE * of):
                 common.add(word)
             totals[word] = total
         for word in common:
@@ -324,6 +344,7 @@ class LocalTurns(TurnIndex):
             self._indexed[key] = (session, max(upto, asked[key][1]))
             if upto < last:
                 behind.append(key)
+        self._has_indexed(keys)
         return behind
 
     def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> None:

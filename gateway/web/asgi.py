@@ -32,13 +32,13 @@ from gateway.domain.errors import BadSessionKey, GatewayError, NotFound, StoreUn
 from gateway.domain.ports import Clock
 from gateway.web import rpc
 from gateway.web.health import Readiness, Ready
-from gateway.web.identity import Identities, Principal, may
+from gateway.web.identity import Identities, Principal, has_scope
 from gateway.web.responses import OpenAiFailure, error_response, json_response
 from gateway.web.rpc import Call, Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.webhooks import WebhookRoutes, is_webhook
-from gateway.web.wire.visitors import BodyLimit, Doorway, Reception, SecurityHeaders
+from gateway.web.wire.visitors import BodyLimit, OriginGuard, SecurityHeaders, VisitorReader
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +75,12 @@ class WebApp:
         """From now on requests are let in and answered so; those at work are answered as they began. No
         connection is closed but those of tokens that are gone."""
         self._take(settings, routes)
-        self.sockets.renew(settings, registry, self._doorway)
+        self.sockets.renew(settings, registry, self._guard)
         self.identities.replace(settings)
 
     def _take(self, settings: WebSettings, routes: Routes) -> None:
-        self._doorway = Doorway(settings)
-        self._reception = Reception(settings.trusted_proxies)
+        self._guard = OriginGuard(settings)
+        self._visitors = VisitorReader(settings.trusted_proxies)
         starlette = Starlette(routes=list(routes), exception_handlers=_HANDLERS)
         starlette.router.redirect_slashes = False
         self._routes = BodyLimit(starlette, settings.max_body_bytes)
@@ -130,16 +130,16 @@ class WebApp:
 
     def _enter(self, scope: Scope) -> ASGIApp | None:
         """What is answered without any route; None once the visitor may go on to them."""
-        visitor = self._reception.visitor(scope["headers"], scope["client"], scope["server"])
-        self._doorway.check(visitor)
+        visitor = self._visitors.read(scope["headers"], scope["client"], scope["server"])
+        self._guard.check(visitor)
         path, method = scope["path"], scope["method"]
         if path == "/healthz":
             _require_read(method)
             return json_response(Alive(status="ok"))
-        identity = self.identities.of_visitor(visitor, sends_any=path.startswith(OPENAI))
+        identity = self.identities.identify(visitor, allow_any_key=path.startswith(OPENAI))
         if path == "/readyz":
             _require_read(method)
-            may_know = identity is not None and may(identity.principal, "read")
+            may_know = identity is not None and has_scope(identity.principal, "read")
             return Readiness(self._ready, may_know, self.degraded)
         if identity is None:
             raise Unauthorized
@@ -172,7 +172,7 @@ def principal_of(request: Request) -> Principal:
 def require_scope(request: Request, what: str, *scopes: str) -> Principal:
     """Whose request it is, if any of the scopes is theirs. Raises Forbidden."""
     principal = principal_of(request)
-    if not any(may(principal, scope) for scope in scopes):
+    if not any(has_scope(principal, scope) for scope in scopes):
         needed = " or ".join(repr(scope) for scope in scopes)
         raise Forbidden(f"{what} needs the scope {needed}")
     return principal
@@ -200,7 +200,7 @@ class Described(Route):
         self.operation = operation
 
 
-def twins(registry: Registry) -> Sequence[Described]:
+def method_routes(registry: Registry) -> Sequence[Described]:
     """The routes of methods that `GET` does as well."""
     return [
         Described(twin(one), partial(_do, registry, one)) for one in registry.methods if one.http
@@ -275,7 +275,7 @@ def build(
 ) -> WebApp:
     """The whole front door. `identities` is given by whoever wants to replace tokens later."""
     known = identities or Identities(settings, clock)
-    sockets = Sockets(settings, registry, Doorway(settings), known)
+    sockets = Sockets(settings, registry, OriginGuard(settings), known)
     return WebApp(settings, sockets, known, routes=routes, ready=ready)
 
 

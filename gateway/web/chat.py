@@ -33,11 +33,11 @@ from gateway.sessions.runs import AT_REST, LiveRun, events_of, spoken, whole
 from gateway.web.asgi import Described, query_of, require_scope
 from gateway.web.identity import (
     Principal,
-    may,
-    may_use,
+    can_see_session,
+    can_speak_as,
+    can_use,
+    has_scope,
     require_own,
-    sees_session,
-    speaks_as,
     visible_key,
 )
 from gateway.web.responses import json_response, waiting
@@ -55,7 +55,7 @@ class ChatMethods:
     async def chat_send(self, call: Call, params: api.ChatSend) -> api.Sent:
         principal = call.principal
         account = params.account or principal.name
-        if not speaks_as(principal, params.channel, account):
+        if not can_speak_as(principal, params.channel, account):
             raise Forbidden(
                 f"you may only speak as {principal.name!r} on websocket; other channels and "
                 "accounts need the scope 'impersonate'"
@@ -86,7 +86,7 @@ class ChatMethods:
         if not accepted.duplicate:
             run = self.front.live.get(accepted.run_id)
             if run is not None:
-                call.after_answer.append(partial(call.peer.follow, run, self.front.run))
+                call.after_answer.append(partial(call.peer.stream_run, run, self.front.run))
         return api.Sent(
             message_id=accepted.message_id,
             run_id=accepted.run_id,
@@ -148,7 +148,7 @@ class ChatMethods:
             raise Conflict("the run has not ended yet")
         if params.model is None:
             told, other = await self.replays.replay(run), {}
-        elif may(call.principal, "admin"):
+        elif has_scope(call.principal, "admin"):
             told = await self.replays.compare(run, params.model)
             other = {"response": told.response, "tokens_used": told.tokens_used}
         else:  # whoever may talk has only the models of their agents
@@ -230,7 +230,7 @@ def message(node: Node, most: int) -> api.HistoryMessage:
 async def find_run(front: Front, principal: Principal, run_id: str) -> Run:
     """A run that the principal may see; raises NotFound, alike for absent and for forbidden."""
     run = await front.run(run_id)
-    if not sees_session(principal, key_of(run)):
+    if not can_see_session(principal, key_of(run)):
         raise NotFound(f"run {run_id[:64]!r}")
     return run
 
@@ -243,10 +243,10 @@ def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Rou
     """An agent that the principal does not reach raises NotFound, like one that does not exist. Raises
     NotOfProject, Forbidden, and what `resolve` raises."""
     asked = inbound.requested_agent
-    if asked is not None and not may_use(principal, asked):
+    if asked is not None and not can_use(principal, asked):
         raise NotFound(f"agent {asked[:64]!r}")
     route = front.router.resolve(inbound.address, requested=asked)
-    if not may_use(principal, route.agent_id):
+    if not can_use(principal, route.agent_id):
         raise Forbidden("your token does not reach the agent that answers there")
     return route
 
@@ -294,7 +294,7 @@ class ChatApi:
         inbound = Inbound(
             address=Address(CHANNEL, principal.name, conversation),
             content=body.message,
-            key=key_of_header(request),
+            key=parse_idempotency_key(request),
             fingerprint=encode(same).decode(),
             requested_agent=body.agent,
             limits=differing(body.limits) if body.limits else {},
@@ -353,7 +353,7 @@ class ChatApi:
         key. Raises NotFound."""
         query = SessionQuery(channels=(CHANNEL,), account=principal.name, peer=name, limit=500)
         page = await self.front.sessions.list_sessions(query)
-        if own := [one.key for one in page.sessions if may_use(principal, one.key.agent)]:
+        if own := [one.key for one in page.sessions if can_use(principal, one.key.agent)]:
             return own
         try:
             return (visible_key(principal, name),)
@@ -361,7 +361,7 @@ class ChatApi:
             raise NotFound(f"session {name[:200]!r}") from error
 
 
-def key_of_header(request: Request) -> str | None:
+def parse_idempotency_key(request: Request) -> str | None:
     """Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= 256:

@@ -18,7 +18,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Audit, Clock
 from gateway.domain.tokens import PREFIX, CreatedToken, digest_of, is_created, is_intact
 from gateway.web.settings import TokenDef, WebSettings
-from gateway.web.wire.visitors import IpAddress, Visitor, place_of
+from gateway.web.wire.visitors import IpAddress, Visitor, address_group
 
 log = logging.getLogger(__name__)
 
@@ -47,41 +47,41 @@ LOCAL = Principal("local", SCOPES)
 OPERATOR = Principal("operator", SCOPES)
 
 
-def may(principal: Principal, scope: str) -> bool:
+def has_scope(principal: Principal, scope: str) -> bool:
     return scope in principal.scopes or "admin" in principal.scopes
 
 
-def may_use(principal: Principal, agent: str) -> bool:
+def can_use(principal: Principal, agent: str) -> bool:
     return principal.agents is None or agent in principal.agents
 
 
-def speaks_as(principal: Principal, channel: str, account: str) -> bool:
+def can_speak_as(principal: Principal, channel: str, account: str) -> bool:
     """Whether a message of theirs may come from there."""
     own = channel in OWN_CHANNELS and account == principal.name
-    return own or may(principal, "impersonate")
+    return own or has_scope(principal, "impersonate")
 
 
-def sees(principal: Principal, channel: str, account: str) -> bool:
+def can_see(principal: Principal, channel: str, account: str) -> bool:
     """Whether what belongs to that account exists for them."""
     own = channel in OWN_CHANNELS and account == principal.name
-    return own or may(principal, "read")
+    return own or has_scope(principal, "read")
 
 
-def sees_session(principal: Principal, key: SessionKey) -> bool:
-    return sees(principal, key.channel, key.account) and may_use(principal, key.agent)
+def can_see_session(principal: Principal, key: SessionKey) -> bool:
+    return can_see(principal, key.channel, key.account) and can_use(principal, key.agent)
 
 
 def visible_key(principal: Principal, text: str) -> SessionKey:
     """A session key that the principal may see; raises BadSessionKey, NotFound."""
     key = SessionKey.parse(text)
-    if not sees_session(principal, key):
+    if not can_see_session(principal, key):
         raise NotFound(f"session {text[:200]!r}")
     return key
 
 
 def require_own(principal: Principal, key: SessionKey) -> None:
     """Only the owner may change a session. Raises Forbidden."""
-    if not speaks_as(principal, key.channel, key.account):
+    if not can_speak_as(principal, key.channel, key.account):
         raise Forbidden("your token may read this, but not change it")
 
 
@@ -121,7 +121,7 @@ class FailedAttempts:
 
     def refusal(self, address: IpAddress | None) -> GatewayError:
         """What to tell whoever brought a wrong token: Unauthorized, or TooManyFailures."""
-        settings, now, peer = self._settings, self._clock.monotonic(), place_of(address)
+        settings, now, peer = self._settings, self._clock.monotonic(), address_group(address)
         self._note(peer)
         if self._slowed.get(peer, now) > now:
             _keep(self._slowed, peer, now + settings.auth_slowed_s, self._max_peers)
@@ -251,7 +251,7 @@ class Identities:
         for changed in self._changed:
             changed()
         for scope, identity in tuple(self._open.items()):
-            if not self.holds(identity):
+            if not self.is_valid(identity):
                 scope.cancel()
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -272,28 +272,28 @@ class Identities:
         """The tokens of the settings."""
         return self._settings.tokens
 
-    def of_visitor(self, visitor: Visitor, *, sends_any: bool = False) -> Identity | None:
-        """By its header, or as the local operator; None if it brought nothing. `sends_any`: its kind
+    def identify(self, visitor: Visitor, *, allow_any_key: bool = False) -> Identity | None:
+        """By its header, or as the local operator; None if it brought nothing. `allow_any_key`: its kind
         cannot but send a key, so where being near is enough, one that cannot be right is as none.
 
         Raises Unauthorized for a wrong token, TooManyFailures.
         """
-        is_local = self._near_is_local and visitor.is_near
+        is_local = self._near_is_local and visitor.is_local
         if visitor.authorization is None:
             return Identity(LOCAL) if is_local else None
         scheme, _, token = visitor.authorization.partition(" ")
         is_bearer = scheme.lower() == "bearer" and "authorization" not in visitor.repeated
         token = token.strip() if is_bearer else ""
-        may_be_any = sends_any and is_local
+        may_be_any = allow_any_key and is_local
         if may_be_any and self._says_nothing(token):
             return Identity(LOCAL)
-        return self.of_token(token, visitor)
+        return self.authenticate(token, visitor)
 
     def _says_nothing(self, token: str) -> bool:
         """Whether a key is none of ours, nor was ever one, nor is one that is mistyped."""
         return bool(token) and not token.startswith(PREFIX) and self._found(token) is None
 
-    def of_token(self, token: str, visitor: Visitor) -> Identity:
+    def authenticate(self, token: str, visitor: Visitor) -> Identity:
         """A valid token is let in, also from an address where somebody guesses.
 
         Raises Unauthorized, TooManyFailures.
@@ -305,7 +305,7 @@ class Identities:
         self._used(digest)
         return Identity(owner, digest)
 
-    def holds(self, identity: Identity) -> bool:
+    def is_valid(self, identity: Identity) -> bool:
         """Whether it would be given again now."""
         if identity.proof is None:
             return self._near_is_local

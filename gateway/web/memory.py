@@ -35,10 +35,10 @@ from gateway.sessions.intake import Front
 from gateway.sessions.worker import SettingsBook
 from gateway.web.identity import (
     Principal,
-    may,
-    may_use,
+    can_see_session,
+    can_use,
+    has_scope,
     require_own,
-    sees_session,
     visible_key,
 )
 from gateway.web.rpc import Call
@@ -151,8 +151,8 @@ class MemoryMethods:
         origin = await self.facts.origin_of(fact_id)
         if origin is not None:
             key = origin.fact.session_key
-            is_everybodys = self._is_shared(origin.fact) and may_use(principal, key.agent)
-            if is_everybodys or sees_session(principal, key):
+            is_everybodys = self._is_shared(origin.fact) and can_use(principal, key.agent)
+            if is_everybodys or can_see_session(principal, key):
                 return origin
         raise NotFound(f"fact {fact_id[:64]!r}")
 
@@ -167,12 +167,12 @@ class MemoryMethods:
     async def _told(self, call: Call, known: Fact) -> api.KnownFact:
         """Without the names of messages and sessions that are another's."""
         principal = call.principal
-        if may(principal, "read") or not self._is_shared(known):
+        if has_scope(principal, "read") or not self._is_shared(known):
             return build(api.KnownFact, known)
         origin = await self.facts.origin_of(known.id)
         sources = origin.sources_for(_reader(principal)) if origin else ()
         own = {one.message_id for one in sources}
-        is_seen = sees_session(principal, known.session_key)
+        is_seen = can_see_session(principal, known.session_key)
         return build(
             api.KnownFact,
             known,
@@ -199,7 +199,7 @@ class MemoryMethods:
             if params.session_key is not None or params.person is not None:
                 raise InvalidParams("give fact_id, session_key or person")
             origin = await self._origin(principal, params.fact_id)
-            if not sees_session(principal, origin.fact.session_key):
+            if not can_see_session(principal, origin.fact.session_key):
                 raise NotFound(f"fact {params.fact_id[:64]!r}")  # it is for others to erase
             require_own(principal, origin.fact.session_key)
             return Erasure(fact_id=params.fact_id, by=principal.name)
@@ -212,7 +212,7 @@ class MemoryMethods:
 
 
 def _reader(principal: Principal) -> SourceReader:
-    return SourceReader(principal.name, reads_all=may(principal, "read"))
+    return SourceReader(principal.name, reads_all=has_scope(principal, "read"))
 
 
 def _key(principal: Principal, params: api.OfSomebody) -> SessionKey:
@@ -224,7 +224,7 @@ def _key(principal: Principal, params: api.OfSomebody) -> SessionKey:
         return visible_key(principal, str(params.session_key))
     account = person.account or principal.name
     key = SessionKey(AgentId(person.agent), person.channel, account, person.peer)
-    if not sees_session(principal, key):
+    if not can_see_session(principal, key):
         raise NotFound(f"person {str(key)[:200]!r}")
     return key
 
@@ -272,6 +272,6 @@ def _user(principal: Principal, asked: str | None) -> str:
     own = encode_part(principal.name)
     if asked in {None, own}:
         return own
-    if not may(principal, "admin"):
+    if not has_scope(principal, "admin"):
         raise NotFound(f"user {asked[:64]!r}")
     return asked

@@ -22,7 +22,7 @@ from gateway.domain.mcp import Foreign
 from gateway.domain.ports import Outbox
 from gateway.sessions.intake import Front
 from gateway.web.asgi import Described, principal_of
-from gateway.web.identity import may
+from gateway.web.identity import has_scope
 from gateway.web.operating import DEAD, WAITING, held
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -51,7 +51,7 @@ class Metrics:
 
     async def told(self, request: Request) -> Response:
         principal = principal_of(request)
-        if not may(principal, "metrics") or principal.agents is not None:
+        if not has_scope(principal, "metrics") or principal.agents is not None:
             raise Forbidden("metrics need the scope 'metrics', for all agents")
         return Response(await self.text(), headers={"content-type": FORMAT})
 

@@ -22,8 +22,8 @@ from gateway.sessions.intake import Front
 from gateway.sessions.runs import LiveRun, events_of
 from gateway.sessions.stateless import CHANNEL, Question, StatelessRuns
 from gateway.web.asgi import Described, require_scope
-from gateway.web.chat import STATUS, TOO_LATE, key_of_header, run_with_log
-from gateway.web.identity import Principal, may_use
+from gateway.web.chat import STATUS, TOO_LATE, parse_idempotency_key, run_with_log
+from gateway.web.identity import Principal, can_use
 from gateway.web.responses import OpenAiFailure, encode, json_response
 from gateway.web.rpc import Run, read_body
 
@@ -51,7 +51,7 @@ _OWN_TOOLS = "the agent has its own tools, which run here; leave it out"
 _NOT_TAKEN = "is not taken here; leave it out"
 
 
-def refuse_what_would_be_ignored(asked: api.Completion) -> None:
+def refuse_unsupported(asked: api.Completion) -> None:
     """Raises BadParam for what changes an answer, and would not."""
     form = asked.response_format
     is_text = form is None or (isinstance(form, dict) and form.get("type") == "text")
@@ -130,7 +130,7 @@ def _result(one: api.Said, waiting: dict[str, str], param: str) -> Message:
 
 
 @dataclass(slots=True)
-class Telling:
+class AnswerText:
     """What a caller has been told of a run so far. `said`, put together, is the answer, whether it
     is told in pieces or whole."""
 
@@ -221,8 +221,8 @@ class OpenAiApi:
     async def complete(self, request: Request) -> Response:
         principal = require_scope(request, "chatting", "chat")
         asked = read_body(api.Completion, await request.body(), "a model and messages")
-        refuse_what_would_be_ignored(asked)
-        agent, key = self._agent(principal, asked.model), key_of_header(request)
+        refuse_unsupported(asked)
+        agent, key = self._agent(principal, asked.model), parse_idempotency_key(request)
         session, trace = map(request.headers.get, ("x-exogate-session", "traceparent"))
         if session is None:
             run: Run = self._begun(asked, agent, principal, key, trace=trace)
@@ -237,7 +237,7 @@ class OpenAiApi:
             self.front.router.require_user(agent.id, Address(CHANNEL, principal.name))
         except NotOfProject:
             return False
-        return may_use(principal, agent.id)
+        return can_use(principal, agent.id)
 
     def _agent(self, principal: Principal, name: str) -> AgentDef:
         """One that is out of reach and one that is not there are alike: NoSuchModel."""
@@ -325,7 +325,7 @@ class _Answering:
     run: Run
     asked: api.Completion
     nobodys: LiveRun | None
-    telling: Telling = field(default_factory=Telling)
+    telling: AnswerText = field(default_factory=AnswerText)
     deltas: list[api.Delta] = field(default_factory=list)
     is_begun: bool = False
     _head: bytes = b""

@@ -131,7 +131,7 @@ class ChannelMethods:
     events: ChannelStore
     nudge: Callable[[], None]  # something is to be delivered
     clock: Clock
-    take_again: Callable[[HeardMessage], Awaitable[None]]  # raises Conflict
+    retry_message: Callable[[HeardMessage], Awaitable[None]]  # raises Conflict
 
     async def channel_list(self, call: Call, params: Params) -> api.ChannelList:
         tally = await self.letters.tally()
@@ -165,7 +165,7 @@ class ChannelMethods:
 
     async def channel_resubmit(self, call: Call, params: api.OfLetter) -> api.LetterSettled:
         if (found := await self._unread(params)) is not None:
-            await self.take_again(found)
+            await self.retry_message(found)
             await self.events.drop_unread(found)
             return api.LetterSettled(id=params.id, state="taken")
         await self.letters.resubmit(params.id, now=self.clock.now())

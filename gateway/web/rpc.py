@@ -84,7 +84,7 @@ class Peer(Protocol):
 
     def notify(self, method: str, params_json: bytes) -> None: ...
 
-    def follow(self, run: LiveRun, find: FindRun) -> None:
+    def stream_run(self, run: LiveRun, find: FindRun) -> None:
         """Sends the events of a run until either of them ends."""
         ...
 
@@ -335,7 +335,7 @@ def encode_error(id_: JsonId, error: BaseException) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), encode(answer))
 
 
-def answer_at_once(prepared: Prepared, call: Call) -> bytes:
+def answer_sync(prepared: Prepared, call: Call) -> bytes:
     """Runs a handler that does not wait."""
     request = prepared.request
     try:

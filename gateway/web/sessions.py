@@ -35,7 +35,7 @@ from gateway.memory.context import (
 )
 from gateway.memory.wording import files_and_symbols
 from gateway.sessions.intake import Front
-from gateway.web.identity import Principal, may, own_key, require_own, visible_key
+from gateway.web.identity import Principal, has_scope, own_key, require_own, visible_key
 from gateway.web.rpc import Call
 
 MOST_TREE_NODES = 3_000  # the newest ones: they fit into one frame
@@ -129,7 +129,7 @@ class SessionMethods:
         agent = agents[key.agent]
         path = await self.front.sessions.path(key, limit=MOST_READ)
         summary = summary_of(path.summary)
-        context = viewed(
+        context = export_context(
             record, path.nodes, summary, agent, user=key.account, project=agent.project
         )
         return api.OracleExport(context=context)
@@ -157,7 +157,7 @@ class SessionMethods:
 def _reach(principal: Principal) -> tuple[Names, Names, str | None]:
     """Agents, channels and account to which a principal's eyes are limited; None: not at all."""
     agents = None if principal.agents is None else tuple(sorted(principal.agents))
-    if may(principal, "read"):
+    if has_scope(principal, "read"):
         return agents, None, None
     return agents, tuple(sorted(OWN_CHANNELS)), principal.name
 
@@ -223,12 +223,12 @@ def _nodes_of(context: api.OracleContext) -> Sequence[Node]:
     be several messages: the last has its id."""
     nodes: list[Node] = []
     first = NodeId(f"{context.id}-summary")
-    summary = summary_in(context, first)
+    summary = summary_from(context, first)
     if summary is not None:
         message = summary_message(summary)
         tokens = message_tokens(message)
         nodes.append(Node(first, None, IMPORTED, message, context.session_start, tokens))
-    told = said_in(context)
+    told = messages_in(context)
     for place, (id_, at, message) in enumerate(told):
         later = sum(other == id_ for other, _, _ in told[place + 1 :])
         name = NodeId(f"{id_}.{later}" if later else id_)
@@ -248,7 +248,7 @@ _ALL = 1 << 40
 # -- from a conversation
 
 
-def viewed(
+def export_context(
     record: SessionRecord,
     nodes: Sequence[Node],
     summary: Summary | None,
@@ -366,7 +366,7 @@ def _call(call: ToolCall, results: Mapping[str, ToolResult]) -> OracleCall:
 # -- to a conversation
 
 
-def said_in(context: OracleContext) -> Sequence[tuple[str, datetime, Message]]:
+def messages_in(context: OracleContext) -> Sequence[tuple[str, datetime, Message]]:
     """The messages with the id and time of their exchange, in order. A call that was pending has
     ended: nobody waits for it any more."""
     told: list[tuple[str, datetime, Message]] = []
@@ -407,9 +407,9 @@ def _result(call: OracleCall) -> ToolResult:
     return ToolResult(call.id, call.name, call.result, call.status != "success", took_ms)
 
 
-def summary_in(context: OracleContext, node: NodeId) -> Summary | None:
+def summary_from(context: OracleContext, node: NodeId) -> Summary | None:
     """What the context says of its older part, for a summary that stands at `node`, in front of what
-    was `said_in` it."""
+    was `messages_in` it."""
     if not (context.compressed_summary or context.key_decisions):
         return None
     return Summary(

@@ -28,7 +28,7 @@ from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.wire.http import Handshake
-from gateway.web.wire.visitors import Doorway, Reception, Visitor
+from gateway.web.wire.visitors import OriginGuard, Visitor, VisitorReader
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Workers:
         self._group: TaskGroup | None = None
         self._idle: list[asyncio.Future[Job]] = []
         self._busy = 0
-        self._rested: anyio.Event | None = None  # of whoever waits until no job is at work
+        self._became_idle: anyio.Event | None = None  # of whoever waits until no job is at work
 
     @property
     def busy(self) -> int:
@@ -73,7 +73,7 @@ class Workers:
             self._group = None
             self._idle.clear()
 
-    def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
+    def submit(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
         """False if too many jobs are at work: the job is not taken."""
         if self._group is None or self._busy >= self._limit:
             return False
@@ -86,11 +86,11 @@ class Workers:
         self._group.start_soon(self._work, (work, args), name="rpc worker")
         return True
 
-    async def rest(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Returns once no job is at work."""
         while self._busy:
-            self._rested = anyio.Event()
-            await self._rested.wait()
+            self._became_idle = anyio.Event()
+            await self._became_idle.wait()
 
     async def _work(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
@@ -99,8 +99,8 @@ class Workers:
                 await contained("rpc_call", partial(job[0], *job[1]))
             finally:
                 self._busy -= 1
-                if not self._busy and self._rested is not None:
-                    self._rested.set()
+                if not self._busy and self._became_idle is not None:
+                    self._became_idle.set()
             if len(self._idle) >= KEPT_IDLE:
                 return
             waiting: asyncio.Future[Job] = loop.create_future()
@@ -122,38 +122,38 @@ class Sockets:
         self,
         settings: WebSettings,
         registry: rpc.Registry,
-        doorway: Doorway,
+        guard: OriginGuard,
         identities: Identities,
     ) -> None:
         self.identities = identities
         self.workers = Workers(settings.max_calls_total)
         self.connections: set[Connection] = set()
-        self.renew(settings, registry, doorway)
+        self.renew(settings, registry, guard)
         identities.on_change(self.close_revoked)
 
-    def renew(self, settings: WebSettings, registry: rpc.Registry, doorway: Doorway) -> None:
+    def renew(self, settings: WebSettings, registry: rpc.Registry, guard: OriginGuard) -> None:
         """From now on visitors are let in so, and calls answered by these methods: also those of sockets
         that are open."""
-        self.settings, self.registry, self._doorway = settings, registry, doorway
-        self._reception = Reception(settings.trusted_proxies)
+        self.settings, self.registry, self._guard = settings, registry, guard
+        self._visitors = VisitorReader(settings.trusted_proxies)
 
-    def admit(self, handshake: Handshake) -> "Entering":
+    def admit(self, handshake: Handshake) -> "SocketAdmission":
         """Raises HostRefused, OriginRefused, NotHere, Unauthorized, TooManyFailures."""
-        visitor = self._reception.visitor(handshake.headers, handshake.client, handshake.server)
-        self._doorway.check(visitor)
-        identity = self.identities.of_visitor(visitor)
+        visitor = self._visitors.read(handshake.headers, handshake.client, handshake.server)
+        self._guard.check(visitor)
+        identity = self.identities.identify(visitor)
         if handshake.path != PATH:
             raise NotHere if identity else Unauthorized
-        return Entering(self, visitor, identity)
+        return SocketAdmission(self, visitor, identity)
 
     def close_revoked(self) -> None:
         """Closes the sockets whose token is no longer valid."""
         for connection in tuple(self.connections):
-            connection.leave_if_revoked()
+            connection.close_if_revoked()
 
 
 @dataclass(frozen=True, slots=True)
-class Entering:
+class SocketAdmission:
     """A visitor that was admitted and has no socket yet. Without an identity it has to `auth` first."""
 
     sockets: Sockets
@@ -178,7 +178,7 @@ class Connection:
     wire: Wire
     visitor: Visitor
     identity: Identity | None
-    seat: "Seat | None" = None
+    peer: "SocketPeer | None" = None
     _deadline: asyncio.TimerHandle | None = None  # until which it says who it is
     _late: asyncio.TimerHandle | None = None  # until a refusal is told
     _in_flight: int = 0  # calls
@@ -188,7 +188,7 @@ class Connection:
         self.sockets.connections.add(self)
         if self.identity is not None:
             self.wire.trust()
-            self.seat = self._seat_of(self.identity.principal)
+            self.peer = self._seat_of(self.identity.principal)
         else:
             self._deadline = asyncio.get_running_loop().call_later(
                 self.sockets.settings.pre_auth_timeout_s,
@@ -197,16 +197,16 @@ class Connection:
                 "authenticate first",
             )
 
-    def _seat_of(self, principal: Principal) -> "Seat":
-        return Seat(self.wire, principal, self.sockets.workers, self.visitor.traceparent)
+    def _seat_of(self, principal: Principal) -> "SocketPeer":
+        return SocketPeer(self.wire, principal, self.sockets.workers, self.visitor.traceparent)
 
-    def leave_if_revoked(self) -> None:
-        if self.identity is not None and not self.sockets.identities.holds(self.identity):
+    def close_if_revoked(self) -> None:
+        if self.identity is not None and not self.sockets.identities.is_valid(self.identity):
             self.wire.close(UNAUTHORIZED, "your token is no longer valid")
 
     # what the wire says
 
-    def message(self, data: bytes) -> None:
+    def message_received(self, data: bytes) -> None:
         if self._late is not None:
             return
         try:
@@ -214,34 +214,34 @@ class Connection:
         except UnicodeDecodeError:
             self.wire.close(NOT_UTF8, "text must be UTF-8")
             return
-        settings, seat = self.sockets.settings, self.seat
+        settings, peer = self.sockets.settings, self.peer
         frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
-        if seat is None or (type(frame) is rpc.Request and frame.method == "auth"):
+        if peer is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
             return
-        work = self._prepare(frame, seat)
+        work = self._prepare(frame, peer)
         if work is None:
             return
-        if not self.sockets.workers.take(self._work, work, seat):
+        if not self.sockets.workers.submit(self._work, work, peer):
             id_ = None if isinstance(work, tuple) else work.request.id
             self.wire.out.send(rpc.encode_error(id_, _BUSY))
             return
         self._in_flight += 1
         self._unstarted += 1
         if self._in_flight >= settings.max_calls:
-            self.wire.hold(CALLS)  # with too many calls at work the socket is not read
+            self.wire.pause_reading(CALLS)  # with too many calls at work the socket is not read
 
-    def roomy(self) -> None:
-        if self.seat is not None:
-            self.seat.roomy()
+    def room_available(self) -> None:
+        if self.peer is not None:
+            self.peer.room_available()
 
-    def ended(self) -> None:
+    def socket_closed(self) -> None:
         self.sockets.connections.discard(self)
         for timer in (self._deadline, self._late):
             if timer is not None:
                 timer.cancel()
-        if self.seat is not None:
-            self.seat.leave()
+        if self.peer is not None:
+            self.peer.leave()
 
     # who it is
 
@@ -252,21 +252,21 @@ class Connection:
             if not isinstance(frame, rpc.Request) or frame.method != "auth":
                 raise Unauthorized
             token = rpc.validate(Auth, frame.params).token
-            self.identity = self.sockets.identities.of_token(token, self.visitor)
+            self.identity = self.sockets.identities.authenticate(token, self.visitor)
         except GatewayError as error:
             self._refuse(rpc.encode_error(id_, error), error)
             return
         if self._deadline is not None:
             self._deadline.cancel()
         self.wire.trust()
-        self.wire.allow(self.sockets.settings.max_frame_bytes)
+        self.wire.limit_messages(self.sockets.settings.max_frame_bytes)
         principal = self.identity.principal
-        if self.seat is None or self.seat.principal != principal:
-            if self.seat is not None:
-                self.seat.leave()
-            self.seat = self._seat_of(principal)
+        if self.peer is None or self.peer.principal != principal:
+            if self.peer is not None:
+                self.peer.leave()
+            self.peer = self._seat_of(principal)
         if not frame.is_notification:
-            self.wire.out.send(rpc.encode_result(id_, introduce(principal)))
+            self.wire.out.send(rpc.encode_result(id_, introduction(principal)))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
         """Delays the refusal of a guessed token."""
@@ -277,14 +277,16 @@ class Connection:
             self.wire.close(code, "authenticate first")
 
         if delay_s := delay_of(error):
-            self.wire.hold(GUESS)
+            self.wire.pause_reading(GUESS)
             self._late = asyncio.get_running_loop().call_later(delay_s, refuse)
         else:
             refuse()
 
     # what it asks for
 
-    def _prepare(self, item: rpc.Frame, seat: "Seat") -> rpc.Prepared | tuple[rpc.Item, ...] | None:
+    def _prepare(
+        self, item: rpc.Frame, peer: "SocketPeer"
+    ) -> rpc.Prepared | tuple[rpc.Item, ...] | None:
         """A call or a batch that a worker runs; None if it is answered already."""
         if isinstance(item, tuple):
             return item
@@ -292,37 +294,37 @@ class Connection:
             self.wire.out.send(rpc.encode_error(item.id, item.error))
             return None
         try:
-            prepared = self.sockets.registry.prepare(item, seat.principal)
+            prepared = self.sockets.registry.prepare(item, peer.principal)
         except GatewayError as error:
             if not item.is_notification:
                 self.wire.out.send(rpc.encode_error(item.id, error))
             return None
         if prepared.waits or self._unstarted:
             return prepared
-        call = rpc.Call(seat.principal, item.method, seat)
-        self._send(item, rpc.answer_at_once(prepared, call))
+        call = rpc.Call(peer.principal, item.method, peer)
+        self._send(item, rpc.answer_sync(prepared, call))
         rpc.run_all(call.after_answer)
         return None
 
-    async def _work(self, work: rpc.Prepared | tuple[rpc.Item, ...], seat: "Seat") -> None:
+    async def _work(self, work: rpc.Prepared | tuple[rpc.Item, ...], peer: "SocketPeer") -> None:
         """Answers a call, or those of a batch one after another in one frame."""
         self._unstarted -= 1
         try:
             if isinstance(work, rpc.Prepared):
-                call = rpc.Call(seat.principal, work.request.method, seat)
+                call = rpc.Call(peer.principal, work.request.method, peer)
                 self._send(work.request, await rpc.answer(work, call))
                 calls = [call]
             else:
-                calls = await self._answer_all(work, seat)
+                calls = await self._answer_all(work, peer)
             for call in calls:
                 if call.after_answer:
                     rpc.run_all(call.after_answer)
         finally:
             self._in_flight -= 1
             if self._in_flight == self.sockets.settings.max_calls - 1:
-                self.wire.go_on(CALLS)
+                self.wire.resume_reading(CALLS)
 
-    async def _answer_all(self, items: tuple[rpc.Item, ...], seat: "Seat") -> list[rpc.Call]:
+    async def _answer_all(self, items: tuple[rpc.Item, ...], peer: "SocketPeer") -> list[rpc.Call]:
         answers: list[bytes] = []
         calls: list[rpc.Call] = []
         # None is larger than that, so all of them are hardly twice that.
@@ -330,7 +332,7 @@ class Connection:
         for item in items:
             if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
                 answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
-            elif answer := await self._answer_one(item, seat, calls, most):
+            elif answer := await self._answer_one(item, peer, calls, most):
                 answers.append(answer)
                 room -= len(answer)
         if answers:
@@ -338,16 +340,16 @@ class Connection:
         return calls
 
     async def _answer_one(
-        self, item: rpc.Item, seat: "Seat", calls: list[rpc.Call], most: int
+        self, item: rpc.Item, peer: "SocketPeer", calls: list[rpc.Call], most: int
     ) -> bytes:
         """b"" for a notification."""
         if isinstance(item, rpc.Malformed):
             return rpc.encode_error(item.id, item.error)
         try:
-            prepared = self.sockets.registry.prepare(item, seat.principal)
+            prepared = self.sockets.registry.prepare(item, peer.principal)
         except GatewayError as error:
             return b"" if item.is_notification else rpc.encode_error(item.id, error)
-        calls.append(rpc.Call(seat.principal, item.method, seat))
+        calls.append(rpc.Call(peer.principal, item.method, peer))
         payload = await rpc.answer(prepared, calls[-1])
         if item.is_notification:
             return b""
@@ -362,14 +364,14 @@ class Connection:
         self.wire.out.send(payload)
 
 
-def introduce(principal: Principal) -> Introduced:
+def introduction(principal: Principal) -> Introduced:
     """Says who one is."""
     agents = None if principal.agents is None else sorted(principal.agents)
     return Introduced(principal=principal.name, scopes=sorted(principal.scopes), agents=agents)
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class SocketPeer:
     """One principal on one socket. Nothing is sent to it once the socket has closed or belongs to another
     principal. Methods and listeners never wait for it, but by `replay`."""
 
@@ -378,7 +380,7 @@ class Seat:
     workers: Workers
     traceparent: str | None = None
     is_open: bool = True
-    followers: set["Follower"] = field(default_factory=set)
+    streams: set["RunStream"] = field(default_factory=set)
     _callbacks: dict[int, Callable[[], None]] = field(default_factory=dict)
     _behind: dict[str, tuple[rpc.FindRun, int]] = field(default_factory=dict)  # after which event
     _is_catching_up: bool = False
@@ -387,7 +389,7 @@ class Seat:
         if self.is_open:
             self.wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
 
-    def follow(self, run: LiveRun, find: rpc.FindRun, *, after_seq: int = 0) -> None:
+    def stream_run(self, run: LiveRun, find: rpc.FindRun, *, after_seq: int = 0) -> None:
         """Sends what there is after that event first."""
         seq = max(after_seq, run.first_seq - 1)
         for event in run.events_after(seq, len(run.events)) if run.events else ():
@@ -396,30 +398,30 @@ class Seat:
                 return
             seq += 1
         if self.is_open and not run.ended:
-            follower = Follower(self, run, find)
-            forget = partial(self.followers.discard, follower)
-            self.followers.add(follower)
-            follower.stop = run.listen(follower, after_seq=seq, owner=self, replaced=forget)
+            stream = RunStream(self, run, find)
+            forget = partial(self.streams.discard, stream)
+            self.streams.add(stream)
+            stream.stop = run.listen(stream, after_seq=seq, owner=self, replaced=forget)
 
     async def replay(self, run: rpc.Run, find: rpc.FindRun, after_seq: int) -> bool:
         if isinstance(run, RunRecord):
             self._behind.pop(run.entry.new.run_id, None)
             events = run.log.split(b"\n") if run.log else []
-            await self._tell(events[max(0, after_seq + 1 - run.first_seq) :])
+            await self._send_events(events[max(0, after_seq + 1 - run.first_seq) :])
             return False
         self._behind.pop(run.run_id, None)
         seq = after_seq
         while missed := run.events_after(seq, REPLAYED_AT_ONCE):
             seq = max(seq, run.first_seq - 1) + len(missed)
-            await self._tell(missed)
+            await self._send_events(missed)
             await checkpoint()
-        self.follow(run, find, after_seq=seq)
+        self.stream_run(run, find, after_seq=seq)
         return not run.ended
 
-    async def _tell(self, events: Sequence[bytes]) -> None:
+    async def _send_events(self, events: Sequence[bytes]) -> None:
         for place, event in enumerate(events, 1):
             while self.is_open and not self.wire.out.send(CHAT_EVENT % event, if_room=True):
-                await self.wire.room()
+                await self.wire.wait_for_room()
             if place % REPLAYED_AT_ONCE == 0:
                 await checkpoint()
 
@@ -428,18 +430,18 @@ class Seat:
         if self.is_open:
             self._behind[run_id] = (find, after_seq)
 
-    def roomy(self) -> None:
+    def room_available(self) -> None:
         """Starts one worker for all catching up of this socket, so that it starves no other socket."""
         if not self._behind or self._is_catching_up or not self.is_open:
             return
-        self._is_catching_up = self.workers.take(self._catch_up)
+        self._is_catching_up = self.workers.submit(self._catch_up)
         if not self._is_catching_up:
-            asyncio.get_running_loop().call_later(BUSY_S, self.roomy)
+            asyncio.get_running_loop().call_later(BUSY_S, self.room_available)
 
     async def _catch_up(self) -> None:
         try:
             while self._behind and self.is_open:
-                await self.wire.room()
+                await self.wire.wait_for_room()
                 run_id = next(iter(self._behind))
                 find, after_seq = self._behind.pop(run_id)
                 await self.replay(await find(run_id), find, after_seq)
@@ -450,7 +452,7 @@ class Seat:
             self._is_catching_up = False
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
-        """Calls it when the seat ends, at once if it has ended. Returns how to remove it."""
+        """Calls it when the peer ends, at once if it has ended. Returns how to remove it."""
         if not self.is_open:
             callback()
             return _nothing
@@ -463,32 +465,32 @@ class Seat:
         self._behind.clear()
         callbacks = tuple(self._callbacks.values())
         self._callbacks.clear()
-        for follower in self.followers:
-            follower.stop()
-        self.followers.clear()
+        for stream in self.streams:
+            stream.stop()
+        self.streams.clear()
         rpc.run_all(callbacks)
 
 
 @dataclass(slots=True, eq=False)
-class Follower:
-    """Sends the events of a run to a seat until either of them ends. Nothing is queued for a reader that is
+class RunStream:
+    """Sends the events of a run to a peer until either of them ends. Nothing is queued for a reader that is
     behind: it catches up from the run's own events."""
 
-    seat: Seat
+    peer: SocketPeer
     run: LiveRun
     find: rpc.FindRun
     stop: Callable[[], None] = lambda: None
 
     def __call__(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        seat = self.seat
-        if event and seat.is_open and not seat.wire.out.send(CHAT_EVENT % event, if_room=True):
+        peer = self.peer
+        if event and peer.is_open and not peer.wire.out.send(CHAT_EVENT % event, if_room=True):
             self.stop()
             run = self.run
-            seat.catch_up(run.run_id, self.find, run.first_seq + len(run.events) - 2)
+            peer.catch_up(run.run_id, self.find, run.first_seq + len(run.events) - 2)
         elif not last:
             return
-        seat.followers.discard(self)
-        self.stop = _nothing  # the other one refers to this follower
+        peer.streams.discard(self)
+        self.stop = _nothing  # the other one refers to this stream
 
 
 def _nothing() -> None:

@@ -34,7 +34,7 @@ from gateway.domain.ports import Clock, Ledger
 from gateway.domain.text import moment_ago, no_formula
 from gateway.sessions.intake import Front
 from gateway.web.asgi import Described, query_of, require_scope
-from gateway.web.identity import Principal, may_use, visible_key
+from gateway.web.identity import Principal, can_use, visible_key
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call
 
@@ -54,15 +54,15 @@ class BudgetMethods:
     spending: Ledger
     meter: Metering
 
-    async def periods(self) -> list[api.BudgetRow]:
+    async def period_rows(self) -> list[api.BudgetRow]:
         """The rows of the day and the month."""
         return await self._rows(self._scopes())
 
-    async def everything(self) -> list[api.BudgetRow]:
+    async def agent_rows(self) -> list[api.BudgetRow]:
         """With those of each agent."""
         return await self._rows(self._scopes(self.front.agents))
 
-    async def limited(self) -> list[api.BudgetRow]:
+    async def all_rows(self) -> list[api.BudgetRow]:
         """With those of each token as well."""
         return await self._rows([*self._scopes(self.front.agents), *self._of_tokens()])
 
@@ -81,7 +81,7 @@ class BudgetMethods:
         return rows
 
     async def budget_status(self, call: Call, params: api.BudgetOf) -> api.BudgetStatus:
-        scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
+        scopes = self._scopes(one for one in self.front.agents if can_use(call.principal, one))
         if call.principal.agents is None:
             scopes += self._of_tokens()
         if params.session_key is not None:

@@ -30,7 +30,7 @@ from gateway.domain.ports import Ids, Model, ToolScope
 from gateway.sessions.far_events import FarEvents
 from gateway.sessions.intake import Front
 from gateway.tools.gate import ToolGate
-from gateway.web.identity import Principal, may, may_use, sees_session, visible_key
+from gateway.web.identity import Principal, can_see_session, can_use, has_scope, visible_key
 from gateway.web.responses import encode
 from gateway.web.rpc import Call, Peer, did_you_mean
 
@@ -42,7 +42,7 @@ NOT_IN_USE = "; the version before stays in use"
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ProcessInfo:
     """What is known once, at start."""
 
     version: str
@@ -70,7 +70,7 @@ class ReloadMethods:
 @dataclass(frozen=True, slots=True)
 class StatusMethods:
     front: Front
-    about: About
+    about: ProcessInfo
     reasons: Callable[[], Awaitable[Sequence[str]]]
     gate: ToolGate
     plugins: Callable[[], Sequence[PluginInfo]]
@@ -95,12 +95,12 @@ class StatusMethods:
             uptime_s=round(front.clock.monotonic() - about.started, 3),
             ready=not reasons,
             reasons=reasons,
-            agents=[name for name in sorted(front.agents) if may_use(call.principal, name)],
+            agents=[name for name in sorted(front.agents) if can_use(call.principal, name)],
             plugins=[build(api.PluginBrief, one) for one in self.plugins()],
             channels=[build(api.ChannelBrief, one) for one in self.channels()],
             store=api.StoreBrief(url=about.store_url),
         )
-        if not may(call.principal, "read"):
+        if not has_scope(call.principal, "read"):
             return shown
         config, mcp, problems = about.config(), list(self.gate.foreign.statuses()), self._problems()
         told = [f"{one.message}{NOT_IN_USE}" for one in config.errors]
@@ -122,7 +122,7 @@ class StatusMethods:
 
     async def _counted(self, who: Principal) -> tuple[list[BudgetRow] | None, int | None]:
         """Nothing while the store does not answer; the reasons why it is not ready say so."""
-        if not may(who, "read"):
+        if not has_scope(who, "read"):
             return None, None
         with suppress(StoreUnavailable, TimeoutError):
             with anyio.fail_after(COUNT_WITHIN_S):
@@ -156,7 +156,7 @@ class StatusMethods:
 
     def agent_list(self, call: Call, params: Params) -> api.AgentList:
         agents = self.front.agents
-        mine = [agents[name] for name in sorted(agents) if may_use(call.principal, name)]
+        mine = [agents[name] for name in sorted(agents) if can_use(call.principal, name)]
         own = {tool for agent in mine for tool in agent.tools}
         first = [one for one in self.subagents if one.tool in own]
         reached = own.union(*(one.tools for one in first))  # no deeper than MOST_DEPTH
@@ -345,8 +345,8 @@ def _tell(peer: Peer, principal: Principal, only: SessionKey | None, event: Even
 def _sees(principal: Principal, key: SessionKey | None) -> bool:
     """What belongs to no session is for those who may read everything."""
     if key is None:
-        return may(principal, "read") and principal.agents is None
-    return sees_session(principal, key)
+        return has_scope(principal, "read") and principal.agents is None
+    return can_see_session(principal, key)
 
 
 class ProposedChanges(Protocol):

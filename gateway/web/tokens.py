@@ -29,7 +29,7 @@ NOTED_S = 60.0  # between two notes of when a token was last used
 
 
 @dataclass(slots=True)
-class Keys:
+class TokenRegistry:
     """Created tokens as the store has them, put in force: who is let in by them, and what they may spend."""
 
     store: TokenStore
@@ -37,13 +37,13 @@ class Keys:
     limits: LiveBudgets
     clock: Clock
     tokens: Sequence[CreatedToken] = ()
-    tell: Callable[[], object] = lambda: None  # other gateways look at the store too
+    publish: Callable[[], object] = lambda: None  # other gateways look at the store too
     _identities: list[Identities] = field(default_factory=list)
     _version: int = 0
     _noted: dict[bytes, float] = field(default_factory=dict)
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
-    def serve(self, identities: Identities) -> None:
+    def attach(self, identities: Identities) -> None:
         """These let in whoever has one of the tokens."""
         self._identities.append(identities)
         identities.replace_created(self.tokens)
@@ -64,7 +64,7 @@ class Keys:
         found = {one.name: one.budget for one in (*lingering, *in_force)}
         return {name: budget for name, budget in found.items() if budget is not None}
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Takes over what another gateway has changed in the store that they share."""
         version = await self.store.version()
         if version != self._version:
@@ -83,7 +83,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class TokenMethods:
-    keys: Keys
+    keys: TokenRegistry
     identities: Identities
     agents: Collection[str]
 
@@ -112,7 +112,7 @@ class TokenMethods:
         }
         deed = Deed(now, "token.created", by.name, detail)
         await keys.store.create(token, deed, inherits=params.inherit)
-        keys.tell()
+        keys.publish()
         log.info("token_created", extra={"principal": token.name, "by": by.name})
         await keys.load()
         return build(api.TokenCreated, _row(token, now), token=secret)
@@ -133,7 +133,7 @@ class TokenMethods:
             )
         deed = Deed(now, "token.revoked", call.principal.name, {"name": name})
         await self.keys.store.revoke(name, deed)
-        self.keys.tell()
+        self.keys.publish()
         log.info("token_revoked", extra={"principal": name, "by": call.principal.name})
         await self.keys.load()
         return api.TokenRevoked(name=name, state="revoked", revoked_at=now)

@@ -8,7 +8,7 @@ from gateway.config.access import NO_AGENT, reach
 from gateway.config.values import GatewayConfig, GatewaySettings
 from gateway.domain.agents import AgentDef, ProjectDef
 from gateway.domain.ids import AgentId
-from gateway.web.identity import may_use, principal
+from gateway.web.identity import can_use, principal
 
 
 def config(*agents: tuple[str, str]) -> GatewayConfig:
@@ -41,7 +41,7 @@ def test_a_token_reaches_the_agents_of_its_projects_and_those_of_none(
 ) -> None:
     who = principal(name, reach(BOTH, name, scopes))
 
-    assert "".join(agent for agent in "ag" if may_use(who, agent)) == reached
+    assert "".join(agent for agent in "ag" if can_use(who, agent)) == reached
 
 
 def test_a_token_that_reaches_no_agent_is_not_one_that_reaches_all() -> None:

@@ -14,7 +14,7 @@ from gateway.domain.ids import AgentId
 from gateway.domain.plugins import FunctionGrant, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.host.folder import Folder
-from gateway.sandbox.plugins import PATIENCE_S, Plugins, follow, host_functions
+from gateway.sandbox.plugins import LOAD_WAIT_S, Plugins, host_functions, offer_late_plugins
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 from tests.fakes.client import connected
@@ -70,7 +70,7 @@ async def test_a_plugin_that_takes_long_to_compile_keeps_nobody_waiting(
     async with scripted_server([call, Reply("It is 42.")]) as model:
         setup = Setup(model.url, tools=("calc",), rest=ROOM.format(path=path))
         with anyio.fail_after(60):
-            opened = running(setup, tmp_path, patience_s=PATIENCE_S)
+            opened = running(setup, tmp_path, patience_s=LOAD_WAIT_S)
             async with opened as site, connected(site.url) as client:
                 listed = {one["name"]: one["state"] for one in await client.call("plugin.list")}
                 run = await client.send("What is 6*7?")
@@ -94,10 +94,10 @@ async def test_the_tools_of_a_plugin_that_comes_late_are_offered_and_a_turn_wait
     ):
         path = await to_thread.run_sync(kept, tmp_path, "good", ECHO)
         configured = [PluginDef("good", path), PluginDef("bad", tmp_path / "none")]
-        beside = partial(plugins.load_beside, patience_s=0)
+        beside = partial(plugins.load_within, wait_s=0)
         await beside(stage.sandbox, configured, group)
         states = [one.state for one in plugins.infos]
-        await follow(plugins, gate, stores.audit, SystemClock())
+        await offer_late_plugins(plugins, gate, stores.audit, SystemClock())
         with anyio.fail_after(60):
             await gate.prepare(agent)
             await plugins.ready(["bad"])

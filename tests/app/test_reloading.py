@@ -272,13 +272,13 @@ async def test_a_channel_keeps_its_connection_unless_it_changes_itself(tmp_path:
             await chat.say("hello")
             await chat.sees("hello")
             room = at.site.rooms.channels
-            before = await room.opened("telegram")
+            before = await room.wait_open("telegram")
             await at.edit(('model = "m"', 'model = "n"'))
             kept = await at.reload()
-            same = await room.opened("telegram") is before
+            same = await room.wait_open("telegram") is before
             await at.edit(('username = "exo_bot"', 'username = "exo_other"'))
             changed = await at.reload()
-            other = await room.opened("telegram") is not before
+            other = await room.wait_open("telegram") is not before
             await chat.say("again")
             await chat.sees("again")
             text = await at.file.read_text()

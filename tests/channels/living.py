@@ -126,7 +126,7 @@ class Everybody:
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         return TurnForAgent()
 
-    def requested(self, asked: Pairing) -> None:
+    def report_request(self, asked: Pairing) -> None:
         raise AssertionError("everybody may talk")
 
 

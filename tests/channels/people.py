@@ -36,7 +36,7 @@ async def ask(
     if asked is None:
         return None
     await commit(stores, asked[0])
-    book.requested(asked[0])
+    book.report_request(asked[0])
     return asked[1]
 
 

@@ -47,9 +47,9 @@ class Chat:
         assert command is not None
         return await self.commands.run(command, CHANNEL, message or said(text))
 
-    async def take(self, *messages: Incoming, channel: ChannelDef = CHANNEL) -> None:
+    async def receive(self, *messages: Incoming, channel: ChannelDef = CHANNEL) -> None:
         """As they come from the platform."""
-        await self.intake.take(channel, Parsed(messages))
+        await self.intake.process(channel, Parsed(messages))
 
     async def told(self) -> list[tuple[str, str]]:
         """What is to be delivered without a turn, and to whom."""
@@ -379,7 +379,7 @@ async def test_no_command_asks_a_model_or_makes_a_message() -> None:
 async def test_a_hundred_messages_of_a_stranger_cost_nothing_and_are_answered_once() -> None:
     async with chatting() as chat:
         for number in range(100):
-            await chat.take(said(f"/new {number}" if number % 2 else f"hello {number}"))
+            await chat.receive(said(f"/new {number}" if number % 2 else f"hello {number}"))
         told = await chat.told()
         sessions, runs = (
             await chat.stores.sessions.count_sessions(),
@@ -394,13 +394,13 @@ async def test_a_hundred_messages_of_a_stranger_cost_nothing_and_are_answered_on
 async def test_an_owner_lets_a_stranger_in_who_is_answered_from_then_on() -> None:
     async with chatting() as chat:
         await own(chat)
-        await chat.take(said("let me in", "ben"))
+        await chat.receive(said("let me in", "ben"))
         ((_, told),) = await chat.told()
         code = told.split("approve ", 1)[1][:9]
 
-        await chat.take(said(f"/pair approve {code}"))
-        await chat.take(said("let me in", "ben"))  # the platform sends it again: it was answered
-        await chat.take(said("hello again", "ben"))
+        await chat.receive(said(f"/pair approve {code}"))
+        await chat.receive(said("let me in", "ben"))  # the platform sends it again: it was answered
+        await chat.receive(said("hello again", "ben"))
         await chat.stage.until_idle()
 
         answers = [text for peer, text in await chat.told() if peer == "ann"]
@@ -416,7 +416,7 @@ async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_bill
 
         async with anyio.create_task_group() as group:
             for _ in range(10):
-                group.start_soon(chat.take, command)
+                group.start_soon(chat.receive, command)
 
         told = await chat.told()
         spent = await chat.stores.ledger.models(limit=10)
@@ -428,7 +428,7 @@ async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_bill
 @pytest.mark.parametrize("text", ["/new", "/pair list", "/usage"])
 async def test_a_command_of_somebody_who_may_give_none_is_plain_text(text: str) -> None:
     async with chatting() as chat:
-        await chat.take(said(text), channel=replace(CHANNEL, dm_policy="open"))
+        await chat.receive(said(text), channel=replace(CHANNEL, dm_policy="open"))
         await chat.stage.until_idle()
 
         assert await chat.told() == [("ann", "first")]  # the answer of the turn alone

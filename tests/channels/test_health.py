@@ -28,7 +28,7 @@ class Watched:
 def test_sending_alone_connects_nothing() -> None:
     watched = Watched()
 
-    watched.health.worked("out")
+    watched.health.record_success("out")
 
     assert watched.state == "starting"
     assert watched.told == []
@@ -37,13 +37,13 @@ def test_sending_alone_connects_nothing() -> None:
 def test_a_channel_that_cannot_send_is_not_connected_though_it_receives() -> None:
     watched = Watched()
 
-    watched.health.worked("in")
-    watched.health.failed("out", "blocked")
-    watched.health.worked("in")
+    watched.health.record_success("in")
+    watched.health.record_failure("out", "blocked")
+    watched.health.record_success("in")
 
     assert watched.state == "failing"
     assert watched.health.status.why == "blocked"
-    watched.health.worked("out")
+    watched.health.record_success("out")
     assert watched.state == "connected"
     assert watched.told == [
         ("channel.connected", None),
@@ -56,13 +56,13 @@ def test_failing_counts_from_the_first_failure_on() -> None:
     watched = Watched()
     since = watched.clock.now()
 
-    watched.health.failed("in", "one")
+    watched.health.record_failure("in", "one")
     watched.clock.move(10)
-    watched.health.failed("in", "two")
+    watched.health.record_failure("in", "two")
 
     receiving = watched.health.status.receiving
     assert (receiving.failing_since, receiving.why) == (since, "two")
-    watched.health.worked("in")
+    watched.health.record_success("in")
     receiving = watched.health.status.receiving
     assert (receiving.failing_since, receiving.why) == (None, None)
     assert receiving.last_at == since + timedelta(seconds=10)
@@ -74,7 +74,7 @@ def test_an_end_stays(state: str) -> None:
     watched = Watched()
 
     watched.health.end("refused" if state == "refused" else "stopped", "x" * 1_000)
-    watched.health.worked("in")
+    watched.health.record_success("in")
 
     assert watched.state == ("refused" if state == "refused" else "stopped")
     assert len(str(watched.health.status.why)) == LONGEST_WHY
@@ -83,7 +83,7 @@ def test_an_end_stays(state: str) -> None:
 def test_no_word_of_a_platform_steers_a_terminal() -> None:
     watched = Watched()
 
-    watched.health.failed("in", "no\x1b[2J\n\u202eway")
+    watched.health.record_failure("in", "no\x1b[2J\n\u202eway")
 
     assert watched.health.status.why == "no?[2J ?way"
 

@@ -171,7 +171,7 @@ class History:
         self.offset += 1
         parsed = Parsed(tuple(MESSAGES[one] for one in batch), state=str(self.offset))
         try:
-            await intake.take(CHANNEL, parsed)
+            await intake.process(CHANNEL, parsed)
         except StoreUnavailable:
             return False
         self.taken.update(batch)

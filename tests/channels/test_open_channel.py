@@ -245,8 +245,8 @@ async def test_what_no_adapter_could_read_is_taken_once_it_can() -> None:
 
         said.append(AdapterFailed("still"))
         with pytest.raises(Conflict, match="it cannot be read now either: still"):
-            await channel.take_again(letter)
-        await channel.take_again(letter)
+            await channel.retry_message(letter)
+        await channel.retry_message(letter)
 
     assert letter.why == "trapped"
     assert [one.content for one in taken.inbound] == ["hi"]

@@ -24,7 +24,7 @@ class Queue:
 
     async def ask(self, name: str, peer: str = "p", *, is_group: bool = False) -> None:
         async def one() -> None:
-            await self.rates.take(peer, is_group=is_group)
+            await self.rates.reserve(peer, is_group=is_group)
             self.passed.append((name, self.clock.monotonic()))
 
         self._group.start_soon(one)
@@ -90,7 +90,7 @@ async def test_peers_that_were_served_are_forgotten_and_those_that_wait_are_not(
 
     for number in range(3 * _KNOWN_BUCKETS):
         clock.move(1)
-        await rates.take(str(number), is_group=False)
+        await rates.reserve(str(number), is_group=False)
 
     assert len(rates._buckets) <= _KNOWN_BUCKETS + 2
     assert rates._bucket(-1, "busy", None).wait_s(clock.monotonic()) > 0

@@ -51,7 +51,7 @@ async def test_a_channel_that_has_all_it_needs_is_open_with_what_its_adapter_kep
     async with a_room(told) as room:
         await room.load([CHANNEL], loaded(FakeAdapter()))
 
-        one = await room.opened("family")
+        one = await room.wait_open("family")
         assert one is not None
         assert one.state == "cursor"
         assert room.webhooks.largest_body("family") == HOOK.max_body_bytes
@@ -109,7 +109,7 @@ async def test_a_channel_that_asks_its_platform_has_no_address() -> None:
         await room.load([CHANNEL], loaded(FakeAdapter(description=both)))
 
         assert room.webhooks.largest_body("family") is None
-        one = await room.opened("family")
+        one = await room.wait_open("family")
         assert one is not None
         assert one.transport == POLL
         assert [one.transport for one in room.statuses()] == ["poll"]
@@ -130,7 +130,7 @@ async def test_two_channels_that_may_take_each_others_calls_are_both_refused() -
             ],
             loaded(FakeAdapter(), signed),
         )
-        room.refuse_alike()
+        room.refuse_shared_proofs()
 
         assert set(room.webhooks.addresses) == {"own"}
         assert [one.state for one in room.statuses()] == ["refused", "refused", "starting"]
@@ -151,7 +151,7 @@ async def test_a_channel_that_comes_late_is_refused_if_it_may_take_the_calls_of_
         await room.open_late(Plugins(adapters=(late,), infos=INFOS))
 
         assert before == [("starting", None), ("starting", "its adapter is being compiled")]
-        assert await room.opened("work") is None
+        assert await room.wait_open("work") is None
         assert set(room.webhooks.addresses) == {"family"}
         assert [one.state for one in room.statuses()] == ["starting", "refused"]
         assert room.webhooks.largest_body("work") is None

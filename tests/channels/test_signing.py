@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.channels.adapters import Description, Verify, Webhook
-from gateway.channels.webhooks import NotGenuine, signed, verifier
+from gateway.channels.webhooks import NotGenuine, sign_headers, verifier
 from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
@@ -52,7 +52,7 @@ def test_what_is_signed_is_genuine_and_only_that(name: str) -> None:
     description = Description("fake", (Webhook("webhook"),), verify=recipe)
     proves = verifier(description, channel, clock)
 
-    headers = signed(
+    headers = sign_headers(
         recipe, SEED if name == "ed25519" else key, {"X-Other": "1"}, BODY, now=clock.now()
     )
 

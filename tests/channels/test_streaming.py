@@ -92,7 +92,7 @@ async def staged(
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             streaming = Drafts(post, {RUN: run}.get, group)
-            streaming.follow(RUN, write_context(ReplyContext("p", is_group=is_group)))
+            streaming.start(RUN, write_context(ReplyContext("p", is_group=is_group)))
             await anyio.wait_all_tasks_blocked()
             yield Stage(clock, fetch, run, streaming)
             group.cancel_scope.cancel()

@@ -403,7 +403,7 @@ def test_config_chooses_the_recipe_and_without_a_choice_there_is_no_channel() ->
 
 
 def test_an_adapter_sees_no_header_that_proves_who_called() -> None:
-    left = dict(STANDARD.verifier.unproving(STANDARD.call.headers))
+    left = dict(STANDARD.verifier.without_proof(STANDARD.call.headers))
 
     assert set(left) == {"webhook-id", "webhook-timestamp"}
 

@@ -220,6 +220,31 @@ async def test_sessions_are_behind_until_all_that_was_said_is_looked_at(opened: 
         assert list(await stores.facts.unindexed(limit=9)) == []
 
 
+async def test_an_unindexed_session_is_known_to_have_no_turns_until_it_is_indexed(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "one", "two")
+        unknown = stores.facts.has_turns(HERE)
+        assert not (await find(stores, ["one"])).words
+        empty = stores.facts.has_turns(HERE)
+        await index(stores, HERE)
+
+        assert (unknown, empty, stores.facts.has_turns(HERE)) == (True, False, True)
+        assert (await find(stores, ["one"])).words.keys() == {"one"}
+
+
+async def test_a_word_in_most_indexed_turns_is_left_out_however_far_the_index_is_behind(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await say(stores, "a", *["frequent", "else"] * 9, "rare", "else")
+        await index(stores)
+        await say(stores, "b", *["else"] * 120, after="a-20")
+
+        assert (await find(stores, ["frequent", "rare"], limit=64)).words.keys() == {"rare"}
+
+
 async def test_a_word_is_never_a_query(opened: Open) -> None:
     words = [
         '"',

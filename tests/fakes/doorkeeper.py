@@ -27,7 +27,7 @@ class FakeDoor:
         self.judged.append(message)
         return self.verdicts.get(message.sender.id, TurnForAgent())
 
-    def requested(self, asked: Pairing) -> None:
+    def report_request(self, asked: Pairing) -> None:
         self.asked_for.append(asked)
 
 

@@ -114,7 +114,7 @@ async def compiled_before(plugins: Sequence[Path], data: Path) -> None:
     """A gateway on this data need not compile these plugins: no test waits for that twice."""
     compiling = await to_thread.run_sync(lambda: CompileCache(Path(_shared().name)))
     for path in plugins:
-        made = await compiling.compiled(path)
+        made = await compiling.compile(path)
         await to_thread.run_sync(_take_over, made.path, data / "plugins")
 
 

@@ -46,7 +46,7 @@ class Stage:
 
     async def until_listed_again(self) -> None:
         """What it offers is looked at now, although it was a moment ago."""
-        self.server.look.set()
+        self.server.relist.set()
         await self.until(lambda: bool(self.changed))
 
     async def until(self, is_so: Callable[[], bool]) -> None:
@@ -84,7 +84,7 @@ async def staged(
     agent = AgentDef(AgentId("main"), "fake", "m", tools=tools)
     stages: list[Stage] = []
 
-    async def told_changed(facts: Mapping[str, object]) -> None:
+    async def report_change(facts: Mapping[str, object]) -> None:
         stages[0].changed.append(facts)
 
     async with open_memory() as stores, open_outbound() as http, anyio.create_task_group() as group:
@@ -93,8 +93,8 @@ async def staged(
             clock=clock,
             schemas=SchemaChecks(),
             store=store or stores.tools,
-            tell=lambda type_, payload: stages[0].tell(type_, payload),
-            told_changed=told_changed,
+            publish=lambda type_, payload: stages[0].tell(type_, payload),
+            report_change=report_change,
             random=lambda: 0.1,
         )
         server = Server(definition, means, group)

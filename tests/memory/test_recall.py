@@ -216,6 +216,9 @@ class NoTurns:
     def knows(self, whose: Whose) -> bool:
         return False
 
+    def has_turns(self, key: SessionKey) -> bool:
+        return True
+
     async def find_turns(
         self, key: SessionKey, words: Sequence[str], *choose: object, **bounds: object
     ) -> FoundTurns:

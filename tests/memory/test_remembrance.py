@@ -91,10 +91,13 @@ async def test_no_facts_are_shown_where_none_are_wanted() -> None:
 
 
 class Silent:
-    """A store of facts in which nothing was learned, and an index that nobody may ask."""
+    """A store of facts in which nothing was learned, and an index that counts its questions."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked, self.is_empty = 0, False
+
+    def has_turns(self, key: SessionKey) -> bool:
+        return not self.is_empty
 
     def knows(self, whose: Whose) -> bool:
         return False
@@ -104,7 +107,7 @@ class Silent:
         return FoundTurns()
 
 
-async def test_nothing_is_asked_where_all_is_shown_and_nothing_was_learned() -> None:
+async def test_the_index_is_not_asked_where_all_is_shown_or_nothing_is_indexed() -> None:
     silent = Silent()
     store: Any = silent
     recall = Recall(store)
@@ -112,5 +115,10 @@ async def test_nothing_is_asked_where_all_is_shown_and_nothing_was_learned() -> 
     assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, (), is_all=True) == ()
     assert silent.asked == 0
 
+    silent.is_empty = True
+    assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, ()) == ()
+    assert silent.asked == 0
+
+    silent.is_empty = False
     assert await recall.for_turn("What is my dog called?", ANN, None, AGENT, ()) == ()
     assert silent.asked == 1

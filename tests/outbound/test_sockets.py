@@ -130,7 +130,7 @@ async def test_a_redirect_is_not_followed(sockets: SocketClient) -> None:
                 error = await refused(sockets, SocketRequest(url), granted(url))
 
     assert isinstance(error, Denied)
-    assert "redirects" in str(error)
+    assert "the redirect of" in str(error)
     assert reached == []
 
 
@@ -181,7 +181,7 @@ async def test_a_secret_that_would_change_a_frame_is_not_sent(
 ) -> None:
     with anyio.fail_after(60):
         async with echoing(sockets, value) as line:
-            with pytest.raises(Denied, match="cannot stand in a frame"):
+            with pytest.raises(Denied, match="no frame allows"):
                 await line.send('"${secret:key}"')
 
 
@@ -204,7 +204,7 @@ async def test_a_frame_that_is_too_large_breaks_the_line(sockets: SocketClient) 
 
     with anyio.fail_after(60):
         async with listening(flood) as url, small_line(sockets, url) as line:
-            with pytest.raises(HttpFailed, match="too large"):
+            with pytest.raises(HttpFailed, match="oversized"):
                 await line.receive()
 
 
@@ -218,7 +218,7 @@ async def test_a_frame_that_is_no_text_breaks_the_line(sockets: SocketClient) ->
             listening(talk) as url,
             sockets.connect(SocketRequest(url), granted(url)) as line,
         ):
-            with pytest.raises(HttpFailed, match="no text"):
+            with pytest.raises(HttpFailed, match="binary frame"):
                 await line.receive()
 
 

@@ -15,7 +15,7 @@ from gateway.sandbox.calls import GuestCall, component_engine
 from gateway.sandbox.compiler import NotAPlugin, compile_guest
 from gateway.sandbox.components import ComponentGuest
 from gateway.sandbox.protocol import Bounds, Program
-from gateway.sandbox.worker import ended
+from gateway.sandbox.worker import run_guest
 
 BOUNDS = Bounds(memory_bytes=16 << 20, fuel=2_000_000, output_bytes=1 << 16)
 
@@ -59,7 +59,7 @@ def tried(wasm: bytes, folder: Path, number: int) -> str:
         guest = ComponentGuest(component_engine(), Program(str(path), "exogate", BOUNDS))
     except WasmtimeError:
         return "refused"
-    return ended(call, guest, "handle-tool-call", '"x"')[0]
+    return run_guest(call, guest, "handle-tool-call", '"x"')[0]
 
 
 def main() -> None:

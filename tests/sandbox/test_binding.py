@@ -8,14 +8,14 @@ from wasmtime.component import Component, ResultType, Variant
 from wasmtime.component import FuncType as ComponentFunction
 from wasmtime.component import Linker as ComponentLinker
 
-from gateway.sandbox.binding import case_of, guarded, guarded_core, patch_binding, value_of_case
+from gateway.sandbox.binding import case_of, guard, guard_core, patch_binding, value_of_case
 from gateway.sandbox.calls import (
     GuestCall,
     component_engine,
     core_engine,
     current,
-    opened_store,
-    trapped,
+    describe_end,
+    open_store,
 )
 from tests.fakes.guests import call_of
 
@@ -51,13 +51,13 @@ def run_core(engine: Engine, function: object, call: GuestCall) -> tuple[str, st
     module, linker = Module(engine, _CORE), Linker(engine)
     kind = module.imports[0].type
     assert isinstance(kind, FuncType)
-    linker.define_func("h", "f", kind, guarded_core(engine, function, otherwise=0))  # type: ignore[arg-type]  # it is one
-    with opened_store(engine, call) as store:
+    linker.define_func("h", "f", kind, guard_core(engine, function, otherwise=0))  # type: ignore[arg-type]  # it is one
+    with open_store(engine, call) as store:
         with pytest.raises((Trap, WasmtimeError)) as raised:
             _exported(linker, store, module)(store)
         error = raised.value
         assert isinstance(error, Trap | WasmtimeError)
-        return trapped(call, error)
+        return describe_end(call, error)
 
 
 def _exported(linker: Linker, store: Store, module: Module):  # type: ignore[no-untyped-def]  # the binding's own
@@ -81,15 +81,15 @@ def test_a_components_host_function_raises_only_what_ends_its_own_call(
         call_of([]),
     )
     with linker.root() as root:
-        root.add_func("f", guarded(lambda _store: function()))  # type: ignore[operator]  # it is one
+        root.add_func("f", guard(lambda _store: function()))  # type: ignore[operator]  # it is one
 
-    with opened_store(components, call) as store:
+    with open_store(components, call) as store:
         run = linker.instantiate(store, component).get_func(store, "run")
         assert run is not None
         with pytest.raises(WasmtimeError) as raised:
             run(store)
 
-    assert trapped(call, raised.value)[0] == status
+    assert describe_end(call, raised.value)[0] == status
 
 
 def test_two_threads_that_lower_variants_do_not_spoil_each_others(components: Engine) -> None:

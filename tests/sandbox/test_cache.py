@@ -36,7 +36,7 @@ def own(tmp_path: Path) -> Path:
 def compiled(compiling: CompileCache, file: Path, pinned: str | None = None) -> Compiled:
     async def run() -> Compiled:
         with anyio.fail_after(60):
-            return await compiling.compiled(file, pinned=pinned)
+            return await compiling.compile(file, pinned=pinned)
 
     return anyio.run(run)
 
@@ -189,7 +189,7 @@ async def test_a_compile_bomb_is_killed_while_others_work(
 
     async def explode() -> None:
         with pytest.raises(Uncompiled, match="more computing time or memory than is allowed"):
-            await impatient.compiled(bomb)
+            await impatient.compile(bomb)
         done.set()
 
     with anyio.fail_after(30):
@@ -207,7 +207,7 @@ async def test_a_compile_bomb_is_killed_while_others_work(
 
 async def refused(compiling: CompileCache, file: Path) -> Exception | None:
     try:
-        await compiling.compiled(file)
+        await compiling.compile(file)
     except Uncompiled as error:
         return error
     return None
@@ -230,8 +230,8 @@ async def test_what_takes_long_to_compile_keeps_no_other_waiting(
             group.start_soon(refused, compiling, bomb)
         await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(60):
-            found = await compiling.compiled(good)
-            again = await compiling.compiled(good)
+            found = await compiling.compile(good)
+            again = await compiling.compile(good)
         group.cancel_scope.cancel()
 
     assert found == again

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.channels.adapter_json import read_description
 from gateway.domain.plugins import PluginDef
-from gateway.sandbox.plugins import DescribedPlugin, described
+from gateway.sandbox.plugins import DescribedPlugin, parse_description
 
 PLUGIN = PluginDef("shop", Path("shop.wasm"))
 BUNDLED = PluginDef("shop", Path("shop.wasm"), is_bundled=True)
@@ -18,7 +18,7 @@ BUNDLED = PluginDef("shop", Path("shop.wasm"), is_bundled=True)
 
 def said(answer: object, plugin: PluginDef = PLUGIN) -> DescribedPlugin:
     text = answer if isinstance(answer, str) else json.dumps(answer)
-    return described(plugin, "tool", text, read_description)
+    return parse_description(plugin, "tool", text, read_description)
 
 
 def a_plugin(*tools: dict[str, Any], **more: object) -> dict[str, object]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.sandbox.calls import MOST_HEADERS, flat_request, whole_answer
+from gateway.sandbox.calls import MOST_HEADERS, flatten_request, join_answer
 
 
 def test_only_what_the_gateway_looks_at_is_passed_on() -> None:
@@ -16,7 +16,7 @@ def test_only_what_the_gateway_looks_at_is_passed_on() -> None:
         "method": None,
     }
 
-    assert json.loads(flat_request(json.dumps(asked))) == {
+    assert json.loads(flatten_request(json.dumps(asked))) == {
         "url": "https://x/",
         "headers": {"a": "b"},
         "body": "{}",
@@ -39,14 +39,14 @@ def test_only_what_the_gateway_looks_at_is_passed_on() -> None:
 )
 def test_a_request_that_takes_long_to_read_is_refused(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        flat_request(text)
+        flatten_request(text)
 
 
 @pytest.mark.parametrize("key", ["body", "body_base64"])
 def test_an_answer_is_put_together_again(key: str) -> None:
     head = json.dumps({"status": 200, "headers": {"a": "b"}, "body": key})
 
-    assert json.loads(whole_answer(head, 'x"\n')) == {
+    assert json.loads(join_answer(head, 'x"\n')) == {
         "status": 200,
         "headers": {"a": "b"},
         key: 'x"\n',

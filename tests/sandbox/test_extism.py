@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from wasmtime import Engine
 
 from gateway.sandbox.calls import core_engine
-from gateway.sandbox.extism import ExtismGuest, packed, unpacked
+from gateway.sandbox.extism import ExtismGuest, pack, unpack
 from tests.fakes.guests import BOUNDS, ask, call_of, core_program, extism_wat, ticking
 
 Load = Callable[..., ExtismGuest]
@@ -268,11 +268,11 @@ def test_a_variable_is_kept_as_it_was_and_deleted(load: Load, value: str) -> Non
     )
 )
 def test_any_bytes_are_kept_as_a_text_and_come_back(value: bytes) -> None:
-    assert unpacked(packed(value)) == value
+    assert unpack(pack(value)) == value
 
 
 def test_a_variable_that_another_wrote_with_our_mark_is_read_as_it_is() -> None:
-    assert unpacked("base64:%%%") == b"base64:%%%"
+    assert unpack("base64:%%%") == b"base64:%%%"
 
 
 def test_what_the_host_refuses_ends_the_call_with_the_hosts_words(load: Load) -> None:

@@ -3,13 +3,13 @@
 import base64
 import json
 
-from gateway.sandbox.calls import MOST_BODY_BYTES, GuestReply, core_engine, fetch, opened_store
+from gateway.sandbox.calls import MOST_BODY_BYTES, GuestReply, core_engine, fetch, open_store
 from tests.fakes.guests import call_of
 
 
 def fetched(body: bytes | None, *answer: str) -> tuple[GuestReply | str, list[tuple[str, ...]]]:
     said: list[tuple[str, ...]] = []
-    with opened_store(core_engine(), call_of(said, lambda _asked: answer)):
+    with open_store(core_engine(), call_of(said, lambda _asked: answer)):
         return fetch({"url": "https://a.example"}, body), said
 
 

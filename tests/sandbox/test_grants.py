@@ -8,7 +8,13 @@ import pytest
 from gateway.config.sections import parse_capability
 from gateway.domain.plugins import PluginDef
 from gateway.sandbox.interfaces import INTERFACES, import_name
-from gateway.sandbox.plugins import Loaded, PluginRefused, missing, needed, require_granted
+from gateway.sandbox.plugins import (
+    Loaded,
+    PluginRefused,
+    missing_capabilities,
+    needed_capabilities,
+    require_granted,
+)
 from gateway.sandbox.protocol import Guest, Inspection
 from tests.fakes.sandbox import Stage, a_stage
 from tests.fakes.wat import RELAY
@@ -62,7 +68,7 @@ def test_an_import_with_its_grant_is_loaded(interface: str) -> None:
 
 
 def test_the_log_is_everybodys() -> None:
-    assert needed(importing(*every("log"))) == {}
+    assert needed_capabilities(importing(*every("log"))) == {}
     require_granted(a_plugin(), importing(*every("log")))
 
 
@@ -77,7 +83,9 @@ def test_what_is_missing_is_counted_and_can_be_done_without() -> None:
 def test_clock_and_random_are_no_functions_of_an_operator() -> None:
     clock = a_plugin("host_function:clock", "host_function:random")
 
-    assert list(missing(clock, importing(*every("host"))).values()) == ["host_function:NAME"]
+    assert list(missing_capabilities(clock, importing(*every("host"))).values()) == [
+        "host_function:NAME"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from wasmtime import _ffi as ffi
 from wasmtime.component import Component, ComponentInstanceType, FuncType, ValType
 
 from gateway.sandbox.binding import patch_binding
-from gateway.sandbox.calls import component_engine, opened_store
+from gateway.sandbox.calls import component_engine, open_store
 from gateway.sandbox.components import NotInJson, TypeMismatch, shape_of
 from tests.fakes.guests import call_of
 
@@ -27,7 +27,7 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def store(engine: Engine) -> Iterator[Store]:
-    with opened_store(engine, call_of([])) as made:
+    with open_store(engine, call_of([])) as made:
         yield made
 
 
@@ -52,7 +52,7 @@ def across(kind: ValType, store: Store, value: object) -> object:
     """JSON to JSON, by way of the binding and of wasmtime's own form of a value."""
     shape, cell = shape_of(kind), ffi.wasmtime_component_val_t()
     kind.convert_to_c(store, shape.read(value), ctypes.pointer(cell))
-    told = shape.tell(kind.convert_from_c(cell))
+    told = shape.write(kind.convert_from_c(cell))
     return json.loads(json.dumps(told))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wasmtime import Engine, InstancePre, Linker, Store
 
-from gateway.sandbox.calls import core_engine, opened_store
+from gateway.sandbox.calls import core_engine, open_store
 from gateway.sandbox.extism import Kernel, kernel_of
 from gateway.sandbox.interfaces import EXTISM
 from tests.fakes.guests import call_of
@@ -25,7 +25,7 @@ def pre(engine: Engine) -> InstancePre:
 
 @pytest.fixture
 def kernel(engine: Engine, pre: InstancePre) -> Iterator[Kernel]:
-    with opened_store(engine, call_of([])) as store:
+    with open_store(engine, call_of([])) as store:
         yield _kernel(engine, pre, store)
 
 
@@ -39,7 +39,7 @@ def _kernel(engine: Engine, pre: InstancePre, store: Store) -> Kernel:
 def test_blocks_keep_what_was_put_there(
     engine: Engine, pre: InstancePre, blocks: list[bytes]
 ) -> None:
-    with opened_store(engine, call_of([])) as store:
+    with open_store(engine, call_of([])) as store:
         kernel = _kernel(engine, pre, store)
 
         places = [kernel.put(block) for block in blocks]

@@ -5,10 +5,10 @@ from gateway.sandbox.host_functions import MOST_NAMES, OTHERS, CapabilityUse
 
 def test_uses_and_denials_are_counted_for_each_plugin() -> None:
     ledger = CapabilityUse()
-    ledger.used("a", "store:x")
-    ledger.used("a", "store:x")
-    ledger.denied("a", "store:y")
-    ledger.used("b", "store:x")
+    ledger.record_use("a", "store:x")
+    ledger.record_use("a", "store:x")
+    ledger.record_denial("a", "store:y")
+    ledger.record_use("b", "store:x")
 
     assert ledger.of("a").granted == {"store:x": 2}
     assert ledger.of("a").denied == {"store:y": 1}
@@ -19,7 +19,7 @@ def test_uses_and_denials_are_counted_for_each_plugin() -> None:
 def test_a_plugin_that_tries_everything_fills_nothing() -> None:
     ledger = CapabilityUse()
     for number in range(10 * MOST_NAMES):
-        ledger.denied("a", f"store:{number}" + "x" * 1000)
+        ledger.record_denial("a", f"store:{number}" + "x" * 1000)
 
     denied = ledger.of("a").denied
     assert len(denied) == MOST_NAMES + 1
@@ -29,7 +29,7 @@ def test_a_plugin_that_tries_everything_fills_nothing() -> None:
 
 def test_no_control_character_is_kept() -> None:
     ledger = CapabilityUse()
-    ledger.denied("a", "store:\x1b[2J\n\u202e")
+    ledger.record_denial("a", "store:\x1b[2J\n\u202e")
 
     assert list(ledger.of("a").denied) == ["store:?[2J ?"]
 
@@ -37,6 +37,6 @@ def test_no_control_character_is_kept() -> None:
 def test_what_was_granted_fills_nothing_either() -> None:
     ledger = CapabilityUse()
     for number in range(10 * MOST_NAMES):
-        ledger.used("a", f"http:{number}")
+        ledger.record_use("a", f"http:{number}")
 
     assert len(ledger.of("a").granted) == MOST_NAMES + 1

@@ -500,4 +500,4 @@ async def test_what_keeps_a_worker_in_is_known(cache: Path, tmp_path: Path) -> N
             await stage.load(ECHO)
             link = stage.sandbox.pool._places[0].link
             assert link is not None
-            assert set(json.loads(json.dumps(link.kept_in))) == {"seccomp", "landlock"}
+            assert set(json.loads(json.dumps(link.confinement))) == {"seccomp", "landlock"}

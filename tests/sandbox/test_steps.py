@@ -4,7 +4,7 @@ import pytest
 from wasmtime import _bindings
 from wasmtime import _ffi as ffi
 
-from gateway.sandbox.binding import keep_lock
+from gateway.sandbox.binding import keep_interpreter_lock
 
 _OF_PYTHON = 4  # the flag of a ctypes function that is called with the lock held
 
@@ -24,7 +24,7 @@ def keeps_lock(name: str) -> bool:
     ],
 )
 def test_a_small_step_keeps_the_lock(name: str) -> None:
-    keep_lock()
+    keep_interpreter_lock()
 
     assert keeps_lock(name)
     assert getattr(_bindings, f"_{name}").argtypes == getattr(ffi.dll, name).argtypes
@@ -45,6 +45,6 @@ def test_a_small_step_keeps_the_lock(name: str) -> None:
     ],
 )
 def test_what_may_take_long_gives_the_lock_up(name: str) -> None:
-    keep_lock()
+    keep_interpreter_lock()
 
     assert not keeps_lock(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox.protocol import Bounds, Status
-from gateway.sandbox.worker import checked, ended
+from gateway.sandbox.worker import check_answer, run_guest
 from tests.fakes.guests import call_of
 from tests.sandbox import leaving, secretive
 
@@ -81,13 +81,13 @@ def ends(pidfd: int) -> bool:
     ],
 )
 def test_an_answer_is_json_within_its_bounds(answer: str, passed: tuple[Status, str]) -> None:
-    assert checked("handle-tool-call", "ok", answer, BOUNDS) == passed
+    assert check_answer("handle-tool-call", "ok", answer, BOUNDS) == passed
 
 
 def test_only_a_tools_answer_has_to_be_json() -> None:
-    assert checked("describe", "ok", "words", BOUNDS) == ("ok", "words")
-    assert checked("handle-tool-call", "err", "words", BOUNDS) == ("err", "words")
-    assert checked("handle-tool-call", "err", "x" * 1025, BOUNDS)[0] == "output_too_large"
+    assert check_answer("describe", "ok", "words", BOUNDS) == ("ok", "words")
+    assert check_answer("handle-tool-call", "err", "words", BOUNDS) == ("err", "words")
+    assert check_answer("handle-tool-call", "err", "x" * 1025, BOUNDS)[0] == "output_too_large"
 
 
 class Broken:
@@ -96,4 +96,4 @@ class Broken:
 
 
 def test_a_guest_that_breaks_its_runner_costs_its_own_call() -> None:
-    assert ended(call_of([]), Broken(), "handle-tool-call", "x") == ("trap", "it crashed")
+    assert run_guest(call_of([]), Broken(), "handle-tool-call", "x") == ("trap", "it crashed")

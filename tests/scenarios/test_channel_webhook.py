@@ -145,7 +145,7 @@ async def test_an_adapter_that_takes_long_to_compile_holds_up_its_own_channel_al
                 connected(site.url) as client,
             ):
                 began = {one["name"]: one["state"] for one in await client.call("plugin.list")}
-                await site.rooms.channels.opened("ci")
+                await site.rooms.channels.wait_open("ci")
                 chat.gateway = site.url
                 await chat.say("How are you?")
                 await chat.sees("answer to How are you?")
@@ -167,7 +167,7 @@ async def test_what_turns_out_to_be_no_adapter_refuses_its_channel_when_that_is_
     async with scripted_server(script) as model:
         with anyio.fail_after(LONG_S):
             async with running(Setup(model.url, rest=rest), tmp_path, patience_s=0) as site:
-                opened = await site.rooms.channels.opened("slow")
+                opened = await site.rooms.channels.wait_open("slow")
                 (status,) = site.rooms.channels.statuses()
                 call = await http(f"{site.url}/webhooks/slow", method="POST", body=b"{}")
 

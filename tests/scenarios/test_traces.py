@@ -235,7 +235,7 @@ async def test_of_long_conversations_no_more_is_held_than_is_sent() -> None:
     try:
         async with tracing(collector, wire, clock, reports, clean) as tracer:
             for _ in range(MOST_RUNS // 2):  # so many are sent at once
-                tracer.take(run)
+                tracer.record(run)
             await until(lambda: bool(wire.calls))
         _, most = tracemalloc.get_traced_memory()
     finally:

@@ -17,7 +17,7 @@ from gateway.api.declarations import CHAT, Method, Params, Scope
 from gateway.api.methods import METHODS
 from gateway.api.operating import Ping
 from gateway.domain.errors import GatewayError
-from gateway.web.asgi import WebApp, build, principal_of, twins
+from gateway.web.asgi import WebApp, build, method_routes, principal_of
 from gateway.web.identity import Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Handler, Registry
@@ -183,7 +183,7 @@ async def running(
     app = build(
         settings,
         registry,
-        routes=[*twins(registry), *routes],
+        routes=[*method_routes(registry), *routes],
         ready=ready,
         clock=clock,
         identities=identities,

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from gateway.api.errors import HostRefused, InvalidJson, OriginRefused
 from gateway.web.rpc import MOST_VALUES, parse_json
 from gateway.web.settings import WebSettings
-from gateway.web.wire.visitors import Doorway, Visitor, parse_address
+from gateway.web.wire.visitors import OriginGuard, Visitor, parse_address
 
-NEAR = Doorway(WebSettings(allowed_origins=("https://chat.example.com", "http://Pad.local:3000/")))
-WIDE = Doorway(WebSettings(bind="0.0.0.0"))
+NEAR = OriginGuard(
+    WebSettings(allowed_origins=("https://chat.example.com", "http://Pad.local:3000/"))
+)
+WIDE = OriginGuard(WebSettings(bind="0.0.0.0"))
 
 
 def visitor(host: str | None, origin: str | None = None, **rest: object) -> Visitor:

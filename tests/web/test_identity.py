@@ -18,12 +18,12 @@ from gateway.web.identity import (
     Identities,
     Identity,
     Principal,
-    may,
-    may_use,
+    can_see,
+    can_see_session,
+    can_speak_as,
+    can_use,
+    has_scope,
     principal,
-    sees,
-    sees_session,
-    speaks_as,
 )
 from gateway.web.settings import TokenDef, WebSettings
 from gateway.web.wire.visitors import Visitor
@@ -47,7 +47,7 @@ def identities(settings: WebSettings = SETTINGS) -> Identities:
     ("token", "who"), [("tok-op", OPERATOR), ("tok-cli", LOCAL), ("tok-alice", "alice")]
 )
 def test_a_token_is_its_principal(token: str, who: Principal | str) -> None:
-    found = identities().of_visitor(visitor(f"Bearer {token}"))
+    found = identities().identify(visitor(f"Bearer {token}"))
 
     assert found is not None
     assert who in (found.principal, found.principal.name)
@@ -59,7 +59,7 @@ def test_a_token_is_its_principal(token: str, who: Principal | str) -> None:
 )
 def test_a_wrong_header_is_refused_and_not_ignored(header: str) -> None:
     with pytest.raises(Unauthorized):
-        identities(WebSettings(cli_secret="tok-cli")).of_visitor(visitor(header))
+        identities(WebSettings(cli_secret="tok-cli")).identify(visitor(header))
 
 
 def test_a_key_that_a_near_client_cannot_but_send_is_as_none_where_none_can_be_right() -> None:
@@ -67,10 +67,10 @@ def test_a_key_that_a_near_client_cannot_but_send_is_as_none_where_none_can_be_r
     far = Visitor(client=ip_address("192.0.2.1"), server="", authorization="Bearer any")
     page, proxied = (
         visitor("Bearer any", origin="http://localhost"),
-        visitor("Bearer any", proxied=True),
+        visitor("Bearer any", is_proxied=True),
     )
 
-    assert free.of_visitor(visitor("Bearer any"), sends_any=True) == Identity(LOCAL)
+    assert free.identify(visitor("Bearer any"), allow_any_key=True) == Identity(LOCAL)
     for known, other in (
         (free, far),
         (free, page),
@@ -78,33 +78,33 @@ def test_a_key_that_a_near_client_cannot_but_send_is_as_none_where_none_can_be_r
         (identities(), visitor("Bearer any")),
     ):
         with pytest.raises(Unauthorized):
-            known.of_visitor(other, sends_any=True)
+            known.identify(other, allow_any_key=True)
     with pytest.raises(Unauthorized):
-        free.of_visitor(visitor("Basic any"), sends_any=True)
+        free.identify(visitor("Basic any"), allow_any_key=True)
 
 
 def test_two_authorization_headers_are_refused() -> None:
     twice = visitor("Bearer tok-op", repeated=frozenset({"authorization"}))
 
     with pytest.raises(Unauthorized):
-        identities().of_visitor(twice)
+        identities().identify(twice)
 
 
 def test_without_tokens_a_near_visitor_is_the_local_operator() -> None:
     free = identities(WebSettings(cli_secret="tok-cli"))
 
-    assert free.of_visitor(visitor()) == Identity(LOCAL)
-    assert free.of_visitor(visitor(origin="http://localhost")) is None
-    assert free.of_visitor(visitor(proxied=True)) is None
+    assert free.identify(visitor()) == Identity(LOCAL)
+    assert free.identify(visitor(origin="http://localhost")) is None
+    assert free.identify(visitor(is_proxied=True)) is None
 
 
 def test_with_a_token_configured_being_near_is_no_credential() -> None:
-    assert identities().of_visitor(visitor()) is None
+    assert identities().identify(visitor()) is None
 
 
 def guess(known: Identities, of: Visitor | None = None) -> Exception:
     try:
-        known.of_token("guess", of or visitor())
+        known.authenticate("guess", of or visitor())
     except (Unauthorized, TooManyFailures) as error:
         return error
     raise AssertionError("a guess was let in")
@@ -143,7 +143,7 @@ def test_a_valid_token_is_let_in_also_where_somebody_guesses(token: str) -> None
     for _ in range(100):
         guess(known)
 
-    assert known.of_token(token, visitor())
+    assert known.authenticate(token, visitor())
 
 
 async def test_wrong_tokens_are_noted_in_the_audit_but_not_each_of_them() -> None:
@@ -185,47 +185,47 @@ def test_any_number_of_guessers_needs_bounded_memory() -> None:
 
 def test_replaced_tokens_hold_at_once_and_are_announced() -> None:
     known = identities()
-    old = known.of_token("tok-alice", visitor())
+    old = known.authenticate("tok-alice", visitor())
     told: list[bool] = []
-    known.on_change(lambda: told.append(known.holds(old)))
+    known.on_change(lambda: told.append(known.is_valid(old)))
 
     known.replace(WebSettings(tokens=(TokenDef("alice", "tok-new", ALICE.scopes),)))
 
     assert told == [False]
     with pytest.raises(Unauthorized):
-        known.of_token("tok-alice", visitor())
-    assert known.of_token("tok-new", visitor()).principal == old.principal
+        known.authenticate("tok-alice", visitor())
+    assert known.authenticate("tok-new", visitor()).principal == old.principal
 
 
 def test_a_token_with_other_scopes_is_not_the_same_any_more() -> None:
     known = identities()
-    old = known.of_token("tok-alice", visitor())
+    old = known.authenticate("tok-alice", visitor())
 
     known.replace(WebSettings(tokens=(TokenDef("alice", "tok-alice", frozenset({"read"})),)))
 
-    assert not known.holds(old)
+    assert not known.is_valid(old)
 
 
 def test_the_local_operator_ends_with_the_first_token() -> None:
     known = identities(WebSettings())
-    local = known.of_visitor(visitor())
+    local = known.identify(visitor())
     assert local is not None
-    assert known.holds(local)
+    assert known.is_valid(local)
 
     known.replace(SETTINGS)
 
-    assert not known.holds(local)
+    assert not known.is_valid(local)
 
 
 def test_scopes() -> None:
     alice = principal("alice", frozenset({"chat", "agent:helper"}))
 
-    assert may(alice, "chat")
-    assert not may(alice, "read")
-    assert may(Principal("root", frozenset({"admin"})), "impersonate")
-    assert may_use(alice, "helper")
-    assert not may_use(alice, "boss")
-    assert may_use(LOCAL, "boss")
+    assert has_scope(alice, "chat")
+    assert not has_scope(alice, "read")
+    assert has_scope(Principal("root", frozenset({"admin"})), "impersonate")
+    assert can_use(alice, "helper")
+    assert not can_use(alice, "boss")
+    assert can_use(LOCAL, "boss")
 
 
 @pytest.mark.parametrize(
@@ -242,23 +242,23 @@ def test_a_principal_sees_and_speaks_as_its_own_account_alone(
 ) -> None:
     alice = Principal("alice", frozenset({"chat"}))
 
-    assert sees(alice, channel, account) is own
-    assert speaks_as(alice, channel, account) is own
+    assert can_see(alice, channel, account) is own
+    assert can_speak_as(alice, channel, account) is own
 
 
 def test_read_sees_everything_and_speaks_as_nobody_else() -> None:
     auditor = Principal("auditor", frozenset({"read"}))
 
-    assert sees(auditor, "telegram", "x")
-    assert not speaks_as(auditor, "telegram", "x")
-    assert speaks_as(Principal("bridge", frozenset({"impersonate"})), "telegram", "x")
+    assert can_see(auditor, "telegram", "x")
+    assert not can_speak_as(auditor, "telegram", "x")
+    assert can_speak_as(Principal("bridge", frozenset({"impersonate"})), "telegram", "x")
 
 
 def test_an_agent_s_wall_hides_one_s_own_sessions_with_others() -> None:
     alice = principal("alice", frozenset({"chat", "agent:helper"}))
 
-    assert sees_session(alice, SessionKey(AgentId("helper"), "websocket", "alice"))
-    assert not sees_session(alice, SessionKey(AgentId("boss"), "websocket", "alice"))
+    assert can_see_session(alice, SessionKey(AgentId("helper"), "websocket", "alice"))
+    assert not can_see_session(alice, SessionKey(AgentId("boss"), "websocket", "alice"))
 
 
 # --- tokens that were created --------------------------------------------------------------------
@@ -276,14 +276,14 @@ def test_a_created_token_is_let_in_beside_those_of_the_settings_and_stays_when_t
 ):
     known = identities()
     known.replace_created([created()])
-    phone = known.of_token(SECRET, visitor())
+    phone = known.authenticate(SECRET, visitor())
 
     known.replace(WebSettings())
 
     assert phone.principal.name == "phone"
-    assert known.holds(phone)
+    assert known.is_valid(phone)
     with pytest.raises(Unauthorized):
-        known.of_token("tok-alice", visitor())
+        known.authenticate("tok-alice", visitor())
 
 
 def test_a_created_token_reaches_what_the_configuration_lets_its_name_reach() -> None:
@@ -291,7 +291,7 @@ def test_a_created_token_reaches_what_the_configuration_lets_its_name_reach() ->
 
     known.replace_created([created()])
 
-    assert known.of_token(SECRET, visitor()).principal.agents == frozenset({"phone"})
+    assert known.authenticate(SECRET, visitor()).principal.agents == frozenset({"phone"})
 
 
 @pytest.mark.parametrize("ends", [{"revoked_at": NOON}, {"expires_at": NOON}])
@@ -300,20 +300,20 @@ def test_a_token_that_was_revoked_or_expired_is_refused(ends: dict[str, object])
     known.replace_created([created(**ends)])
 
     with pytest.raises(Unauthorized):
-        known.of_token(SECRET, visitor())
+        known.authenticate(SECRET, visitor())
 
 
 def test_a_token_of_the_settings_expires() -> None:
     clock = FakeClock()
     bob = TokenDef("bob", "tok-bob", expires_at=clock.now() + HOUR)
     known = Identities(WebSettings(tokens=(bob,)), clock)
-    found = known.of_token("tok-bob", visitor())
+    found = known.authenticate("tok-bob", visitor())
 
     clock.move(3600)
 
-    assert not known.holds(found)
+    assert not known.is_valid(found)
     with pytest.raises(Unauthorized):
-        known.of_token("tok-bob", visitor())
+        known.authenticate("tok-bob", visitor())
 
 
 @pytest.mark.parametrize("jump", [1.0, 86_400.0 * 400])
@@ -340,20 +340,20 @@ def test_a_mistyped_token_is_refused_and_so_is_one_that_is_nobody_s_any_more_tho
     near = f"Bearer {SECRET}"
 
     with pytest.raises(Unauthorized):
-        free.of_visitor(visitor(near), sends_any=True)
+        free.identify(visitor(near), allow_any_key=True)
     free.replace_created([created(revoked_at=NOON)])
     with pytest.raises(Unauthorized):
-        free.of_visitor(visitor(near), sends_any=True)
+        free.identify(visitor(near), allow_any_key=True)
     for typed in (near[:-1] + "~", near[:-1], near + "x"):
         with pytest.raises(Unauthorized):
-            free.of_visitor(visitor(typed), sends_any=True)
+            free.identify(visitor(typed), allow_any_key=True)
 
 
 def test_a_token_of_the_file_may_look_like_a_created_one_without_a_checksum() -> None:
     looks = "exo_" + "x" * 38
     known = identities(WebSettings(tokens=(TokenDef("odd", looks),)))
 
-    assert known.of_token(looks, visitor()).principal.name == "odd"
+    assert known.authenticate(looks, visitor()).principal.name == "odd"
 
 
 def test_ten_thousand_wrong_tokens_leave_the_right_ones_valid_and_the_use_noted() -> None:
@@ -363,7 +363,7 @@ def test_ten_thousand_wrong_tokens_leave_the_right_ones_valid_and_the_use_noted(
     dice = random.Random(5)
     for _ in range(10_000):
         with pytest.raises((Unauthorized, TooManyFailures)):
-            known.of_token(new_secret(dice.randbytes(32)), visitor())
+            known.authenticate(new_secret(dice.randbytes(32)), visitor())
 
-    assert known.of_token(SECRET, visitor()).principal.name == "phone"
+    assert known.authenticate(SECRET, visitor()).principal.name == "phone"
     assert used == [digest_of(SECRET)]

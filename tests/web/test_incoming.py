@@ -15,12 +15,12 @@ class Ear:
         self.closed: list[int] = []
         self.incoming: FrameReader | None = None
 
-    def message(self, data: bytes) -> None:
+    def message_received(self, data: bytes) -> None:
         self.heard.append(bytes(data))
 
-    def roomy(self) -> None: ...
+    def room_available(self) -> None: ...
 
-    def ended(self) -> None: ...
+    def socket_closed(self) -> None: ...
 
     def close(self, code: int, reason: str = "") -> None:
         self.closed.append(code)
@@ -29,7 +29,7 @@ class Ear:
 
     def answer_pings(self, pongs: bytes) -> None: ...
 
-    def parted(self, *, by_peer: bool) -> None:
+    def peer_ended(self, *, by_peer: bool) -> None:
         self.close(1000 if by_peer else 1002)
 
 

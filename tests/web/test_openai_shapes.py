@@ -12,12 +12,12 @@ from gateway.api.openai import Completion
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.web.openai import (
+    AnswerText,
     BadParam,
-    Telling,
     earlier_of,
     instructions_of,
     question_of,
-    refuse_what_would_be_ignored,
+    refuse_unsupported,
 )
 from gateway.web.responses import OpenAiFailure
 from gateway.web.rpc import validate
@@ -35,7 +35,7 @@ def asked(*messages: object, **more: object) -> Completion:
 def refused(*messages: object, **more: object) -> OpenAiFailure:
     try:
         body = asked(*messages, **more)
-        refuse_what_would_be_ignored(body)
+        refuse_unsupported(body)
         earlier_of(body)
     except (BadParam, InvalidParams) as error:
         return OpenAiFailure.of_request(error)
@@ -132,7 +132,7 @@ def test_what_asks_for_nothing_special_is_taken() -> None:
         max_completion_tokens=5,
     )
 
-    refuse_what_would_be_ignored(body)
+    refuse_unsupported(body)
     assert body.most_tokens == 5
 
 
@@ -174,9 +174,9 @@ def done(response: str, **more: object) -> dict[str, Any]:
 USED = {"type": "usage", "input_tokens": 3, "output_tokens": 2}
 
 
-def told(*events: dict[str, Any]) -> tuple[Telling, str]:
+def told(*events: dict[str, Any]) -> tuple[AnswerText, str]:
     """And what was told in pieces."""
-    telling = Telling()
+    telling = AnswerText()
     deltas = [delta for event in events for delta in telling.take(event)]
     return telling, "".join(delta.content or "" for delta in deltas)
 

@@ -18,7 +18,7 @@ from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.sessions import SessionRecord, Summary
 from gateway.memory.context import message_tokens
 from gateway.web.responses import encode
-from gateway.web.sessions import said_in, summary_in, viewed
+from gateway.web.sessions import export_context, messages_in, summary_from
 
 CONTEXT: TypeAdapter[OracleContext] = TypeAdapter(OracleContext)
 NOW = datetime(2025, 1, 15, 10, 30, tzinfo=UTC)
@@ -57,7 +57,7 @@ def nodes_of(*said: Message, model: str = "m") -> tuple[Node, ...]:
 
 
 def view(*said: Message, agent: AgentDef = AGENT, model: str = "m") -> OracleContext:
-    return viewed(RECORD, nodes_of(*said, model=model), SUMMARY, agent, user="ann")
+    return export_context(RECORD, nodes_of(*said, model=model), SUMMARY, agent, user="ann")
 
 
 @pytest.mark.requirement("S-000-Json-01", "S-000-Context-02", "S-000-Model-01")
@@ -130,12 +130,12 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
         told = [Message("tool", result=one) for one in results]
         said += [Message("user", question), *asked, *told, Message("assistant", answer)]
     summary = SUMMARY if with_summary else None
-    context = viewed(RECORD, nodes_of(*said), summary, AGENT, user="ann")
+    context = export_context(RECORD, nodes_of(*said), summary, AGENT, user="ann")
 
     read = CONTEXT.validate_python(json.loads(encode(context)))
 
     assert read == context
-    again = [message for _, _, message in said_in(read)]
+    again = [message for _, _, message in messages_in(read)]
     assert [(one.role, one.text, one.result) for one in again] == [
         (one.role, one.text, one.result) for one in said
     ]
@@ -147,13 +147,13 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
     ]
     assert kept == [json.loads(one) for *_, calls in talk for one, *_ in calls if one[0] == "{"]
     if with_summary:
-        carried = summary_in(read, NodeId("s"))
+        carried = summary_from(read, NodeId("s"))
         assert carried is not None
-        later = viewed(RECORD, nodes_of(*again), carried, AGENT, user="ann")
+        later = export_context(RECORD, nodes_of(*again), carried, AGENT, user="ann")
         assert later.compressed_summary == context.compressed_summary
         assert (later.key_decisions, later.compression_count) == (context.key_decisions, 1)
     else:
-        assert summary_in(read, NodeId("s")) is None
+        assert summary_from(read, NodeId("s")) is None
 
 
 def plain_context(**changes: object) -> dict[str, object]:
@@ -251,7 +251,7 @@ def test_a_conversation_with_another_model_is_suspended_until_its_next_turn() ->
     changed = view(*SAID, model="old")
 
     assert (changed.status, changed.last_model) == ("suspended", "old")
-    closed = viewed(replace(RECORD, state="closed"), (), None, AGENT, user="ann")
+    closed = export_context(replace(RECORD, state="closed"), (), None, AGENT, user="ann")
     assert (closed.status, closed.recent_exchanges) == ("closed", ())
 
 
@@ -292,5 +292,5 @@ def test_results_that_stand_by_themselves_find_their_calls() -> None:
 
     read = CONTEXT.validate_python(plain_context(recent_exchanges=exchanges))
 
-    (result,) = [message.result for _, _, message in said_in(read) if message.result]
+    (result,) = [message.result for _, _, message in messages_in(read) if message.result]
     assert (result.name, result.content, result.is_error) == ("t", "found", False)

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from gateway.web.settings import WebSettings
+from gateway.web.wire.connections import Backlog
 from gateway.web.wire.frames import MOST_GATHERED, FrameWriter
-from gateway.web.wire.lobby import Backlog
 
 
 class Pipe(asyncio.Transport):
@@ -82,16 +82,16 @@ async def test_a_flood_in_one_round_is_not_gathered_without_a_bound() -> None:
 async def test_what_waits_goes_out_in_order_and_just_as_much_as_is_taken() -> None:
     out, pipe = outgoing(lambda: None)
     out.send(b"1", is_frame=True)
-    out.fill()
+    out.pause()
     for frame in (b"2", b"3", b"4"):
         out.send(frame, is_frame=True)
     await anyio.lowlevel.checkpoint()
     assert pipe.written == [b"1"]
 
-    pipe.on_write = lambda: out.fill() if pipe.written[-1] == b"3" else None
-    out.drain()
+    pipe.on_write = lambda: out.pause() if pipe.written[-1] == b"3" else None
+    out.resume()
     assert pipe.written == [b"1", b"2", b"3"]
-    out.drain()
+    out.resume()
     assert pipe.written == [b"1", b"2", b"3", b"4"]
     out.end(b"")
 
@@ -112,7 +112,7 @@ async def test_too_much_that_cannot_be_had_later_is_reported_once_and_never_from
         reported.set()
 
     out, pipe = outgoing(lagging, **limits)
-    out.fill()
+    out.pause()
 
     for _ in range(50):
         out.push(b"x" * 10)
@@ -133,7 +133,7 @@ async def test_what_the_transport_itself_holds_counts_and_may_be_one_frame(
     reports: list[int] = []
     out, pipe = outgoing(lambda: reports.append(1), push_queue_bytes=100)
     pipe.unsent = unsent
-    pipe.on_write = out.fill
+    pipe.on_write = out.pause
 
     out.send(b"one", is_frame=True)
     await anyio.lowlevel.checkpoint()
@@ -149,7 +149,7 @@ async def test_what_the_transport_itself_holds_counts_and_may_be_one_frame(
 async def test_a_reader_that_takes_nothing_for_too_long_is_reported() -> None:
     reported = anyio.Event()
     out, _ = outgoing(reported.set, write_deadline_s=0.01)
-    out.fill()
+    out.pause()
 
     with anyio.fail_after(60):
         await reported.wait()
@@ -158,10 +158,10 @@ async def test_a_reader_that_takes_nothing_for_too_long_is_reported() -> None:
 async def test_answers_wait_for_their_reader_however_many_they_are() -> None:
     reports: list[int] = []
     out, pipe = outgoing(lambda: reports.append(1), push_queue_bytes=100, send_queue_bytes=50)
-    out.fill()
+    out.pause()
     for number in range(100):
         out.send(b"%03d" % number, is_frame=True)
-    out.drain()
+    out.resume()
     await anyio.lowlevel.checkpoint()
 
     assert pipe.written == [b"%03d" % number for number in range(100)]
@@ -174,10 +174,10 @@ async def test_what_can_be_had_later_is_refused_while_there_is_no_room() -> None
     out, pipe = outgoing(
         lambda: None, lambda: told.append(out.has_room), backlog, send_queue_bytes=9
     )
-    out.fill()
+    out.pause()
     taken = [out.send(b"four", is_frame=True, if_room=True) for _ in range(5)]
     waiting = backlog.bytes
-    out.drain()
+    out.resume()
 
     assert taken == [True, True, True, False, False]
     assert (told, waiting, backlog.bytes) == ([False, True], 12, 0)
@@ -190,11 +190,11 @@ async def test_a_reader_that_takes_a_little_within_each_deadline_is_not() -> Non
     reports: list[int] = []
     out, pipe = outgoing(lambda: reports.append(1), write_deadline_s=0.2)
     pipe.unsent = 100
-    out.fill()
+    out.pause()
     for _ in range(10):
         pipe.unsent -= 1
         await anyio.sleep(0.1)  # five deadlines in all
     assert not reports
 
-    out.drain()
+    out.resume()
     out.end(b"")

@@ -317,7 +317,7 @@ async def test_one_connection_too_many_is_told_to_come_back() -> None:
             assert (answer.status, answer.headers["retry-after"]) == (503, "5")
             assert (await ask(one, "ping"))["result"] == "pong"
         with anyio.fail_after(60):
-            await site.server._lobby.empty()
+            await site.server._connections.wait_until_empty()
         assert (await site.get("/healthz")).status == 200
 
 
@@ -507,4 +507,4 @@ async def test_every_connection_is_counted_out_again() -> None:
             async with site.socket() as socket:
                 await ask(socket, "ping")
         with anyio.fail_after(60):
-            await site.server._lobby.empty()
+            await site.server._connections.wait_until_empty()

@@ -200,7 +200,7 @@ def test_every_method_says_what_it_is_for() -> None:
 
 def answered(handler: Any) -> Any:
     prepared = registry(handler).prepare(Request(1, "chat.send", {"content": "x"}), LOCAL)
-    return json.loads(rpc.answer_at_once(prepared, Call(LOCAL, "chat.send")))
+    return json.loads(rpc.answer_sync(prepared, Call(LOCAL, "chat.send")))
 
 
 def test_a_result_is_encoded_with_utc_times_and_without_nan() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.wire.visitors import IpAddress, Reception, parse_address, parse_hop
+from gateway.web.wire.visitors import IpAddress, VisitorReader, parse_address, parse_hop
 
 LOOPBACK = ("127.0.0.1", 1)
 
@@ -25,7 +25,7 @@ def test_what_only_looks_like_an_address_is_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "is_near"),
+    ("headers", "is_local"),
     [
         ([], True),
         ([(b"sec-fetch-site", b"none")], True),
@@ -43,14 +43,14 @@ def test_what_only_looks_like_an_address_is_none(text: str) -> None:
     ],
 )
 def test_only_a_direct_program_on_this_machine_is_near(
-    headers: list[tuple[bytes, bytes]], is_near: bool
+    headers: list[tuple[bytes, bytes]], is_local: bool
 ) -> None:
-    assert Reception(()).visitor(headers, LOOPBACK, LOOPBACK).is_near is is_near
+    assert VisitorReader(()).read(headers, LOOPBACK, LOOPBACK).is_local is is_local
 
 
 def test_a_peer_elsewhere_is_not_near() -> None:
-    assert not Reception(()).visitor([], ("10.0.0.7", 1), LOOPBACK).is_near
-    assert not Reception(()).visitor([], None, LOOPBACK).is_near
+    assert not VisitorReader(()).read([], ("10.0.0.7", 1), LOOPBACK).is_local
+    assert not VisitorReader(()).read([], None, LOOPBACK).is_local
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,12 @@ def test_a_peer_elsewhere_is_not_near() -> None:
 def test_behind_a_trusted_proxy_the_last_foreign_hop_is_the_client(
     hops: bytes, client: str
 ) -> None:
-    reception = Reception(("127.0.0.1", "10.0.0.0/8"))
+    reception = VisitorReader(("127.0.0.1", "10.0.0.0/8"))
 
-    visitor = reception.visitor([(b"x-forwarded-for", hops)], LOOPBACK, LOOPBACK)
+    visitor = reception.read([(b"x-forwarded-for", hops)], LOOPBACK, LOOPBACK)
 
     assert str(visitor.client) == client
-    assert not visitor.is_near
+    assert not visitor.is_local
 
 
 @given(text=st.text(st.sampled_from("0123456789abf:.[]% ,x"), max_size=50))
@@ -116,7 +116,7 @@ def test_an_address_is_the_same_with_its_port(address: IpAddress, port: int) -> 
 def test_a_trusted_network_may_be_written_as_ipv6(network: str) -> None:
     hops = [(b"x-forwarded-for", b"9.9.9.9")]
 
-    visitor = Reception((network,)).visitor(hops, ("::ffff:10.0.0.1", 1), LOOPBACK)
+    visitor = VisitorReader((network,)).read(hops, ("::ffff:10.0.0.1", 1), LOOPBACK)
 
     assert str(visitor.client) == "9.9.9.9"
 
@@ -137,31 +137,31 @@ def test_a_trusted_network_may_be_written_as_ipv6(network: str) -> None:
 def test_what_a_trusted_proxy_brings_without_a_name_is_its_own_and_from_afar(
     headers: list[tuple[bytes, bytes]],
 ) -> None:
-    visitor = Reception(("127.0.0.1", "10.0.0.0/8")).visitor(headers, LOOPBACK, LOOPBACK)
+    visitor = VisitorReader(("127.0.0.1", "10.0.0.0/8")).read(headers, LOOPBACK, LOOPBACK)
 
     assert str(visitor.client) == "127.0.0.1"
-    assert not visitor.is_near
+    assert not visitor.is_local
 
 
 def test_a_loopback_address_behind_a_trusted_proxy_is_not_near() -> None:
     hops = [(b"x-forwarded-for", b"127.0.0.1")]
 
-    visitor = Reception(("10.0.0.1",)).visitor(hops, ("10.0.0.1", 1), LOOPBACK)
+    visitor = VisitorReader(("10.0.0.1",)).read(hops, ("10.0.0.1", 1), LOOPBACK)
 
     assert str(visitor.client) == "127.0.0.1"
-    assert not visitor.is_near
+    assert not visitor.is_local
 
 
 def test_hops_from_an_unknown_proxy_are_not_believed() -> None:
-    visitor = Reception(("10.0.0.1",)).visitor(
+    visitor = VisitorReader(("10.0.0.1",)).read(
         [(b"x-forwarded-for", b"127.0.0.1")], ("9.9.9.9", 1), LOOPBACK
     )
 
     assert str(visitor.client) == "9.9.9.9"
-    assert visitor.proxied
+    assert visitor.is_proxied
 
 
 def test_a_header_that_must_be_single_is_noticed_when_it_is_not() -> None:
     headers = [(b"host", b"a"), (b"host", b"b"), (b"x-other", b"1"), (b"x-other", b"2")]
 
-    assert Reception(()).visitor(headers, LOOPBACK, LOOPBACK).repeated == {"host"}
+    assert VisitorReader(()).read(headers, LOOPBACK, LOOPBACK).repeated == {"host"}

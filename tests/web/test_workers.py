@@ -23,13 +23,13 @@ async def test_jobs_start_in_order_and_do_not_wait_for_each_other() -> None:
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             await group.start(_run, workers)
-            assert workers.take(slow, "a")
-            assert workers.take(quick, "b")
-            assert workers.take(quick, "c")
-            assert workers.take(quick, "d")
+            assert workers.submit(slow, "a")
+            assert workers.submit(quick, "b")
+            assert workers.submit(quick, "c")
+            assert workers.submit(quick, "d")
             await done.wait()
             gate.set()
-            await workers.rest()
+            await workers.wait_until_idle()
             group.cancel_scope.cancel()
 
     assert seen == ["a", "b", "c", "d", "a ended"]
@@ -50,8 +50,8 @@ async def test_a_task_is_used_again() -> None:
         async with anyio.create_task_group() as group:
             await group.start(_run, workers)
             for _ in range(50):
-                assert workers.take(note)
-                await workers.rest()
+                assert workers.submit(note)
+                await workers.wait_until_idle()
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
 
@@ -65,22 +65,22 @@ async def test_too_much_work_is_refused_and_not_queued() -> None:
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             await group.start(_run, workers)
-            assert [workers.take(gate.wait) for _ in range(3)] == [True, True, False]
+            assert [workers.submit(gate.wait) for _ in range(3)] == [True, True, False]
             gate.set()
-            await workers.rest()
-            assert workers.take(gate.wait)
+            await workers.wait_until_idle()
+            assert workers.submit(gate.wait)
             group.cancel_scope.cancel()
 
 
 async def test_before_and_after_their_time_they_take_nothing() -> None:
     workers = Workers(2)
-    assert not workers.take(anyio.sleep, 0)
+    assert not workers.submit(anyio.sleep, 0)
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             await group.start(_run, workers)
-            assert workers.take(anyio.sleep_forever)
+            assert workers.submit(anyio.sleep_forever)
             group.cancel_scope.cancel()
 
-    assert not workers.take(anyio.sleep, 0)
+    assert not workers.submit(anyio.sleep, 0)
     assert workers.busy == 0

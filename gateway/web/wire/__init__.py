@@ -11,7 +11,7 @@ Why not a library's server for all of it:
 - **Nobody waits for a slow reader.** What cannot be had later waits within a bound; the rest is refused until
   there is room and read again from the run. A peer that takes nothing is closed (`frames.py`).
 - **Seats are taken from those who hold most.** Connections are counted by address; strangers make room, the newest
-  of the address with most of them first (`lobby.py`).
+  of the address with most of them first (`connections.py`).
 - **Who is there is read once.** `visitors.py` reads addresses and headers, and checks Host, Origin and sizes before
   authentication.
 - **A stop loses no answer.** `server.py` closes its listeners first, lets requests finish and then ends them.

@@ -23,7 +23,7 @@ from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
 from gateway.web.settings import WebSettings
-from gateway.web.wire.lobby import Backlog, Lobby
+from gateway.web.wire.connections import Backlog, Connections
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,15 @@ _LONG_HEAD = 8
 class Listener(Protocol):
     """Receives the messages of a socket. Its methods must not wait."""
 
-    def message(self, data: bytes) -> None:
+    def message_received(self, data: bytes) -> None:
         """A complete text message, not yet decoded."""
         ...
 
-    def roomy(self) -> None:
+    def room_available(self) -> None:
         """The send queue has room again."""
         ...
 
-    def ended(self) -> None:
+    def socket_closed(self) -> None:
         """The socket closes. It is called once; nothing can be sent any more."""
         ...
 
@@ -60,7 +60,7 @@ class FrameOwner(Protocol):
 
     def answer_pings(self, pongs: bytes) -> None: ...
 
-    def parted(self, *, by_peer: bool) -> None:
+    def peer_ended(self, *, by_peer: bool) -> None:
         """The peer closed the socket or broke the protocol. The parser's answer is still to be sent."""
         ...
 
@@ -178,7 +178,7 @@ class FrameReader:
             at += len(piece)
             self.parser.at_edge = False
             self.parser.receive_data(piece)
-            self._take_events()
+            self._handle_events()
 
     def _read_plain(self, data: bytes, at: int) -> int:
         """Reads a whole short text frame without the parser: nearly every frame is one. Gives its
@@ -195,21 +195,21 @@ class FrameReader:
             return 0
         if not self.is_over:
             assert self.listener is not None, "bytes came before anybody listened"
-            self.listener.message(apply_mask(data[start:end], data[start - 4 : start]))
+            self.listener.message_received(apply_mask(data[start:end], data[start - 4 : start]))
         return end
 
-    def _take_events(self) -> None:
+    def _handle_events(self) -> None:
         for frame in self.parser.events_received():
             if isinstance(frame, Frame):
-                self._take(frame)
+                self._handle(frame)
         if self.parser.parser_exc is not None and not self.is_over:
-            self.owner.parted(by_peer=False)
+            self.owner.peer_ended(by_peer=False)
         if answers := self.parser.data_to_send():
             self.owner.answer_pings(b"".join(answers))
 
-    def _take(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
-            self.owner.parted(by_peer=True)
+            self.owner.peer_ended(by_peer=True)
         elif self.is_over:
             return
         elif frame.opcode is Opcode.BINARY:
@@ -222,7 +222,9 @@ class FrameReader:
         if frame.fin:
             fragments, self._fragments = self._fragments, []
             assert self.listener is not None, "bytes came before anybody listened"
-            self.listener.message(fragments[0] if len(fragments) == 1 else b"".join(fragments))
+            self.listener.message_received(
+                fragments[0] if len(fragments) == 1 else b"".join(fragments)
+            )
         elif len(self._fragments) >= self.max_fragments:
             self._fragments = []
             self.owner.close(TOO_LARGE, "a message of too many fragments")
@@ -255,7 +257,7 @@ class FrameWriter:
 
     def __post_init__(self) -> None:
         deadline_s = self._settings.write_deadline_s
-        self._stall = StallTimer(self._loop, self._transport, deadline_s, self._give_up)
+        self._stall = StallTimer(self._loop, self._transport, deadline_s, self._report_lag)
 
     def send(self, data: bytes, *, if_room: bool = False, is_frame: bool = False) -> bool:
         """Sends a text message, or a frame of the parser, and never waits. The owner of a socket reads
@@ -290,7 +292,7 @@ class FrameWriter:
         limits, everywhere = self._settings, self._backlog.bytes
         is_crowded = not self.has_room and everywhere > limits.push_queues_bytes
         if is_crowded or self._queued_bytes > limits.push_queue_bytes:
-            self._give_up()
+            self._report_lag()
 
     def _wait(self, frame: bytes) -> None:
         self._queue.append(frame)
@@ -300,7 +302,7 @@ class FrameWriter:
             self.has_room = False
             self._room_changed()
 
-    def _give_up(self) -> None:
+    def _report_lag(self) -> None:
         if not self._is_shut:
             self._is_shut = True
             self._stall.stop()
@@ -315,17 +317,17 @@ class FrameWriter:
             if not self._transport.is_closing():
                 self._transport.write(gathered)
 
-    def fill(self) -> None:
+    def pause(self) -> None:
         """The transport is full. Its own buffer counts too: one frame may have filled it."""
         self.is_full = True
         if self._is_shut:
             return
         if self._transport.get_write_buffer_size() > self._settings.push_queue_bytes:
-            self._give_up()
+            self._report_lag()
         else:
             self._stall.start()
 
-    def drain(self) -> None:
+    def resume(self) -> None:
         """Writes until the transport is full again, so that each stretch has a deadline."""
         self.is_full = False
         self._stall.stop()
@@ -356,15 +358,19 @@ class Wire(asyncio.Protocol):
     """One WebSocket after its handshake."""
 
     def __init__(
-        self, transport: asyncio.Transport, settings: WebSettings, lobby: Lobby, max_frame: int
+        self,
+        transport: asyncio.Transport,
+        settings: WebSettings,
+        connections: Connections,
+        max_frame: int,
     ) -> None:
-        self._transport, self._settings, self._lobby = transport, settings, lobby
+        self._transport, self._settings, self._connections = transport, settings, connections
         self._in = FrameReader(self, FrameParser(max_frame), settings.max_fragments)
         self._holds: set[str] = set()
         self._roomy = asyncio.Event()
         lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
-        self.out = FrameWriter(transport, settings, lobby.backlog, lag, self._room_changed)
-        self._pulse = Pulse(self, self._in, self.out, settings.ping_interval_s)
+        self.out = FrameWriter(transport, settings, connections.backlog, lag, self._room_changed)
+        self._heartbeat = Heartbeat(self, self._in, self.out, settings.ping_interval_s)
         self._linger = Timer(asyncio.get_running_loop(), transport.abort)
         self._discarded = 0
         self._pongs = 0  # bytes, while the transport took nothing
@@ -376,9 +382,9 @@ class Wire(asyncio.Protocol):
 
     def trust(self) -> None:
         """The peer has said who it is."""
-        self._lobby.know(self)
+        self._connections.mark_known(self)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Returns once there is room, or the socket is closing."""
         while not self._in.is_over and not self.out.has_room:
             await self._roomy.wait()
@@ -389,14 +395,14 @@ class Wire(asyncio.Protocol):
             return
         with contextlib.suppress(InvalidState):  # the parser has said it already
             self._in.parser.send_close(code, reason)
-        self._part()
+        self._end()
 
-    def allow(self, max_frame: int) -> None:
+    def limit_messages(self, max_frame: int) -> None:
         """Sets the limit of size from the next message on."""
         self._in.parser.max_message_size = max_frame
 
-    def hold(self, why: str) -> None:
-        """Stops reading until `go_on` is called for each reason."""
+    def pause_reading(self, why: str) -> None:
+        """Stops reading until `resume_reading` is called for each reason."""
         if self._in.is_over:
             return
         self._holds.add(why)
@@ -405,7 +411,7 @@ class Wire(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._transport.pause_reading()
 
-    def go_on(self, why: str) -> None:
+    def resume_reading(self, why: str) -> None:
         self._holds.discard(why)
         if not self._in.is_held or self._holds:
             return
@@ -418,22 +424,22 @@ class Wire(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """The gateway restarts."""
-        self.close(CloseCode.SERVICE_RESTART, self._lobby.farewell())
+        self.close(CloseCode.SERVICE_RESTART, self._connections.reconnect_hint())
 
     @property
     def is_known(self) -> bool:
         return False  # whoever is known is no stranger any more: `trust`
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         self.close(TOO_MANY, "too many connections without a token: authenticate at once")
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self._transport.abort()
 
     # what the transport says
 
     def data_received(self, data: bytes) -> None:
-        self._pulse.heard = True
+        self._heartbeat.has_received = True
         if self._in.is_over:
             self._discarded += len(data)
             if self._discarded > (self._in.parser.max_message_size or 0):
@@ -450,53 +456,53 @@ class Wire(asyncio.Protocol):
             self.out.send(pongs, is_frame=True)
 
     def pause_writing(self) -> None:
-        self.out.fill()
+        self.out.pause()
 
     def resume_writing(self) -> None:
-        self.out.drain()
+        self.out.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._part()
+        self._end()
         self._linger.stop()
-        self._lobby.leave(self)
+        self._connections.remove(self)
 
     def _room_changed(self) -> None:
         """Stops reading requests of a peer that reads its answers slowly."""
         if not self.out.has_room:
             self._roomy = asyncio.Event()
-            self.hold(ROOM)
+            self.pause_reading(ROOM)
             return
         self._roomy.set()
-        self.go_on(ROOM)
+        self.resume_reading(ROOM)
         if self._in.listener is not None:
-            self._in.listener.roomy()
+            self._in.listener.room_available()
 
     # how it ends
 
-    def parted(self, *, by_peer: bool) -> None:
-        self._part()
+    def peer_ended(self, *, by_peer: bool) -> None:
+        self._end()
         if by_peer:
             self._transport.close()
         elif not self._transport.is_closing():
             self._transport.write_eof()  # its goodbye could not be read any more
 
-    def _part(self) -> None:
+    def _end(self) -> None:
         """Sends the last bytes, and tells the listener that the socket closes. Later calls do nothing."""
         if self._in.is_over:
             return
         self._in.is_over = True
-        self._pulse.stop()
+        self._heartbeat.stop()
         self.out.end(b"".join(self._in.parser.data_to_send()))
         self._linger.start(self._settings.close_linger_s)
         self._roomy.set()
         self._holds.clear()
-        self.go_on(ROOM)
+        self.resume_reading(ROOM)
         if self._in.listener is not None:
-            self._in.listener.ended()
+            self._in.listener.socket_closed()
 
 
 @dataclass(slots=True, eq=False)
-class Pulse:
+class Heartbeat:
     """Pings a peer that was silent for a whole interval, and closes its socket if it stays silent: not
     before it could have read the bytes in front of the ping. It pauses while the socket is not read or
     not written."""
@@ -505,7 +511,7 @@ class Pulse:
     _in: FrameReader
     _out: FrameWriter
     _interval_s: float
-    heard: bool = True
+    has_received: bool = True
     _silent: int = 0  # intervals
     _read: int = 0  # bytes that had been written when the peer was heard last
     _timer: Timer = field(init=False)
@@ -518,7 +524,7 @@ class Pulse:
         self._timer.stop()
 
     def _look(self) -> None:
-        if self.heard or self._in.is_held or self._out.is_full:
+        if self.has_received or self._in.is_held or self._out.is_full:
             self._silent, self._read = 0, self._out.written
         else:
             self._silent += 1
@@ -529,5 +535,5 @@ class Pulse:
         if self._silent > 1 and (self._silent - 1) * self._interval_s > unread_s:
             self._wire.close(CloseCode.INTERNAL_ERROR, "no sign of life")
             return
-        self.heard = False
+        self.has_received = False
         self._timer.start(self._interval_s)

@@ -34,14 +34,14 @@ from gateway.api.errors import (
 from gateway.domain.errors import GatewayError
 from gateway.web.responses import error_body
 from gateway.web.settings import WebSettings
+from gateway.web.wire.connections import Connections
 from gateway.web.wire.frames import StallTimer, Timer, Wire
-from gateway.web.wire.lobby import Lobby
 from gateway.web.wire.visitors import SECURITY_HEADERS, parse_address
 
 _SLACK = 512  # what a head holds besides its target and headers: method, version, line ends
 _WEBSOCKET = b"websocket"
 _VERSIONS = frozenset({"1.0", "1.1"})
-_ALIEN = b" RTSP/"  # which the parser reads as well
+_RTSP = b" RTSP/"  # which the parser reads as well
 _UNREAD = "0.0"  # the parser has not come to the version
 
 
@@ -75,7 +75,7 @@ def refusal(error: GatewayError) -> bytes:
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-class Exchange:
+class RequestApp:
     """ASGI around the application, for one request."""
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
@@ -128,7 +128,7 @@ class Handshake:
     answer: bytes
 
 
-class Entrance(Protocol):
+class Admission(Protocol):
     """A visitor who was let in, until there is a socket to talk by."""
 
     @property
@@ -137,8 +137,8 @@ class Entrance(Protocol):
     def start(self, wire: Wire) -> None: ...
 
 
-class Door(Protocol):
-    def admit(self, handshake: Handshake) -> Entrance:
+class Admitter(Protocol):
+    def admit(self, handshake: Handshake) -> Admission:
         """Raises GatewayError: the handshake is refused with it."""
         ...
 
@@ -177,11 +177,13 @@ _LINGER_S = 1.0  # how long a refused peer may take to read why
 
 class GuardedHttp(HttpToolsProtocol):
     """One HTTP connection, until it ends or becomes a WebSocket. It stops the parser at what is too much, too many
-    or ambiguous; `refusal` says why. `patience` runs while a head or a body is half here."""
+    or ambiguous; `refusal` says why. `read_timer` runs while a head or a body is half here."""
 
-    def __init__(self, config: Config, settings: WebSettings, lobby: Lobby, door: Door) -> None:
-        super().__init__(config, lobby.state, {})
-        self.settings, self._lobby, self._door = settings, lobby, door
+    def __init__(
+        self, config: Config, settings: WebSettings, connections: Connections, admitter: Admitter
+    ) -> None:
+        super().__init__(config, connections.state, {})
+        self.settings, self._connections, self._admitter = settings, connections, admitter
         self.refusal: GatewayError | None = None
         self.in_head = self.in_body = self._is_refused = False
         self._begun = self._head_bytes = self._header_bytes = self._ignored_bytes = 0
@@ -189,28 +191,28 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         super().connection_made(transport)
-        self.patience = Timer(self.loop, self._lose_patience)
+        self.read_timer = Timer(self.loop, self._time_out)
         self._stall = StallTimer(  # an answer that nobody takes
             self.loop, transport, self.settings.write_deadline_s, transport.abort
         )
         self._linger = Timer(self.loop, transport.abort)
-        self._late = Timer(self.loop, self._refuse_late)
+        self._late_refusal = Timer(self.loop, self._refuse_late)
         peer = parse_address(str(self.client[0])) if self.client else None
-        self._proxy = peer if self._lobby.reception.is_trusted(peer) else None
-        has_seat = self._lobby.settle(self, None if self._proxy else peer)
-        if self._lobby.is_overrun or self._lobby.is_besieged(self):
+        self._proxy = peer if self._connections.visitor_reader.is_trusted(peer) else None
+        has_seat = self._connections.assign_address(self, None if self._proxy else peer)
+        if self._connections.is_overrun or self._connections.is_group_overrun(self):
             transport.abort()
-        elif self._lobby.is_full or not has_seat:
+        elif self._connections.is_full or not has_seat:
             self._refuse(Full() if has_seat else TooManyOfAddress())
         else:
-            self.patience.start(self.settings.header_timeout_s)
-            self._lobby.doubt(self)
+            self.read_timer.start(self.settings.header_timeout_s)
+            self._connections.mark_unknown(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self.patience, self._stall, self._linger, self._late):
+        for timer in (self.read_timer, self._stall, self._linger, self._late_refusal):
             timer.stop()
         super().connection_lost(exc)
-        self._lobby.leave(self)
+        self._connections.remove(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -229,14 +231,14 @@ class GuardedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.pipeline and not self.is_known:
-            self._lobby.doubt(self)
+            self._connections.mark_unknown(self)
 
     @property
     def is_known(self) -> bool:
         """By its latest request: whoever was let in with it has a principal."""
         return self.scope is not None and "principal" in self.scope["state"]
 
-    def make_room(self) -> None:
+    def evict(self) -> None:
         if self.cycle is None or self.in_head or self.in_body:
             self._refuse(Full())
         else:
@@ -250,13 +252,13 @@ class GuardedHttp(HttpToolsProtocol):
         super().resume_writing()
         self._stall.stop()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self.transport.abort()
 
     def _start_asgi_task(  # type: ignore[override]  # Starlette's type for the same thing
         self, cycle: RequestResponseCycle, app: ASGIApp
     ) -> None:
-        super()._start_asgi_task(cycle, Exchange(app, cycle))  # type: ignore[arg-type]  # uvicorn's scope types are its own
+        super()._start_asgi_task(cycle, RequestApp(app, cycle))  # type: ignore[arg-type]  # uvicorn's scope types are its own
 
     def _watch(self) -> None:
         """Whatever is half here has its time; a connection at rest has the keep-alive time, also
@@ -266,13 +268,13 @@ class GuardedHttp(HttpToolsProtocol):
         if self.is_head_endless:
             self._refuse(HeadTooLarge())
         elif self.in_body:
-            self.patience.start(self.settings.body_timeout_s)
+            self.read_timer.start(self.settings.body_timeout_s)
         elif self.in_head or self.cycle is None:
-            self.patience.start(self.settings.header_timeout_s)
+            self.read_timer.start(self.settings.header_timeout_s)
         elif self.cycle.response_complete and self.timeout_keep_alive_task is None:
-            self.patience.start(self.settings.keep_alive_s)
+            self.read_timer.start(self.settings.keep_alive_s)
 
-    def _lose_patience(self) -> None:
+    def _time_out(self) -> None:
         if self.in_head or self.in_body:
             self._refuse(TooSlow("head" if self.in_head else "body"))
         else:
@@ -281,7 +283,7 @@ class GuardedHttp(HttpToolsProtocol):
     def _refuse(self, error: GatewayError) -> None:
         """Says why, unless an answer is under way, and hears no more."""
         self._is_refused = True
-        self.patience.stop()
+        self.read_timer.stop()
         self._unset_keepalive_if_required()
         if self.transport.is_closing():
             return
@@ -289,7 +291,7 @@ class GuardedHttp(HttpToolsProtocol):
         if self.in_body and (cycle.response_started or self.pipeline):
             self.transport.close()
         elif self.in_body or cycle is None or cycle.response_complete:
-            self._say_goodbye(refusal(error))
+            self._send_refusal(refusal(error))
         else:
             cycle.keep_alive = False  # a later request of a pipeline: the earlier is answered
 
@@ -297,7 +299,7 @@ class GuardedHttp(HttpToolsProtocol):
         assert self.refusal is not None
         self._refuse(self.refusal)
 
-    def _say_goodbye(self, answer: bytes) -> None:
+    def _send_refusal(self, answer: bytes) -> None:
         """And waits a moment: a peer that is cut off while it sends would never see the answer."""
         self.transport.write(answer)
         self.transport.write_eof()
@@ -314,25 +316,25 @@ class GuardedHttp(HttpToolsProtocol):
         method, version = self.parser.get_method(), self.parser.get_http_version()
         try:
             answer = accept(method, version, self.headers)
-            entrance = self._door.admit(
+            admission = self._admitter.admit(
                 Handshake(target, self.headers, self.client, self.server, answer)
             )
         except GatewayError as error:
             self.refusal = error
             if delay_s := delay_of(error):
                 self._is_refused = True
-                self._late.start(delay_s)
+                self._late_refusal.start(delay_s)
             else:
                 self._refuse(error)
             return
-        self.patience.stop()
+        self.read_timer.stop()
         self._stall.stop()
         self.parser = None  # type: ignore[assignment]  # it holds us, and we are done
-        wire = Wire(self.transport, self.settings, self._lobby, entrance.max_frame)
-        self._lobby.change(self, wire)
+        wire = Wire(self.transport, self.settings, self._connections, admission.max_frame)
+        self._connections.replace(self, wire)
         self.transport.write(answer)
         self.transport.set_protocol(wire)
-        entrance.start(wire)
+        admission.start(wire)
         if rest:
             wire.data_received(rest)
 
@@ -353,8 +355,8 @@ class GuardedHttp(HttpToolsProtocol):
     def feed(self, data: bytes) -> None:
         """Raises what the parser raises."""
         clean, self._begun = not self.in_body, 0
-        first_line = data.lstrip(b"\r\n").partition(b"\n")[0] if _ALIEN in data else b""
-        if _ALIEN in first_line and clean and not self.in_head:
+        first_line = data.lstrip(b"\r\n").partition(b"\n")[0] if _RTSP in data else b""
+        if _RTSP in first_line and clean and not self.in_head:
             self.refusal = VersionNotSupported()
             raise HttpParserError
         self._unused_bytes += len(data)
@@ -388,10 +390,10 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self._proxy is not None:  # the seat is that of whom it names
-            address = self._lobby.reception.client(self.headers, self._proxy)
-            if not self._lobby.settle(self, address):
+            address = self._connections.visitor_reader.forwarded_client(self.headers, self._proxy)
+            if not self._connections.assign_address(self, address):
                 self._stop(TooManyOfAddress())
-        self.patience.stop()
+        self.read_timer.stop()
         self._unused_bytes = 0
         if self.parser.get_http_version() not in _VERSIONS:
             self._stop(VersionNotSupported())
@@ -417,10 +419,10 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self.in_body = False
-        self.patience.stop()
+        self.read_timer.stop()
         if not self.wants_websocket:
             super().on_message_complete()
-        self._lobby.know(self)  # until it is answered
+        self._connections.mark_known(self)  # until it is answered
 
     def reason(self, error: Exception) -> GatewayError:
         """Why the parser gave up."""

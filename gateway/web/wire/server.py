@@ -16,8 +16,8 @@ from uvicorn.config import Config
 
 from gateway.api.errors import AddressInUse, CannotListen
 from gateway.web.settings import WebSettings
-from gateway.web.wire.http import Door, GuardedHttp
-from gateway.web.wire.lobby import Lobby
+from gateway.web.wire.connections import Connections
+from gateway.web.wire.http import Admitter, GuardedHttp
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ class SocketWorkers(Protocol):
 
     async def run(self, *, task_status: TaskStatus[None]) -> None: ...
 
-    async def rest(self) -> None: ...
+    async def wait_until_idle(self) -> None: ...
 
 
-class SocketDoor(Door, Protocol):
+class SocketEndpoint(Admitter, Protocol):
     @property
     def workers(self) -> SocketWorkers: ...
 
@@ -43,7 +43,7 @@ class App(Protocol):
     """The ASGI application for HTTP, and who decides on WebSockets."""
 
     @property
-    def sockets(self) -> SocketDoor: ...
+    def sockets(self) -> SocketEndpoint: ...
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -66,7 +66,7 @@ class WebServer:
         """`bound`: sockets that listen already."""
         self._app, self._settings = app, settings
         self._bound = bound
-        self._lobby = Lobby(settings)
+        self._connections = Connections(settings)
         self._config = _config(app, settings)
         self._listeners: list[asyncio.Server] = []
         self._stop = anyio.Event()
@@ -76,11 +76,11 @@ class WebServer:
     def renew(self, settings: WebSettings) -> None:
         """From now on connections are bounded so. Where it listens stays."""
         self._settings = settings
-        self._lobby.renew(settings)
+        self._connections.renew(settings)
 
     @property
     def connections(self) -> int:
-        return len(self._lobby)
+        return len(self._connections)
 
     async def serve(
         self, *, task_status: TaskStatus[ListenAddress] = anyio.TASK_STATUS_IGNORED
@@ -92,14 +92,14 @@ class WebServer:
                 await group.start(self._app.sockets.workers.run)
                 task_status.started(address)
                 await self._stop.wait()
-                await self._let_go(self._grace_s)
+                await self._shut_down(self._grace_s)
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._let_go(0.0)
+                await self._shut_down(0.0)
             self.stopped.set()
 
-    def hand_over(self) -> Sequence[socket.socket]:
+    def duplicate_sockets(self) -> Sequence[socket.socket]:
         """What it listens on, for another server: nobody is refused in between."""
         return [bound.dup() for bound in self._bound]
 
@@ -114,37 +114,37 @@ class WebServer:
         self._grace_s = grace_s
         self._stop.set()
 
-    async def _let_go(self, grace_s: float) -> None:
+    async def _shut_down(self, grace_s: float) -> None:
         self.stop_accepting()
-        self._lobby.ask_all_to_leave()
-        tasks = self._lobby.state.tasks
+        self._connections.shut_down_all()
+        tasks = self._connections.state.tasks
         with anyio.move_on_after(grace_s):
-            await self._lobby.empty()
+            await self._connections.wait_until_empty()
             while tasks:
                 await asyncio.wait(tuple(tasks))
-            await self._app.sockets.workers.rest()
+            await self._app.sockets.workers.wait_until_idle()
         for task in tuple(tasks):
             task.cancel()
         if tasks:
             await asyncio.wait(tuple(tasks), timeout=LAST_MOMENT_S)  # each says that it is over
-        self._lobby.throw_all_out()
+        self._connections.abort_all()
         with anyio.move_on_after(LAST_MOMENT_S):
             while tasks:
                 await asyncio.wait(tuple(tasks))
-            await self._lobby.empty()
+            await self._connections.wait_until_empty()
 
     async def _listen(self) -> ListenAddress:
         self._bound = self._bound or await _bind(self._settings.bind, self._settings.port)
         loop = asyncio.get_running_loop()
         for bound in self._bound:
             self._listeners.append(
-                await loop.create_server(self._greet, sock=bound, backlog=BACKLOG)
+                await loop.create_server(self._open_connection, sock=bound, backlog=BACKLOG)
             )
         host, port = self._bound[0].getsockname()[:2]
         return ListenAddress(str(host), int(port))
 
-    def _greet(self) -> GuardedHttp:
-        return GuardedHttp(self._config, self._settings, self._lobby, self._app.sockets)
+    def _open_connection(self) -> GuardedHttp:
+        return GuardedHttp(self._config, self._settings, self._connections, self._app.sockets)
 
 
 async def serve(

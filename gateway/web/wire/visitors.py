@@ -103,23 +103,23 @@ class Visitor:
     origin: str | None = None
     authorization: str | None = field(default=None, repr=False)
     fetch_site: str | None = None
-    proxied: bool = False  # through whomever
+    is_proxied: bool = False  # through whomever
     repeated: frozenset[str] = frozenset()
     traceparent: str | None = None
 
     @property
-    def is_near(self) -> bool:
+    def is_local(self) -> bool:
         """On this machine, through no proxy, and no page of a browser."""
         return (
             self.client is not None
             and self.client.is_loopback
-            and not self.proxied
+            and not self.is_proxied
             and self.origin is None
             and self.fetch_site in {None, "none", "same-origin"}
         )
 
 
-def place_of(address: IpAddress | None) -> str:
+def address_group(address: IpAddress | None) -> str:
     """One visitor holds a whole /64 of IPv6."""
     if isinstance(address, IPv6Address):
         return str(IPv6Network((address, 64), strict=False))
@@ -130,31 +130,31 @@ def _first(headers: Headers, wanted: bytes) -> str | None:
     return next((value.decode("latin-1") for name, value in headers if name == wanted), None)
 
 
-class Reception:
+class VisitorReader:
     """Reads visitors out of requests."""
 
     def __init__(self, trusted_proxies: Sequence[str]) -> None:
         self._trusted: tuple[IpNetwork, ...] = tuple(_network(text) for text in trusted_proxies)
 
-    def visitor(
+    def read(
         self, headers: Headers, peer: Sequence[object] | None, server: Sequence[object] | None
     ) -> Visitor:
         found: dict[bytes, str] = {}
         repeated: set[str] = set()
         hops: list[str] = []
-        proxied = False
+        is_proxied = False
         for name, value in headers:
             if name in _SINGLE:
                 if name in found:
                     repeated.add(name.decode())
                 found[name] = value.decode("latin-1").strip()
             elif name in _FORWARDED or name.startswith(b"x-forwarded-"):
-                proxied = True
+                is_proxied = True
                 if name == _HOPS:
                     hops += value.decode("latin-1").split(",")
         address = parse_address(str(peer[0])) if peer else None
         if self.is_trusted(address):
-            address, proxied = self._behind(hops, address), True
+            address, is_proxied = self._client_behind(hops, address), True
         return Visitor(
             client=address,
             server=str(server[0]) if server else "",
@@ -162,7 +162,7 @@ class Reception:
             origin=found.get(b"origin"),
             authorization=found.get(b"authorization"),
             fetch_site=found.get(b"sec-fetch-site"),
-            proxied=proxied,
+            is_proxied=is_proxied,
             repeated=frozenset(repeated),
             traceparent=_first(headers, _TRACE),
         )
@@ -172,12 +172,12 @@ class Reception:
             address.version == network.version and address in network for network in self._trusted
         )
 
-    def client(self, headers: Headers, proxy: IpAddress | None) -> IpAddress | None:
+    def forwarded_client(self, headers: Headers, proxy: IpAddress | None) -> IpAddress | None:
         """Whose request it is that a trusted proxy passes on."""
         hops = [value.decode("latin-1") for name, value in headers if name == _HOPS]
-        return self._behind(",".join(hops).split(",") if hops else (), proxy)
+        return self._client_behind(",".join(hops).split(",") if hops else (), proxy)
 
-    def _behind(self, hops: Sequence[str], proxy: IpAddress | None) -> IpAddress | None:
+    def _client_behind(self, hops: Sequence[str], proxy: IpAddress | None) -> IpAddress | None:
         """The last hop that is no proxy of ours: what stands before it anybody may have written. If it
         cannot be read, or there is none, the proxy that says so."""
         for text in reversed(hops):
@@ -201,7 +201,7 @@ SECURITY_HEADERS: Sequence[tuple[bytes, bytes]] = (
 )
 
 
-class Doorway:
+class OriginGuard:
     """Host and Origin: against rebound names and against pages of other sites.
 
     A Host that is an address cannot be rebound, so a gateway that listens on every address takes
@@ -216,12 +216,12 @@ class Doorway:
 
     def check(self, visitor: Visitor) -> None:
         """Raises HostRefused, OriginRefused."""
-        if visitor.host is None or "host" in visitor.repeated or not self._is_ours(visitor):
+        if visitor.host is None or "host" in visitor.repeated or not self._is_own_host(visitor):
             raise HostRefused
-        if visitor.origin is not None and not self._is_friendly(visitor):
+        if visitor.origin is not None and not self._is_allowed_origin(visitor):
             raise OriginRefused
 
-    def _is_ours(self, visitor: Visitor) -> bool:
+    def _is_own_host(self, visitor: Visitor) -> bool:
         host = _host_name(visitor.host or "")
         if host in self._hosts:
             return True
@@ -230,7 +230,7 @@ class Doorway:
             return False
         return self._any_address or address.is_loopback or address == parse_address(visitor.server)
 
-    def _is_friendly(self, visitor: Visitor) -> bool:
+    def _is_allowed_origin(self, visitor: Visitor) -> bool:
         if "origin" in visitor.repeated:
             return False
         origin = (visitor.origin or "").lower()

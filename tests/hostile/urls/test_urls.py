@@ -11,7 +11,7 @@ from yarl import URL
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
-from gateway.outbound.client import open_guarded, to_url
+from gateway.outbound.client import build_url, open_guarded
 from gateway.outbound.guard import check_granted, read_url
 from tests.fakes.lookup import ScriptedLookup
 from tests.hostile.urls.corpus import GRANTED, REFUSED
@@ -61,7 +61,7 @@ def test_what_is_accepted_is_connected_to_the_granted_host_and_no_other(url: str
     try:
         address = read_url(url)
         check_granted(address.origin, MINE)
-        built = to_url(address.origin, address.target)
+        built = build_url(address.origin, address.target)
     except Denied:
         return
     assert address.origin == Origin("https", "wttr.in", 443)

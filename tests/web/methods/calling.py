@@ -10,7 +10,7 @@ from gateway.sessions.replay import Replayer
 from gateway.web.chat import ChatMethods
 from gateway.web.identity import Principal
 from gateway.web.rpc import Call, Handler, Registry, Request, encode_result, run_all
-from gateway.web.socket import Seat, Workers
+from gateway.web.socket import SocketPeer, Workers
 from gateway.web.wire.frames import Wire
 from tests.fakes.promises import require_promised, require_promised_answer
 
@@ -41,7 +41,7 @@ class FakeWire:
         self.send(data)
 
 
-class FakePeer(Seat):
+class FakePeer(SocketPeer):
     """A seat on such a connection."""
 
     def __init__(self) -> None:

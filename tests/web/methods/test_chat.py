@@ -47,7 +47,7 @@ async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> N
     assert (sent["agent_id"], sent["matched_by"], sent["duplicate"]) == ("a", "default", False)
     assert [event["seq"] for event in peer.events] == list(range(1, len(peer.events) + 1))
     assert peer.events[-1]["type"] == "done"
-    assert not peer.followers
+    assert not peer.streams
 
 
 @pytest.mark.parametrize("after", [0, 1, REPLAYED_AT_ONCE, 3 * REPLAYED_AT_ONCE])
@@ -223,7 +223,7 @@ async def test_a_second_resume_takes_the_place_of_the_first() -> None:
 
     seqs = [event["seq"] for event in peer.events]
     assert seqs == list(range(1, len(seqs) + 1))
-    assert not peer.followers
+    assert not peer.streams
 
 
 async def test_a_page_of_history_is_bounded_by_its_size_too() -> None:

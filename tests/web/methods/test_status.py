@@ -20,7 +20,7 @@ from gateway.memory.context import ASKED
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.rpc import Handler, handlers_of
-from gateway.web.status import About, ProviderTrial, StatusMethods
+from gateway.web.status import ProcessInfo, ProviderTrial, StatusMethods
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool, NoSchemas
@@ -77,7 +77,7 @@ def insight(
         return reasons
 
     state = ConfigState(path="/etc/c.toml", errors=[], restart_needed=[])
-    about = About("1.2.3", 0.0, "memory", 42, 7, lambda: state)
+    about = ProcessInfo("1.2.3", 0.0, "memory", 42, 7, lambda: state)
     tools = (FakeTool(), TALLY, CLASH)
     gate = ToolGate(tools, schemas=NoSchemas(), clock=stage.clock)
     told = StatusMethods(

@@ -17,7 +17,7 @@ from gateway.domain.ports import Stores
 from gateway.web.identity import LOCAL, Identities
 from gateway.web.rpc import Call
 from gateway.web.settings import WebSettings
-from gateway.web.tokens import Keys, TokenMethods
+from gateway.web.tokens import TokenMethods, TokenRegistry
 from gateway.web.wire.visitors import Visitor
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
@@ -27,7 +27,7 @@ NOBODY = Visitor(client=None, server="")
 
 @dataclass
 class Node:
-    keys: Keys
+    keys: TokenRegistry
     identities: Identities
     methods: TokenMethods
 
@@ -40,16 +40,16 @@ class Node:
 
     def lets_in(self, token: str) -> bool:
         try:
-            self.identities.of_token(token, NOBODY)
+            self.identities.authenticate(token, NOBODY)
         except Unauthorized:
             return False
         return True
 
 
 def node(stores: Stores, clock: FakeClock) -> Node:
-    keys = Keys(stores.tokens, stores.ledger, LiveBudgets(Budgets()), clock)
+    keys = TokenRegistry(stores.tokens, stores.ledger, LiveBudgets(Budgets()), clock)
     identities = Identities(WebSettings(), clock, used=keys.note_use)
-    keys.serve(identities)
+    keys.attach(identities)
     return Node(keys, identities, TokenMethods(keys, identities, ("main",)))
 
 
@@ -65,13 +65,13 @@ async def test_what_one_gateway_hands_out_and_takes_back_holds_at_the_other_afte
     async with two() as (stores, clock, here, there):
         token = await here.create(budget=500)
         before = there.lets_in(token)
-        await there.keys.look()
+        await there.keys.refresh()
         meanwhile = there.lets_in(token)
         limit = there.keys.limits.now.limit(Scope("token_day", "2026-01-01 phone"))
         await here.revoke()
         deed = Deed(clock.now(), "budget.raised", "local", {})
         await stores.ledger.raise_today("daily", 3, deed)
-        await there.keys.look()
+        await there.keys.refresh()
 
         assert (before, meanwhile, there.lets_in(token)) == (False, True, False)
     assert limit.tokens == 500
@@ -80,9 +80,9 @@ async def test_what_one_gateway_hands_out_and_takes_back_holds_at_the_other_afte
 async def test_a_look_at_a_store_that_nobody_changed_reads_one_row() -> None:
     async with two() as (_, _clock, here, _there):
         await here.create()
-        await here.keys.look()
+        await here.keys.refresh()
         known = here.keys.tokens
-        await here.keys.look()
+        await here.keys.refresh()
 
         assert here.keys.tokens is known
 
