@@ -26,7 +26,7 @@ from bench.ledger import adding
 from bench.marks import Figure, marked
 from bench.memory import fill
 from bench.recall import key_of, say
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
 from gateway.store.opening import open_store
@@ -63,7 +63,7 @@ async def _fill(stores: Stores, sizes: Sizes) -> None:
     await fill(stores.facts, 0, sizes.facts)
     await adding(stores, sizes.calls)
     for number in range(sizes.deeds):
-        await stores.audit.append(Deed(BEGIN, "budget.refused", "bench", {"number": number}))
+        await stores.audit.append(AuditEvent(BEGIN, "budget.refused", "bench", {"number": number}))
 
 
 async def _filled(data_dir: Path, sizes: Sizes) -> None:

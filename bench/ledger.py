@@ -29,7 +29,7 @@ from gateway.budgets import LiveBudgets, Meter
 from gateway.domain.budgets import Budgets, Limit, Payer, RecordQuery, Scope, day_of
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, Usage
-from gateway.domain.model import Hear, ModelReply, ModelRequest
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta
 from gateway.domain.ports import Model, Stores
 from gateway.host.clock import SystemClock, TimeIds
 from gateway.providers.prices import PriceTable
@@ -58,7 +58,7 @@ EMPTY = {"a model's that nobody asked", "of a session and another agent"}
 class Instant:
     """A model that takes no time."""
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         return ModelReply("p", "m", "hi", usage=Usage(3, 1))
 
 

@@ -22,7 +22,7 @@ import anyio
 from bench.marks import Figure, marked, tell
 from bench.measuring import quantile, rss_mb, timed
 from bench.process import other_cores
-from gateway.domain.facts import Claim, Erasure, FactQuery, SaidSource, Whose
+from gateway.domain.facts import Claim, Erasure, FactQuery, FactView, SaidSource
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import FactStore
 from gateway.host.clock import SystemClock
@@ -56,7 +56,7 @@ async def fill(facts: FactStore, first: int, beyond: int) -> None:
 
 async def measured(facts: FactStore, person: str, times: int) -> Mapping[str, list[float]]:
     """Milliseconds of each call about a new person."""
-    numbers, whose = count(), Whose(scope=person)
+    numbers, view = count(), FactView(scope=person)
 
     async def add() -> None:
         number = next(numbers)
@@ -64,15 +64,15 @@ async def measured(facts: FactStore, person: str, times: int) -> Mapping[str, li
         await facts.add_facts(person, [claim], ids=[f"{person}{number}"], now=claim.valid_from)
 
     def matching(text: str) -> Callable[[], Awaitable[object]]:
-        return lambda: facts.facts_matching(whose, text.split(), limit=10)
+        return lambda: facts.facts_matching(view, text.split(), limit=10)
 
-    one = FactQuery(whose, predicate="favourite 3", at=DAY + timedelta(seconds=50))
+    one = FactQuery(view, predicate="favourite 3", at=DAY + timedelta(seconds=50))
     asked: Mapping[str, Callable[[], Awaitable[object]]] = {
         "adding": add,
         "matching a rare word": matching("what about number 7"),
         "matching a frequent word": matching("does she like jazz"),
-        "one hop around": lambda: facts.facts_around(whose, ["jazz number 1"], limit=10),
-        "50 current ones": lambda: facts.select_facts(FactQuery(whose, limit=50)),
+        "one hop around": lambda: facts.facts_around(view, ["jazz number 1"], limit=10),
+        "50 current ones": lambda: facts.select_facts(FactQuery(view, limit=50)),
         "true at a time": lambda: facts.select_facts(one),
     }
     took = {}

@@ -25,7 +25,7 @@ from bench.conversations import BEGIN, TOPICS, Conversation, Said, conversation
 from bench.marks import Figure, marked, tell
 from bench.measuring import spread, timed
 from bench.process import other_cores
-from gateway.domain.facts import Claim, scope_of, whose, words_of
+from gateway.domain.facts import Claim, fact_view, scope_of, words_of
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, NewEntry
 from gateway.domain.messages import Message, Node
@@ -89,7 +89,7 @@ async def finding(stores: Stores, many: int) -> list[Figure]:
         async def find(
             question: str, key: SessionKey = key, recall: Recall = recall
         ) -> Sequence[int]:
-            found = await recall.of(question, key, whose(key, None), limit=FOUND)
+            found = await recall.of(question, key, fact_view(key, None), limit=FOUND)
             return [int(one.id.rpartition("-")[2]) for one in found if one.kind == "turn"]
 
         ours.append(await recalled(made, find))
@@ -168,7 +168,7 @@ async def cost(stores: Stores, long: int) -> list[Figure]:
 
 
 async def _ask(recall: Recall, asked: Iterator[str], key: SessionKey) -> object:
-    return await recall.of(next(asked), key, whose(key, None))
+    return await recall.of(next(asked), key, fact_view(key, None))
 
 
 async def learn(stores: Stores, key: SessionKey) -> None:

@@ -41,11 +41,11 @@ from gateway.domain.budgets import (
     shown,
 )
 from gateway.domain.errors import Conflict, ModelFailed, NeverSent, NotFound, StoreUnavailable
-from gateway.domain.events import Deed, Recurrences
+from gateway.domain.events import AuditEvent, Recurrences
 from gateway.domain.figures import Figures
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Usage
-from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, ReplyProgress
+from gateway.domain.model import BudgetWarning, ModelReply, ModelRequest, OnDelta, ReplyProgress
 from gateway.domain.ports import Audit, Clock, Ids, Ledger, Model
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ def prompt_tokens(request: ModelRequest) -> int:
             for call in message.tool_calls:
                 texts += (call.id, call.name, call.arguments)
             if message.result is not None:
-                texts += (message.result.call_id, message.result.told)
+                texts += (message.result.call_id, message.result.for_model)
             message.kept["size"] = len("".join(texts).encode())
         size += message.kept["size"]
     return ceil(size / BYTES_A_TOKEN) + MESSAGE_OVERHEAD * len(request.messages)
@@ -417,7 +417,7 @@ class Meter:
         done = await self.ledger.resync(now)
         if done.is_changed:
             detail = {"day": done.day, "was": done.was, "records": done.records}
-            await self.audit.append(Deed(now, "budget.resynced", actor, detail))
+            await self.audit.append(AuditEvent(now, "budget.resynced", actor, detail))
             self.queue.release(_COMMON)
         return done
 
@@ -426,7 +426,9 @@ class Meter:
         and Conflict if there is no such limit, StoreUnavailable."""
         self._require_limit(scope)
         now = self.clock.now()
-        done = await self.ledger.raise_today(scope, tokens, Deed(now, "budget.raised", actor, {}))
+        done = await self.ledger.raise_today(
+            scope, tokens, AuditEvent(now, "budget.raised", actor, {})
+        )
         self.tell()
         log.info(
             "budget_raised",
@@ -557,7 +559,7 @@ class Meter:
         told = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
         log.warning("budget_refused", extra={**told, "model": model, "times": times})
         detail = {**told, "run_id": wanted.payer.run_id, "model": model, "times": times}
-        self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
+        self.audit.append_soon(AuditEvent(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
         payer, provider, model = reservation.payer, reservation.provider, reservation.model
@@ -630,7 +632,7 @@ class Metered:
     def __init__(self, meter: Meter, model: Model) -> None:
         self._meter, self._model = meter, model
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         meter, raw, progress = self._meter, prompt_tokens(request), ReplyProgress()
         reservation, granted = await meter.reserve(request, raw)
         most = granted.max_tokens
@@ -641,7 +643,7 @@ class Metered:
         progress.began = meter.clock.monotonic()
         try:
             allowed = replace(request, max_tokens=most, progress=progress)
-            reply = await self._model.reply(allowed, hear)
+            reply = await self._model.reply(allowed, on_delta)
         except ModelFailed as failed:
             if not failed.sent:
                 outcome = None

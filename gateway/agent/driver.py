@@ -46,7 +46,7 @@ from gateway.domain.events import Event, Notice
 from gateway.domain.figures import OTHER, CallTrace
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.journal import JournalEntry
-from gateway.domain.mcp import FAMILY, Lacking
+from gateway.domain.mcp import FAMILY, UnreachableServer
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Chunk,
@@ -491,7 +491,7 @@ class Driver:
 
     async def _answered(self, ask: AskModel) -> ModelReplied | ModelBroke:
         """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
-        journal, ticket, hear = self.journal, ask.ticket, partial(self._hear, ask.ticket)
+        journal, ticket, on_delta = self.journal, ask.ticket, partial(self._on_delta, ask.ticket)
         agent, first = self.job.agent, None
         while True:
             call = CallTrace("model", agent.model, journal.tick(), journal.part, agent.provider)
@@ -501,7 +501,7 @@ class Driver:
                 call.request = request = self._request(agent, ask)
                 call.name = request.model
                 journal.asks(request)
-                reply = await self.model.reply(request, hear)
+                reply = await self.model.reply(request, on_delta)
             except BudgetExceeded as refusal:
                 call.ended, call.outcome = journal.tick(), "budget_exceeded"
                 journal.failed(refusal)
@@ -520,7 +520,7 @@ class Driver:
                     await journal.keep_reply(ask.step, reply)
                 return ModelReplied(ticket, reply)
 
-    def _hear(self, ticket: int, delta: Delta) -> None:
+    def _on_delta(self, ticket: int, delta: Delta) -> None:
         """Sends a piece of the reply to the user at once, and counts it."""
         turn, state, text = self.turn, self.turn.state, delta.text
         kind = "content" if isinstance(delta, TextDelta) else "thinking"
@@ -682,7 +682,7 @@ class Assignment:
     earlier: tuple[Node, ...] = ()
     extras: ContextExtras = NO_EXTRAS
     notices: Sequence[Notice] = ()
-    lacking: Sequence[Lacking] = ()
+    lacking: Sequence[UnreachableServer] = ()
     kept: Mapping[str, object] = field(default_factory=dict)
     context_id: NodeId | None = None
 
@@ -715,7 +715,7 @@ class Runner:
         job = self.job(replace(assignment, lacking=lacking), journal)
         return await Driver(job, self.model, self.gate, journal, emit, control=control).drive()
 
-    async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[Lacking]:
+    async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[UnreachableServer]:
         """The tool servers of the agent that cannot be had now. A run that is stopped meanwhile waits
         for none."""
         if FAMILY not in " ".join(agent.tools):

@@ -15,7 +15,7 @@ from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event, Notice
 from gateway.domain.ids import NodeId, RunId
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import UnreachableServer
 from gateway.domain.messages import (
     Chunk,
     DoneReason,
@@ -200,7 +200,7 @@ Emit = Callable[[Chunk], None]
 class Gate(Protocol):
     """What a run needs of the gate in front of the tools."""
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         """Connects the agent's tool servers; returns those that are missing now."""
         ...
 

@@ -24,7 +24,7 @@ from gateway.domain.agents import (
 from gateway.domain.errors import ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import UnreachableServer
 from gateway.domain.messages import (
     Chunk,
     Message,
@@ -273,7 +273,7 @@ class SummarizingGate:
     originals: ToolStore
     _shown: OrderedDict[tuple[RunId, str, int], str] = field(default_factory=OrderedDict)
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         return await self.gate.prepare(agent)
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:

@@ -1,1 +1,1 @@
-"""What the gateway offers to programs, declared once: methods, routes, values on the wire, errors."""
+"""The interface for programs, declared once: methods, routes, values on the wire, errors."""

@@ -1,4 +1,4 @@
-"""The chunks of a run: the same on the WebSocket, in streams of HTTP, and in the run's stored log."""
+"""The chunks of a run. The WebSocket, HTTP streams and the stored log of a run carry the same chunks."""
 
 from datetime import datetime
 from typing import Annotated, Literal, get_args
@@ -16,7 +16,7 @@ class OfRun(Value):
 
 
 class Thinking(OfRun):
-    """What a model thinks aloud."""
+    """A piece of the model's reasoning."""
 
     type: Literal["thinking"]
     content: str
@@ -37,7 +37,7 @@ class CitedSource(Value):
 
 
 class SourceCited(OfRun):
-    """What a tool's result drew on."""
+    """A source of a tool's result."""
 
     type: Literal["source"]
     source: CitedSource
@@ -51,7 +51,7 @@ class PendingCall(Value):
 
 
 class ToolCalled(OfRun):
-    """A call that the model wants; every call of a reply is told before the first result."""
+    """A tool call that the model asked for. All calls of a reply come before the first result."""
 
     type: Literal["tool_call"]
     tool_call: PendingCall
@@ -66,14 +66,14 @@ class EndedCall(Value):
 
 
 class ToolReturned(OfRun):
-    """What came of a call, also if it was not executed."""
+    """The result of a tool call, also of a call that was refused."""
 
     type: Literal["tool_result"]
     tool_call: EndedCall
 
 
 class ContextUpdate(OfRun):
-    """How full the model's window is."""
+    """Tokens in the context and the size of the model's window."""
 
     type: Literal["context_update"]
     context_tokens: int
@@ -81,7 +81,7 @@ class ContextUpdate(OfRun):
 
 
 class Spent(Value):
-    """Facts of a budget that refused a call. `retry_after_s` is not there if it never resets."""
+    """The budget that refused a call. `retry_after_s` is absent if the budget never resets."""
 
     scope: str | None = None
     used: float | None = None
@@ -93,7 +93,7 @@ class Spent(Value):
 
 
 class SystemMetadata(Spent):
-    """A limit and how near it is, who gives notice, or from where on to throw away."""
+    """Details of a system chunk: the limit and its use, the source of a notice, or the first `seq` to discard."""
 
     current_value: float | None = None
     limit_value: float | None = None
@@ -107,7 +107,7 @@ class SystemMetadata(Spent):
 
 
 class System(OfRun):
-    """What the gateway says beside the answer; no model is shown it."""
+    """A message of the gateway to the user. Models do not see it."""
 
     type: Literal["system"]
     system_type: SystemType
@@ -117,7 +117,7 @@ class System(OfRun):
 
 
 class UsageTold(OfRun):
-    """What one reply of a model took."""
+    """Tokens and cost of one model reply."""
 
     type: Literal["usage"]
     input_tokens: int
@@ -130,7 +130,7 @@ class UsageTold(OfRun):
 
 
 class Done(OfRun):
-    """The end of a run that has an answer, be it a part."""
+    """The end of a run with a complete or partial answer."""
 
     type: Literal["done"]
     reason: DoneReason
@@ -142,21 +142,21 @@ class Done(OfRun):
     execution_time_ms: int
     partial: bool
     timestamp: datetime
-    truncated: Literal[True] | None = None  # `response` is
-    cut: Literal[True] | None = None  # the model had more to say than `max_tokens` allows
-    filtered: Literal[True] | None = None  # the model's service held the rest back
+    truncated: Literal[True] | None = None  # `response` is cut
+    cut: Literal[True] | None = None  # the reply reached `max_tokens`
+    filtered: Literal[True] | None = None  # the model service withheld the rest
     merged_into: str | None = None
 
 
 class WhyFailed(Spent):
-    """Of a model service that failed, or of a budget that is spent."""
+    """Details of a failed model service or an exhausted budget."""
 
     provider: str | None = None
     provider_status: int | None = None
 
 
 class Failed(WhyFailed, OfRun):
-    """The end of a run that has no answer."""
+    """The end of a run without an answer."""
 
     type: Literal["error"]
     error_type: ErrorType
@@ -166,7 +166,7 @@ class Failed(WhyFailed, OfRun):
     timestamp: datetime
 
 
-# A new type of chunk is declared above and listed here, and told where a turn sends it.
+# A new chunk type needs a class above, an entry here, and the code in the turn that sends it.
 _KINDS = (
     Thinking
     | Content

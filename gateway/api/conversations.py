@@ -1,4 +1,4 @@
-"""Talking, sessions and runs: `chat.*`, `session.*`, `run.*`, `context.explain`."""
+"""Chat, sessions and runs: `chat.*`, `session.*`, `run.*`, `context.explain`."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -30,7 +30,7 @@ Tighter = Annotated[int, whole(ge=1)] | None
 
 
 class OwnLimits(Params):
-    """A request's own limits: they only tighten what holds anyway."""
+    """Limits of one request. They can only lower the configured limits."""
 
     max_iterations: Tighter = None
     soft_warning_percent: Tighter = None
@@ -42,7 +42,7 @@ class OwnLimits(Params):
 
 
 class ChatSend(Params):
-    """Say something; the events of the run follow."""
+    """Send a message; the events of its run follow."""
 
     content: Annotated[str, Check(min_length=1, max_length=LONGEST_TEXT, says=NOT_BLANK)]
     channel: Text = "websocket"
@@ -55,11 +55,11 @@ class ChatSend(Params):
     context_id: Text | None = None
     agent: Text | None = None
     limits: OwnLimits | None = None
-    traceparent: Annotated[Text, "W3C's trace context of the caller."] | None = None
+    traceparent: Annotated[Text, "The caller's W3C trace context."] | None = None
 
 
 class Sent(Value):
-    """A message that is durable; `duplicate`: it was before."""
+    """A message that is stored durably. `duplicate`: it was already stored before this request."""
 
     message_id: str
     run_id: str
@@ -77,14 +77,14 @@ class ChatAbort(Params):
 
 
 class Aborted(Value):
-    """`aborted`: it was still at work."""
+    """`aborted` is true if the run was still active."""
 
     run_id: str
     aborted: bool
 
 
 class ChatHistory(Params):
-    """Read a page of a conversation, up to its HEAD."""
+    """Show a page of a conversation, up to its HEAD."""
 
     session_key: Annotated[str, Check(min_length=1, max_length=4096)]
     before: Text | None = None
@@ -97,7 +97,7 @@ class CalledFunction(Value):
 
 
 class MessageCall(Value):
-    """A call of a tool that a model asked for."""
+    """A tool call that a model asked for."""
 
     id: str
     function: CalledFunction
@@ -111,7 +111,7 @@ class MessageMetadata(Value):
 
 
 class MessageNotice(Value):
-    """What the user was told beside an answer, and no model is shown."""
+    """A system message that the user received with an answer. Models do not see it."""
 
     system_type: SystemType
     system_message: str
@@ -130,7 +130,7 @@ class HistoryMessage(Value):
     token_count: int
     model: str | None
     metadata: MessageMetadata
-    tool_call_id: str | None = None  # this and the next three: of a tool's message
+    tool_call_id: str | None = None  # this and the next three fields: only of a tool's message
     name: str | None = None
     is_error: bool | None = None
     duration_ms: float | None = None
@@ -139,7 +139,7 @@ class HistoryMessage(Value):
 
 
 class HistoryPage(Value):
-    """Oldest first, along the path to `head`; `more`: older ones exist."""
+    """Messages on the path to `head`, oldest first. `more`: older messages exist."""
 
     messages: list[HistoryMessage]
     head: str | None
@@ -147,14 +147,14 @@ class HistoryPage(Value):
 
 
 class ChatResume(Params):
-    """Receive the missed events of a run, then those to come."""
+    """Receive the missed events of a run, then its new events."""
 
     run_id: Text
     after_seq: Annotated[int, whole(ge=0)] = 0
 
 
 class Resumed(Value):
-    """`live`: more events will come."""
+    """`live` is true if more events will follow."""
 
     run_id: str
     live: bool
@@ -251,7 +251,7 @@ class SessionCheckout(OfSession):
 
 
 class SessionCreate(OfSession):
-    """Begin a new tree; the messages so far stay."""
+    """Start a new tree in a session. Its earlier messages stay."""
 
 
 class Created(Value):
@@ -272,7 +272,7 @@ class Labelled(Value):
 
 
 class SessionCheckpoint(OfSession):
-    """Keep a message and the path to it out of the archive."""
+    """Protect a message and its ancestors from archiving."""
 
     node_id: Text | None = None
     checkpoint: bool = True
@@ -291,16 +291,16 @@ class Closed(Value):
     state: Literal["closed"]
 
 
-# -- a conversation from elsewhere, and as an OracleContext
+# -- import and export of conversations
 
-OVERFLOW = 1.1  # times the budget
+OVERFLOW = 1.1  # tokens_used may exceed token_budget by this factor
 LEAST_BUDGET, MOST_BUDGET = 4_000, 128_000
 Id = Annotated[str, Check(min_length=1, max_length=128)]
 Said = Annotated[str, Check(max_length=LONGEST_TEXT)]
 
 
 class Lenient(Params):
-    """What it does not know it does not look at."""
+    """Parameters whose unknown fields are ignored."""
 
     __pydantic_config__ = {**Params.__pydantic_config__, "extra": "ignore"}
 
@@ -316,8 +316,8 @@ class ImportedCall(Lenient):
 
 
 class ImportedMessage(Lenient):
-    """A message as `chat.history` shows it; what is derived from others is not looked at. Without a
-    `parent_id` it follows the one before it."""
+    """A message as `chat.history` shows it; derived fields are ignored. A message without `parent_id` follows
+    the message before it."""
 
     id: Id
     role: Literal["user", "assistant", "tool"]
@@ -340,19 +340,19 @@ def _utc(at: datetime) -> datetime:
 
 def _says_something(content: str, before: Any) -> str:
     if not content.strip() and before.get("role") != "tool":
-        raise ValueError("it is empty")
+        raise ValueError("content is empty")
     return content
 
 
 def _names_its_call(call_id: str | None, before: Any) -> str | None:
     if call_id is None and before.get("role") == "tool":
-        raise ValueError("a tool's message names the call that it answers")
+        raise ValueError("a message of a tool needs tool_call_id")
     return call_id
 
 
 def _is_within_its_budget(used: int, before: Any) -> int:
     if used > OVERFLOW * before.get("token_budget", used):
-        raise ValueError(f"more than {OVERFLOW} times the token_budget")
+        raise ValueError(f"tokens_used is more than {OVERFLOW} times token_budget")
     return used
 
 
@@ -361,7 +361,7 @@ def _has_a_call_for_each_result(exchanges: Any) -> Any:
     for one in exchanges:
         known.update(call.id for call in one.tool_calls or ())
         if one.tool_call_id not in known:
-            raise ValueError(f"{one.id[:64]!r} answers a call that is not before it")
+            raise ValueError(f"no message before {one.id[:64]!r} has the call that it answers")
     return exchanges
 
 
@@ -381,7 +381,7 @@ class OracleCall(Params):
 
 
 class OracleExchange(Params):
-    """A question, or an answer with all the calls that led to it."""
+    """A question, or an answer with its tool calls."""
 
     __pydantic_config__ = {**Params.__pydantic_config__, "validate_default": True}
 
@@ -418,7 +418,7 @@ class OracleContext(Params):
 
 
 class SessionImport(OfSession):
-    """Import messages of another conversation."""
+    """Import messages of another conversation into a session."""
 
     messages: Annotated[list[ImportedMessage], Check(max_length=500)] | None = None
     context: OracleContext | None = None
@@ -431,7 +431,7 @@ class Imported(Value):
 
 
 class SessionExport(OfSession):
-    """Export the end of a conversation as one OracleContext."""
+    """Export the latest messages of a conversation as one OracleContext."""
 
 
 class OracleExport(Value):
@@ -442,13 +442,13 @@ class OracleExport(Value):
 
 
 class RunInspect(Params):
-    """Show how far a run is, or how it ended."""
+    """Show the progress of a run, or its end."""
 
     run_id: Text
 
 
 class Verdict(Value):
-    """What was decided about a run."""
+    """A decision of the policy or a rule about a run."""
 
     kind: str
     turn: int
@@ -463,7 +463,7 @@ class RunTimings(Value):
 
 
 class RunInspected(Value):
-    """What is optional is there once a turn has begun."""
+    """The state of a run. The optional fields are present once its turn has started."""
 
     run_id: str
     session_key: str
@@ -490,7 +490,7 @@ class RunInspected(Value):
 
 
 class ContextExplain(Params):
-    """Show the parts of the context that the model of a run was given."""
+    """Show the parts of the context that the model of a run received."""
 
     run_id: Text
 
@@ -510,7 +510,7 @@ class ContextPart(Value):
 
 
 class ContextExplained(Value):
-    """The parts add up to the total."""
+    """The context of a run by part; the tokens of the parts add up to `total_tokens`."""
 
     run_id: str
     model: str | None
@@ -523,13 +523,11 @@ class Replay(Params):
     """Replay a recorded run; exit 1 if it diverges."""
 
     run_id: Text
-    model: Annotated[Text, "Ask this model now, and compare: MODEL or PROVIDER/MODEL."] | None = (
-        None
-    )
+    model: Annotated[Text, "Ask this model now and compare: MODEL or PROVIDER/MODEL."] | None = None
 
 
 class Divergence(Value):
-    """Where a run leaves its journal first, and what stands there in each."""
+    """The first place where the replay differs from the journal, with both values."""
 
     at: str
     recorded: object
@@ -538,7 +536,7 @@ class Divergence(Value):
 
 
 class RunReplay(Value):
-    """`response` and `tokens_used` are those of another model that was asked."""
+    """The result of a replay. `response` and `tokens_used` come from the other model, if the request named one."""
 
     run_id: str
     identical: bool
@@ -563,7 +561,7 @@ METHODS = (
         errors=(422,),
         verb=Verb(
             columns="session_key state message_count token_usage updated_at",
-            empty="there are no conversations yet",
+            empty="no conversations",
         ),
     ),
     Method(
@@ -580,7 +578,7 @@ METHODS = (
     Method("session.export", SessionExport, READS, OracleExport),
     Method("run.inspect", RunInspect, READS, RunInspected),
     Method("context.explain", ContextExplain, READS, ContextExplained),
-    # Another model may take as long as a run may.
+    # Asking another model may take as long as a run.
     Method(
         "run.replay",
         Replay,

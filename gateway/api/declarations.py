@@ -1,27 +1,27 @@
-"""The words of a declaration: values on the wire, parameters and their rules, methods.
+"""The vocabulary of declarations: values on the wire, parameters and their checks, methods.
 
-Everything here is the standard library's. Where bytes come in and go out, pydantic reads the declarations: it asks
-a rule for the schema that it checks by, and a value for the schema that is published.
+This file uses only the standard library. The `web` room reads the declarations with pydantic: pydantic asks a
+check for its validation schema, and a value for its published schema.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 from gateway.domain.ids import SessionKey
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Build = Callable[[Any], Json]  # what pydantic hands on: makes the schema of what is inside
+Build = Callable[[Any], Json]  # pydantic's handler: builds the schema of the inner type
 _ATOMS = frozenset({str, int, float, bool, type(None), datetime})
 _ABSENT = object()
 
 
 def nullable() -> Any:
-    """The default of a field that may be left out, and may be null."""
+    """Returns the default of a field that may be absent and may be null."""
     return field(default_factory=_absent)
 
 
@@ -31,18 +31,19 @@ def _absent() -> object:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Declared:
-    """Its subclasses are dataclasses whose fields are given by name and never change. They share one
-    constructor: to generate and compile one for each of them would double the time of a start."""
+    """Base class of frozen dataclasses with keyword-only fields. All subclasses share one constructor:
+    generating and compiling one for each would double the start time."""
 
     __dataclass_fields__: ClassVar[Mapping[str, Any]]
 
-    defaults: ClassVar[Sequence[tuple[str, Any]]]  # of each field; `MISSING` if it has none
+    # Pairs of a field and its default, which is `MISSING` if the field is required.
+    defaults: ClassVar[Sequence[tuple[str, Any]]]
 
     def __init_subclass__(cls) -> None:
         dataclass(init=False, repr=False, eq=False)(cls)
         cls.defaults = tuple(
             (one.name, _ABSENT if one.default_factory is _absent else one.default)
-            for one in fields(cls)  # type: ignore[arg-type]  # it is one by now
+            for one in fields(cls)  # type: ignore[arg-type]  # the line above made it a dataclass
         )
 
     def __init__(self, **given: object) -> None:
@@ -69,28 +70,28 @@ class Declared:
 
 
 class Value(Declared):
-    """A result, a chunk or a part of one. A field whose default is None is left out while it is None; one
-    without a default is always there."""
+    """A result, a chunk, or a part of one. A field whose default is None is absent while it is None; a field
+    without a default is always present."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Json:
-        """What may be left out is not required, and is never null but by `nullable`."""
+        """Returns the schema, in which optional fields are not required, and only `nullable` ones may be null."""
         schema: Json = handler(core)
         inside = handler.resolve_ref_schema(schema)
         for name, default in cls.defaults:
             if default is None:
-                told = inside["properties"][name]
-                told.pop("default", None)
-                kinds = [kind for kind in told.pop("anyOf") if kind != {"type": "null"}]
-                told |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+                shown = inside["properties"][name]
+                shown.pop("default", None)
+                kinds = [kind for kind in shown.pop("anyOf") if kind != {"type": "null"}]
+                shown |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
             if default in {None, _ABSENT} and name in inside.get("required", ()):
                 inside["required"].remove(name)
         return schema
 
 
 class Params(Declared):
-    """What a caller gives, by name. Of a method's parameters the first line of the docstring says what the method
-    is for. An underscore at the end of a name is no part of it."""
+    """Named parameters from a caller. The first line of the docstring is the help text of the method. The
+    published name has no trailing underscore."""
 
     __pydantic_config__: ClassVar[Json] = {
         "extra": "forbid",
@@ -99,29 +100,19 @@ class Params(Declared):
 
 
 def build(type_: type[T], *sources: object, **given: object) -> T:
-    """A value with the fields that are given, and the others from the sources: mappings, or values with
-    attributes of those names."""
+    """Builds a value. `given` sets fields by name; each source, a mapping or an object with attributes, supplies
+    fields that are still missing."""
     for source in sources:
-        held = source if isinstance(source, Mapping) else _Attributes(source)
+        read = source.get if isinstance(source, Mapping) else partial(getattr, source)
         for one in fields(type_):  # type: ignore[arg-type]  # a subclass of Declared
-            if one.name not in given and one.name in held:
-                given[one.name] = held[one.name]
+            value = MISSING if one.name in given else read(one.name, MISSING)
+            if value is not MISSING:
+                given[one.name] = value
     return type_(**given)
 
 
-class _Attributes:
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __contains__(self, name: str) -> bool:
-        return hasattr(self._value, name)
-
-    def __getitem__(self, name: str) -> object:
-        return getattr(self._value, name)
-
-
 def plain(value: Any) -> Any:
-    """A value as mappings and lists of what JSON encoders know; a session key as its text."""
+    """Converts a value to JSON types; a session key becomes its text."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -146,10 +137,10 @@ def _plain_fields(value: Any, kind: Any) -> Json:
 
 
 def differing(value: Any) -> Any:
-    """As `plain`, without the fields that are as their defaults."""
+    """Like `plain`, but omits the fields that have their defaults."""
     if isinstance(value, Declared):
-        told = [(name, value.__dict__[name], usual) for name, usual in type(value).defaults]
-        return {name: differing(one) for name, one, usual in told if one != usual}
+        held = [(name, value.__dict__[name], usual) for name, usual in type(value).defaults]
+        return {name: differing(one) for name, one, usual in held if one != usual}
     if isinstance(value, list | tuple):
         return [differing(inside) for inside in value]
     return value
@@ -157,17 +148,18 @@ def differing(value: Any) -> Any:
 
 @cache
 def _members(kind: Any) -> Sequence[tuple[str, bool]]:
-    """Names, and whether the field may be left out."""
+    """Returns the name of each field, and True if the field may be absent."""
     is_value = issubclass(kind, Value)
     return tuple((one.name, is_value and one.default is None) for one in fields(kind))
 
 
-# -- rules for parameters
+# -- checks of parameters
 
 
 class Check:
-    """What a parameter may be. `limits` are those of pydantic's own checks (`min_length`, `ge`, `strict` …); `before`
-    and `after` raise ValueError, `among` as well, which also sees what was read before it; `says` stands in the published schema."""
+    """A check of a parameter. `limits` are pydantic's constraints (`min_length`, `ge`, `strict` …). `before` and
+    `after` run before and after pydantic's own check; `among` also receives the fields that were read before.
+    All three raise ValueError. `says` is added to the published schema."""
 
     def __init__(
         self,
@@ -204,7 +196,7 @@ def _checked(when: str, how: str, check: Callable[..., Any], schema: Json) -> Js
 
 
 def whole(**limits: Any) -> Check:
-    """A whole number. To JSON 5.0 is the same number as 5."""
+    """Returns a check for a whole number; 5.0 counts as 5, as in JSON."""
     return Check(strict=True, before=_as_whole, **limits)
 
 
@@ -213,17 +205,17 @@ def _as_whole(value: object) -> object:
 
 
 def _written_out(value: object) -> object:
-    """Else numbers would be taken for seconds since 1970, or for milliseconds if they are large."""
+    """Accepts RFC 3339 text only: pydantic would read a number as seconds or milliseconds since 1970."""
     if isinstance(value, datetime) or (isinstance(value, str) and _RFC_3339.fullmatch(value)):
         return value
-    raise ValueError("has to be a time like 2026-01-31T12:00:00Z, with its offset")
+    raise ValueError("must be a time with an offset, like 2026-01-31T12:00:00Z")
 
 
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-# What str.strip takes away. A blank text is looked for by hand: with errors of its own.
+# The characters that str.strip removes. The handlers check for blank text themselves, with their own errors.
 _BLANKS = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 NOT_BLANK = {"pattern": f"[^{_BLANKS}]"}
-# What SessionKey.parse takes: escapes stand for what they have to, and for nothing else.
+# The syntax of SessionKey.parse: escapes stand only for the characters that need them.
 _PART = r"([^%:\x00-\x1f\x7f-\x9f]|%(25|3A|[01][0-9A-F]|7F|C2%[89][0-9A-F]))*"
 
 Text = Annotated[str, Check(min_length=1, max_length=256)]
@@ -232,27 +224,27 @@ Key = Annotated[
     Check(min_length=1, max_length=4096, says={"pattern": f"^{_PART}:{_PART}:{_PART}:{_PART}$"}),
 ]
 Flag = Annotated[bool, Check(strict=True)]
-Page = Annotated[int, whole(ge=1, le=500)]  # how many at once
-Place = Annotated[int, whole(ge=1, lt=2**63)]  # a row's number: no store has larger ones
+Page = Annotated[int, whole(ge=1, le=500)]  # items of one page
+Place = Annotated[int, whole(ge=1, lt=2**63)]  # a row number; stores have 63 bits
 Moment = Annotated[datetime, Check(before=_written_out, tz_constraint="aware")]
 
 
 # -- methods
 
-Scope = tuple[str, ...] | None  # any of them will do; None: any principal may
+Scope = tuple[str, ...] | None  # one of them is enough; None: every principal may call
 CHAT: Scope = ("chat",)
-READS: Scope = ("chat", "read")  # with `chat` only what is one's own
+READS: Scope = ("chat", "read")  # with `chat`, only the caller's own resources
 READ: Scope = ("read",)
 ADMIN: Scope = ("admin",)
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A method as a command of the command line: `session list` is `session.list`, unless it has another `name`. The
-    parameters in `takes` are given in that order, without a name; all others are options. The first lists of the result
-    are shown as tables, each with its fields in `columns`, where `|` parts them; `empty` is said if there are no rows. `holds`
-    names the field without which the command fails, and `json` the one field that --json prints. With `watch_s` there is an
-    option that shows it again so often."""
+    """A method as a command: `session.list` becomes `session list` unless `name` is set. The parameters in `takes`
+    are positional, in that order; all others are options. `columns` names the fields of each table that shows the
+    first lists of the result; `|` separates tables. The command prints `empty` if there are no rows, fails if the
+    field `holds` is false, and with --json prints only the field `json`, if set. `watch_s` adds an option that
+    repeats the command at this interval in seconds."""
 
     takes: str = ""
     columns: str = ""
@@ -266,9 +258,9 @@ class Verb:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of JSON-RPC. `http` is the address where `GET` does the same: its parameters are in the query, the
-    first one in the path if there is a place for it. `errors` are the statuses of HTTP with which it may be refused
-    besides those of every method. `all_agents`: a token that reaches some agents only may not call it."""
+    """A JSON-RPC method. `http` is the path where `GET` does the same: its parameters come from the query, the
+    first one from the path if the path has a placeholder. `errors` are its HTTP error statuses in addition to those
+    of every method. `all_agents`: a token that is limited to some agents may not call it."""
 
     name: str
     params: type[Params]
@@ -281,12 +273,12 @@ class Method:
 
     @property
     def help(self) -> str:
-        """A sentence for users."""
+        """The first line of the docstring of its parameters."""
         return (self.params.__doc__ or "").partition("\n")[0]
 
 
 def tagged(union: Any, tag: str = "type") -> Any:
-    """A union whose members are told apart by a constant field."""
+    """Returns a union whose members differ in a constant field, the tag."""
     return Annotated[union, _Tagged(tag)]
 
 
@@ -296,8 +288,8 @@ class _Tagged:
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Json:
         kinds = handler(core)["anyOf"]
-        told = {
+        mapping = {
             handler.resolve_ref_schema(kind)["properties"][self._tag]["const"]: kind["$ref"]
             for kind in kinds
         }
-        return {"oneOf": kinds, "discriminator": {"propertyName": self._tag, "mapping": told}}
+        return {"oneOf": kinds, "discriminator": {"propertyName": self._tag, "mapping": mapping}}

@@ -1,6 +1,6 @@
-"""Errors as programs see them: one table for HTTP and JSON-RPC, one shape for both.
+"""Errors as clients see them: one table and one shape for HTTP and JSON-RPC.
 
-What the front door itself refuses comes first; each text may be shown to whoever asked.
+The errors of the front door come first. Clients may see each of their texts.
 """
 
 import tomllib
@@ -30,7 +30,7 @@ from gateway.domain.sessions import ImportRefused, SettingsRefused
 
 
 class PlainRefusal(GatewayError):
-    """Says `text` unless it is told what to say."""
+    """An error whose message is `text` unless the caller gives another."""
 
     text = ""
 
@@ -39,27 +39,27 @@ class PlainRefusal(GatewayError):
 
 
 class Unauthorized(PlainRefusal):
-    """Missing and wrong credentials read the same."""
+    """Refuses missing and wrong credentials with the same message."""
 
     code = "unauthorized"
     text = "a valid bearer token is required"
 
 
 class TooManyFailures(GatewayError):
-    """A wrong token of an address that guesses. It is told `delay_s` late."""
+    """Refuses an address that sent too many wrong tokens. The answer is sent after `delay_s` seconds."""
 
     code = "too_many_failures"
     retryable = True
 
     def __init__(self, retry_after_s: float, delay_s: float = 0.0) -> None:
         super().__init__(
-            "too many wrong tokens from your address: check your token, and try again later"
+            "too many wrong tokens from your address; check your token and try again later"
         )
         self.retry_after_s, self.delay_s = retry_after_s, delay_s
 
 
 def delay_of(error: GatewayError) -> float:
-    """How late it is told, in seconds."""
+    """Returns the seconds to wait before the error is sent."""
     return error.delay_s if isinstance(error, TooManyFailures) else 0.0
 
 
@@ -70,7 +70,7 @@ class Forbidden(PlainRefusal):
 
 class HostRefused(Forbidden):
     code = "host_refused"
-    text = "this gateway does not answer to that Host; add its origin to [gateway] allowed_origins"
+    text = "the gateway does not serve this Host; add its origin to [gateway] allowed_origins"
 
 
 class OriginRefused(Forbidden):
@@ -79,7 +79,7 @@ class OriginRefused(Forbidden):
 
 
 class InvalidRequest(GatewayError):
-    """It does not even say what is wanted."""
+    """The request does not follow the protocol."""
 
     code = "invalid_request"
 
@@ -90,11 +90,11 @@ class InvalidJson(InvalidRequest):
 
 class VersionNotSupported(PlainRefusal):
     code = "http_version_not_supported"
-    text = "this gateway speaks HTTP/1.1 and HTTP/1.0"
+    text = "the gateway supports HTTP/1.1 and HTTP/1.0"
 
 
 class NotUpgradable(InvalidRequest):
-    """An upgrade that is not a WebSocket handshake of RFC 6455."""
+    """The request to upgrade is not a WebSocket handshake of RFC 6455."""
 
     code = "invalid_handshake"
 
@@ -104,7 +104,7 @@ class UnknownMethod(GatewayError):
 
 
 class InvalidParams(GatewayError):
-    """`problems` says for each parameter what is wrong with it."""
+    """Some parameters are wrong; `problems` has a message for each."""
 
     code = "invalid_params"
 
@@ -114,7 +114,7 @@ class InvalidParams(GatewayError):
 
 
 def wrong(param: str, what: str) -> InvalidParams:
-    """Of one parameter."""
+    """Returns the error for one wrong parameter."""
     return InvalidParams(f"{param}: {what}", [(param, what)])
 
 
@@ -126,7 +126,7 @@ class BodyTooLarge(GatewayError):
 
 
 class AnswerTooLarge(GatewayError):
-    """It would not fit into what a socket holds for its reader."""
+    """The answer exceeds the send buffer of a WebSocket."""
 
     code = "answer_too_large"
 
@@ -136,8 +136,8 @@ class Stopping(Busy):
 
     def __init__(self) -> None:
         super().__init__(
-            "the gateway stops before it could answer; ask again in a moment, with the same "
-            "Idempotency-Key if there was one",
+            "the gateway stopped before it could answer; repeat the request in a moment, with the "
+            "same Idempotency-Key if it had one",
             retry_after_s=5.0,
         )
 
@@ -177,16 +177,16 @@ class TooManyOfAddress(PlainRefusal):
 
 class NotHere(PlainRefusal):
     code = "not_found"
-    text = "there is nothing at this address"
+    text = "there is no resource at this path"
 
 
 class MethodNotAllowed(GatewayError):
-    """`allow`: those that the address knows, as the header has them."""
+    """`allow` is the value of the header: the methods that the path supports."""
 
     code = "method_not_allowed"
 
     def __init__(self, allow: str) -> None:
-        super().__init__("this address does not know that method")
+        super().__init__("this path does not support that method")
         self.allow = allow
 
 
@@ -202,17 +202,17 @@ class CannotListen(GatewayError):
 
 
 class AddressInUse(CannotListen):
-    """Somebody else listens there."""
+    """Another process listens on the address."""
 
     code = "address_in_use"
 
 
-# -- how an error looks outside
+# -- errors on the wire
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The outside face of one kind of error. `text` replaces a message that is for the operator."""
+    """The statuses and the type of an error class. `text` replaces messages that are only for the operator."""
 
     status: int
     rpc: int
@@ -222,8 +222,8 @@ class Failure:
 
 INTERNAL = Failure(500, -32603, "internal_error", "internal error; the log has the details")
 
-# A name in a request that points at nothing (an agent, a session, a route) is "not found" on every
-# surface, whether it was given in a path or as a parameter.
+# A request that names a missing agent, session or route gets "not found" everywhere, whether the name is in
+# the path or in a parameter.
 FAILURES: Mapping[type[GatewayError], Failure] = {
     Unauthorized: Failure(401, -32001, "unauthorized"),
     Forbidden: Failure(403, -32002, "forbidden"),
@@ -253,14 +253,14 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     BudgetExceeded: Failure(429, -32003, "budget_exceeded"),
     Busy: Failure(503, -32005, "busy"),
     StoreUnavailable: Failure(
-        503, -32005, "unavailable", "the store cannot commit at the moment; nothing was accepted"
+        503, -32005, "unavailable", "the store cannot commit; nothing was accepted"
     ),
     ModelFailed: Failure(502, -32603, "provider_error", "the model provider failed"),
 }
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The face of an error; what the table does not know is internal and shows nothing."""
+    """Returns the failure for an error. An error that is not in the table is internal and shows no details."""
     for kind in type(error).__mro__:
         if found := FAILURES.get(kind):
             return found
@@ -268,15 +268,15 @@ def failure_of(error: BaseException) -> Failure:
 
 
 class Problem(Value):
-    """What is wrong with one parameter; `param` leads to it."""
+    """A problem with one parameter; `param` is its path."""
 
     param: str
     message: str
 
 
 class ErrorObject(Spent):
-    """`type` is one of few, `code` says more; `message` may be shown. The fields of a spent budget
-    are there if it was one."""
+    """An error. `type` is a broad class, `code` the exact cause; `message` may be shown to users. The budget
+    fields are present if a budget refused the request."""
 
     type: str
     code: str
@@ -286,17 +286,17 @@ class ErrorObject(Spent):
 
 
 class ErrorAnswer(Value):
-    """Every refusal, but those of OpenAI's API."""
+    """The body of every error response except those of the OpenAI-compatible API."""
 
     error: ErrorObject
 
 
 def error_object(error: BaseException) -> ErrorObject:
-    """The object under `error` in HTTP, and the `data` of a JSON-RPC error."""
+    """Returns the object under `error` in HTTP, which is also the `data` of a JSON-RPC error."""
     failure = failure_of(error)
     if failure is INTERNAL or not isinstance(error, GatewayError):
-        told = failure.text or str(error)
-        return ErrorObject(type=failure.type, code=INTERNAL.type, message=told, retryable=False)
+        text = failure.text or str(error)
+        return ErrorObject(type=failure.type, code=INTERNAL.type, message=text, retryable=False)
     wait = getattr(error, "retry_after_s", None)
     problems = error.problems if isinstance(error, InvalidParams) else ()
     return build(
@@ -312,7 +312,7 @@ def error_object(error: BaseException) -> ErrorObject:
 
 
 def error_headers(error: BaseException) -> dict[str, str]:
-    """What a status wants said in a header."""
+    """Returns the headers that the status of an error requires."""
     if isinstance(error, Unauthorized):
         return {"www-authenticate": "Bearer"}
     if isinstance(error, MethodNotAllowed):
@@ -323,14 +323,15 @@ def error_headers(error: BaseException) -> dict[str, str]:
     return {"retry-after": str(max(1, ceil(wait)))}
 
 
-# -- what each error code means, and what to do: the texts are in errors.toml
+# -- explanations of error codes, from errors.toml
 
 FILE = Path(__file__).with_suffix(".toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`code`: a word of `error.code`, a code of a configuration, or a number. `see`: related codes."""
+    """The meaning of a code: of an error, a configuration problem, a JSON-RPC error, a closed connection or an
+    exit. `see` lists related codes."""
 
     code: str
     title: str
@@ -351,7 +352,7 @@ class Explanation:
 
 @cache
 def explanations() -> Mapping[str, Explanation]:
-    """By code, in the order of the page."""
+    """Returns the explanations by code, in the order of the documentation."""
     found = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return {
         code: Explanation(code, **{**one, "see": tuple(one.get("see", ()))})
@@ -360,6 +361,6 @@ def explanations() -> Mapping[str, Explanation]:
 
 
 def explained(code: str) -> Explanation | None:
-    """Of a code in whatever case it is written; None if there is none."""
+    """Returns the explanation of a code, ignoring case; None if the code is unknown."""
     by_word = {one.lower(): text for one, text in explanations().items()}
     return by_word.get(code.strip().lower())

@@ -1,4 +1,4 @@
-"""The HTTP API: what each address does for whoever asks, and what it answers."""
+"""The HTTP API: each operation with its parameters and its responses."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +14,7 @@ from gateway.api.conversations import (
 from gateway.api.declarations import (
     NOT_BLANK,
     Check,
+    Flag,
     Method,
     Params,
     Text,
@@ -31,7 +32,7 @@ ANYTHING = "*/*"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of a request or of an answer; `pattern` says what it may hold."""
+    """A header of a request or a response. `pattern` restricts its value; `is_sure`: it is always present."""
 
     name: str
     says: str
@@ -41,9 +42,9 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`type` is what the body holds, or the data of each event of a stream; None: it is text, or
-    whatever `media` has. A status may have several, each in a medium of its own; 0 stands for all
-    others."""
+    """A response. `type` is the type of the body, or of each event of a stream; None: text, or any content of
+    that media type. A status may have several responses with different media types; status 0 is the default
+    response."""
 
     status: int
     says: str
@@ -55,8 +56,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`path` as Starlette has it. `refusals` are the statuses with which it is refused besides those
-    of all operations, each told as `error`."""
+    """An HTTP operation. `path` is in Starlette's syntax. `refusals` are its error statuses in addition to
+    those of all operations; their bodies have the type `error`."""
 
     method: str
     path: str
@@ -72,23 +73,23 @@ class Operation:
 
 
 def twin(method: Method) -> Operation:
-    """Of a method that `GET` does as well."""
-    answers = (Answer(200, "Its result.", method.result),)
+    """Returns the operation for a method that is also available by `GET`."""
+    answers = (Answer(200, "The result.", method.result),)
     query = None if "{" in method.http else method.params
     return Operation("GET", method.http, method.help, answers, query, refusals=method.errors)
 
 
-WAIT = Header("Retry-After", "Seconds.")
+WAIT = Header("Retry-After", "Seconds to wait.")
 RUN = Header("X-Exogate-Run", "The id of the run.", is_sure=True)
-# Without control characters, and without blanks at its ends, which belong to no header's value.
+# No control characters, and no blanks at the ends: HTTP strips them from header values.
 WORD = r"^[^\x00-\x20\x7f]([^\x00-\x08\x0a-\x1f\x7f]{0,254}[^\x00-\x20\x7f])?$"
 IDEMPOTENCY_KEY = Header(
-    "Idempotency-Key", "The same request under the same key gets the stored answer.", WORD
+    "Idempotency-Key", "A repeated request with the same key gets the stored answer.", WORD
 )
 SESSION = Header(
-    "X-Exogate-Session", "Makes it a message of that conversation, which is kept here.", WORD
+    "X-Exogate-Session", "The id of a stored conversation, which the message continues.", WORD
 )
-MORE = Header("X-Exogate-More", "Whether there are older ones.", "^(true|false)$", is_sure=True)
+MORE = Header("X-Exogate-More", "true if there are older records.", "^(true|false)$", is_sure=True)
 
 
 # -- /healthz, /readyz, /metrics, documents, /webhooks
@@ -99,14 +100,14 @@ class Alive(Value):
 
 
 class ReadyForWork(Value):
-    """`degraded` names what does not work, and keeps no work away: `nats`."""
+    """The gateway takes work. `degraded` names parts that fail without stopping work: `nats`."""
 
     status: Literal["ready"]
     degraded: list[str] | None = None
 
 
 class NotReady(Value):
-    """`reasons` is for those who may read."""
+    """The gateway takes no work. `reasons` needs the scope `read`."""
 
     status: Literal["not_ready"]
     reasons: list[str] | None = None
@@ -115,18 +116,20 @@ class NotReady(Value):
 ALIVE = Operation(
     "GET",
     "/healthz",
-    "Whether the process answers.",
-    (Answer(200, "It does.", Alive),),
+    "Check that the process answers.",
+    (Answer(200, "The process answers.", Alive),),
     refusals=(403,),
     is_guarded=False,
 )
 READY = Operation(
     "GET",
     "/readyz",
-    "Whether it should be sent work.",
+    "Check that the gateway is ready for work.",
     (
-        Answer(200, "It should.", ReadyForWork),
-        Answer(503, "Not now; with `read`, and why.", NotReady | ErrorAnswer, headers=(WAIT,)),
+        Answer(200, "The gateway is ready.", ReadyForWork),
+        Answer(
+            503, "Not ready; `read` also gets the reasons.", NotReady | ErrorAnswer, headers=(WAIT,)
+        ),
     ),
     refusals=(401, 403, 429),
     is_guarded=False,
@@ -134,20 +137,20 @@ READY = Operation(
 METRICS = Operation(
     "GET",
     "/metrics",
-    "What was spent and what is at work, for Prometheus.",
-    (Answer(200, "In Prometheus' text format.", media="text/plain"),),
+    "Show spending, work and errors as metrics for Prometheus.",
+    (Answer(200, "The metrics in the text format of Prometheus.", media="text/plain"),),
 )
 WEBHOOK_METHODS = ("GET", "POST", "PUT")
 _CALL = (
-    Answer(200, "As the platform of the channel wants it.", media=ANYTHING),
-    Answer(0, "What else the adapter of the channel answers.", media=ANYTHING),
+    Answer(200, "The response that the platform requires.", media=ANYTHING),
+    Answer(0, "Any other response of the channel's adapter.", media=ANYTHING),
 )
-# Each call has to prove that it is genuine, in the way of its platform.
+# Each call must prove that it is genuine, by the method of its platform.
 WEBHOOKS = tuple(
     Operation(
         method,
         path,
-        "A call of the platform of a channel.",
+        "Receive a call from the platform of a channel.",
         _CALL,
         body=None if method == "GET" else Any,
         body_media=ANYTHING,
@@ -158,15 +161,15 @@ WEBHOOKS = tuple(
     for method in WEBHOOK_METHODS
 )
 DOCUMENTS = {
-    "/openapi.json": "This API",
-    "/asyncapi.json": "The WebSocket and the events of runs",
-    "/config.schema.json": "The configuration file",
+    "/openapi.json": "this HTTP API, as OpenAPI",
+    "/asyncapi.json": "the WebSocket and the events of runs, as AsyncAPI",
+    "/config.schema.json": "the configuration file, as JSON Schema",
 }
 
 
 def document(path: str) -> Operation:
     answer = Answer(200, "The document.", dict[str, object])
-    return Operation("GET", path, f"{DOCUMENTS[path]}, as a document for programs.", (answer,))
+    return Operation("GET", path, f"Describe {DOCUMENTS[path]}.", (answer,))
 
 
 # -- /api/chat
@@ -183,12 +186,12 @@ class ChatBody(Params):
     message: Annotated[str, Check(max_length=LONGEST_TEXT, says=NOT_BLANK)]
     conversation_id: Text | None = None
     agent: Text | None = None
-    stream: Annotated[bool, Check(strict=True)] = False
+    stream: Flag = False
     limits: OwnLimits | None = None
 
 
 class CallMade(Value):
-    """A tool call of a run, and what came of it."""
+    """A tool call of a run, with its result."""
 
     id: str
     name: str
@@ -199,7 +202,7 @@ class CallMade(Value):
 
 
 class ChatAnswer(Value):
-    """`usage` is of all models that worked for it; its cost is of those calls of which it is known."""
+    """The answer of an agent. `usage` sums all models of the run; its cost covers the calls with a known price."""
 
     conversation_id: str
     run_id: str
@@ -216,8 +219,8 @@ class ChatAnswer(Value):
 
 
 class RunError(WhyFailed):
-    """With what a run ended. `code` and `error_type` are its `type`, `user_facing_message` is its
-    `message`: a sentence of ours, never a provider's words."""
+    """The error that ended a run. `code` and `error_type` equal `type`; `user_facing_message` equals `message`,
+    a sentence of the gateway that never quotes the provider."""
 
     type: str
     code: str
@@ -235,7 +238,7 @@ class FailedChat(Value):
 
 
 class LateChat(ChatAnswer):
-    """The run reached its time limit: the error, and what there is."""
+    """The partial answer of a run that reached its time limit, with the error."""
 
     error: RunError
 
@@ -243,25 +246,24 @@ class LateChat(ChatAnswer):
 CHAT = Operation(
     "POST",
     "/api/chat",
-    "Say something to an agent, and wait for the answer.",
+    "Send a message to an agent and wait for the answer.",
     (
         Answer(200, "The answer.", ChatAnswer, headers=(RUN,)),
-        Answer(
-            200, "With `stream`, or if asked for: the events of the run.", RunEvent, STREAM, (RUN,)
-        ),
+        Answer(200, "With `stream` or by Accept: the events of the run.", RunEvent, STREAM, (RUN,)),
         Answer(
             429,
-            "A budget is spent, or too many failures.",
+            "A budget is exhausted, or the address sent too many wrong tokens.",
             FailedChat | ErrorAnswer,
             headers=(WAIT,),
         ),
         Answer(
-            500, "Our mistake, or our configuration's.", FailedChat | ErrorAnswer, headers=(WAIT,)
+            500,
+            "The gateway or its configuration failed.",
+            FailedChat | ErrorAnswer,
+            headers=(WAIT,),
         ),
         Answer(502, "The model service failed.", FailedChat, headers=(RUN, WAIT)),
-        Answer(
-            504, "The time limit is reached; what there is comes along.", LateChat, headers=(RUN,)
-        ),
+        Answer(504, "The run timed out; with the partial answer.", LateChat, headers=(RUN,)),
     ),
     body=ChatBody,
     headers=(IDEMPOTENCY_KEY,),
@@ -283,7 +285,7 @@ class ConversationPage(HistoryPage):
 
 
 class ErasedSession(Value):
-    """How much is gone, and under which id that is remembered."""
+    """The number of erased items, and the id of the tombstone."""
 
     session_key: str
     messages: int
@@ -292,7 +294,7 @@ class ErasedSession(Value):
 
 
 class ErasedConversation(Value):
-    """A session for each agent that had it."""
+    """The erased sessions of a conversation, one for each agent."""
 
     conversation_id: str
     erased: list[ErasedSession]
@@ -301,16 +303,16 @@ class ErasedConversation(Value):
 MESSAGES = Operation(
     "GET",
     "/api/conversations/{id:path}/messages",
-    "The messages of a conversation, by its id or its session key.",
-    (Answer(200, "A page of them.", ConversationPage),),
+    "Show the messages of a conversation, by its id or its session key.",
+    (Answer(200, "A page of messages.", ConversationPage),),
     query=ConversationQuery,
     refusals=(404, 422),
 )
 ERASE = Operation(
     "DELETE",
     "/api/conversations/{id:path}",
-    "Erase a conversation for good, by its id or its session key.",
-    (Answer(200, "What is gone.", ErasedConversation),),
+    "Erase a conversation permanently, by its id or its session key.",
+    (Answer(200, "The erased sessions.", ErasedConversation),),
     refusals=(404, 409),
 )
 
@@ -322,11 +324,11 @@ class RecordsQuery(BudgetRecords):
 RECORDS = Operation(
     "GET",
     "/api/records",
-    "What was spent, newest first: a record for each call of a model.",
+    "List the records of model calls, newest first.",
     (
         Answer(200, "The records.", SpendingPage),
         Answer(
-            200, "With `format=csv`, or if asked for: a table.", media="text/csv", headers=(MORE,)
+            200, "With `format=csv` or by Accept: a CSV table.", media="text/csv", headers=(MORE,)
         ),
     ),
     query=RecordsQuery,
@@ -338,7 +340,7 @@ RECORDS = Operation(
 
 
 class McpMessage(Value):
-    """As the Model Context Protocol has it; without an `id`, a text or a number, it is a notification."""
+    """A message of the Model Context Protocol. Without an `id` (a text or a number) it is a notification."""
 
     jsonrpc: Literal["2.0"]
     method: str
@@ -365,19 +367,19 @@ class McpResult(Value):
 
 
 _MCP_REFUSED = {
-    400: "Not understood.",
-    404: "A session is named, and there are none.",
+    400: "The message is not valid.",
+    404: "The request names a session; the gateway has no MCP sessions.",
     406: "Accept lacks application/json.",
     415: "Content-Type is not application/json.",
 }
-# Without GET, which would hold a stream open for nothing.
+# There is no GET: it would keep a stream open that never has an event.
 MCP = Operation(
     "POST",
     "/mcp",
-    "A message of the Model Context Protocol (streamable HTTP); there are no sessions or streams.",
+    "Handle a message of the Model Context Protocol (streamable HTTP), without sessions or streams.",
     (
-        Answer(200, "The answer to a request.", McpResult | McpFailure),
-        Answer(202, "A notification was taken.", media=""),
+        Answer(200, "The response to a request.", McpResult | McpFailure),
+        Answer(202, "The notification was accepted.", media=""),
         *(Answer(status, says, McpFailure | ErrorAnswer) for status, says in _MCP_REFUSED.items()),
     ),
     body=McpMessage,

@@ -1,4 +1,4 @@
-"""What is known about people, and what they set for themselves: `memory.*`, `settings.*`."""
+"""Facts about people, and their settings: `memory.*`, `settings.*`."""
 
 from datetime import UTC, datetime, time
 from typing import Annotated, Any, Literal
@@ -24,17 +24,17 @@ MOST_ADDED = 100
 
 
 def _aware(at: datetime) -> datetime:
-    """Without an offset: UTC."""
+    """Converts a time to UTC; a time without an offset is UTC. Raises ValueError beyond the years 1 to 9999."""
     try:
         return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
     except OverflowError:
-        raise ValueError("is before or after all years") from None
+        raise ValueError("must be between the years 1 and 9999") from None
 
 
 def _whole_day(at: object) -> object:
-    """A day is its last moment."""
+    """Replaces a day by its last moment."""
     try:
-        # The zone comes with the time, below.
+        # The line below adds the zone.
         day = datetime.strptime(at.strip(), "%Y-%m-%d") if isinstance(at, str) else None  # noqa: DTZ007
     except ValueError:
         return at
@@ -54,8 +54,8 @@ class Person(Params):
 
 
 class OfSomebody(Params):
-    session_key: Annotated[Key, "What that conversation may know."] | None = None
-    person: Annotated[Person, "AGENT:CHANNEL:ACCOUNT:PEER, all of theirs."] | None = None
+    session_key: Annotated[Key, "A session: the facts that it may use."] | None = None
+    person: Annotated[Person, "AGENT:CHANNEL:ACCOUNT:PEER: all facts about them."] | None = None
 
 
 class MemorySearch(OfSomebody):
@@ -67,8 +67,8 @@ class MemorySearch(OfSomebody):
 
 
 class KnownFact(Value):
-    """`session_key` and `source_message_ids` name only what whoever asks may read; the key is null
-    if that is another's conversation."""
+    """A fact. `session_key` is null, and `source_message_ids` omits messages, if the caller may not read that
+    conversation."""
 
     id: str
     entity_type: EntityType
@@ -92,7 +92,7 @@ class KnownFacts(Value):
 
 
 class Found(Value):
-    """A fact, or a message and who said it."""
+    """A fact, or a message with its author."""
 
     kind: RecallKind
     id: str
@@ -107,19 +107,19 @@ class Found(Value):
 
 
 class MemoryFound(Value):
-    """Facts and messages in turn, the best of each first."""
+    """Facts and messages alternately, the best match of each kind first."""
 
     results: list[Found]
 
 
 class MemoryWhy(Params):
-    """Show the source of a fact: message, time and author."""
+    """Show the sources of a fact: message, time and author."""
 
     fact_id: Text
 
 
 class FactOrigin(Value):
-    """`hidden`: so many more sources are in conversations that whoever asks may not read."""
+    """The sources of a fact. `hidden` is the number of sources that the caller may not read."""
 
     fact: KnownFact
     sources: tuple[SaidSource, ...]
@@ -133,15 +133,15 @@ class MemoryHistory(OfSomebody):
 
     subject: Text | None = None
     predicate: Text | None = None
-    skip: Annotated[int, Check(ge=0, le=100_000)] = 0  # of the oldest
+    skip: Annotated[int, Check(ge=0, le=100_000)] = 0  # of the oldest facts
     limit: Limit = 500
 
 
 class MemoryAsOf(OfSomebody):
-    """Show what was true at a time. AT is today, a day (2026-03-01: its end) or a time."""
+    """Show the facts that were true at a time. AT is today, now, a day (its end counts) or a time."""
 
     at: Moment
-    known_at: Annotated[Moment, "As it was believed then."] | None = None
+    known_at: Annotated[Moment, "Use only the facts known at that time."] | None = None
     subject: Text | None = None
     limit: Limit = 500
 
@@ -162,7 +162,7 @@ class MemoryForget(OfSomebody):
 
 
 class Forgotten(Value):
-    """`count` facts, and of a session all `messages` as well."""
+    """The number of erased facts; with a session also of its messages."""
 
     count: int
     dry_run: bool
@@ -182,7 +182,7 @@ class NewFact(Params):
 
 
 class MemoryAdd(OfSomebody):
-    """Add facts."""
+    """Add facts about a person."""
 
     facts: Annotated[list[NewFact], Check(min_length=1, max_length=MOST_ADDED)]
 
@@ -201,7 +201,7 @@ class SettingsSet(Params):
 
 
 class Settings(Value):
-    """A user's; what nobody here knows is kept as it was set."""
+    """The settings of a user. Unknown keys are kept unchanged."""
 
     __pydantic_config__ = {"extra": "allow"}
 

@@ -1,12 +1,12 @@
-"""OpenAI's API as far as it is spoken here: requests that are understood, and their answers."""
+"""The supported part of OpenAI's API: requests and their answers."""
 
 from typing import Annotated, Any, Literal
 
 from gateway.api.chunks import Spent
-from gateway.api.declarations import Check, Params, Value, nullable, whole
+from gateway.api.conversations import Lenient
+from gateway.api.declarations import Check, Flag, Text, Value, nullable, whole
 from gateway.api.http import IDEMPOTENCY_KEY, RUN, SESSION, STREAM, Answer, Operation
 
-Name = Annotated[str, Check(min_length=1, max_length=256)]
 ToolName = Annotated[str, Check(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Nothing = Annotated[
     Any, Check(says={"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]})
@@ -14,33 +14,27 @@ Nothing = Annotated[
 _TEXT_TYPE = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
 
 
-class _Lenient(Params):
-    """What it does not know it does not look at."""
-
-    __pydantic_config__ = {"extra": "ignore"}
-
-
-class TextPart(_Lenient):
+class TextPart(Lenient):
     type: Literal["text"]
     text: str
 
 
-class Function(_Lenient):
+class Function(Lenient):
     name: ToolName
     arguments: str
 
 
-class Call(_Lenient):
-    id: Name
+class Call(Lenient):
+    id: Text
     function: Function
     type: Literal["function"] = "function"
 
 
-class Said(_Lenient):
+class Said(Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     tool_calls: list[Call] | None = None
-    tool_call_id: Name | None = None
+    tool_call_id: Text | None = None
 
     @property
     def text(self) -> str:
@@ -49,12 +43,12 @@ class Said(_Lenient):
         return self.content or ""
 
 
-class StreamOptions(_Lenient):
-    include_usage: Annotated[bool, Check(strict=True)] | None = None
+class StreamOptions(Lenient):
+    include_usage: Flag | None = None
 
 
-class Completion(_Lenient):
-    """What stands at the end is known, and refused where it asks for something."""
+class Completion(Lenient):
+    """A chat completion. The last fields are accepted only with values that have no effect."""
 
     __pydantic_config__ = {
         "extra": "ignore",
@@ -65,12 +59,12 @@ class Completion(_Lenient):
         },
     }
 
-    model: Name
+    model: Text
     messages: Annotated[list[Said], Check(min_length=1, max_length=1000)]
     temperature: Annotated[float, Check(ge=0, le=2, strict=True)] | None = None
     max_tokens: Annotated[int, whole(ge=1)] | None = None
     max_completion_tokens: Annotated[int, whole(ge=1)] | None = None
-    stream: Annotated[bool, Check(strict=True)] | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[Any, Check(says={"enum": [None, 1]})] = None
     tools: Nothing = None
@@ -87,7 +81,7 @@ class Completion(_Lenient):
 
 
 class OpenAiError(Spent):
-    """As OpenAI's clients expect it."""
+    """An error in the form that OpenAI clients expect."""
 
     message: str
     type: str
@@ -96,13 +90,13 @@ class OpenAiError(Spent):
 
 
 class OpenAiErrorAnswer(Value):
-    """Every refusal of OpenAI's API."""
+    """The body of every error response of the OpenAI-compatible API."""
 
     error: OpenAiError
 
 
 class Model(Value):
-    """An agent, as a model."""
+    """An agent, presented as a model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -116,7 +110,7 @@ class ModelList(Value):
 
 
 class CompletionUsage(Value):
-    """Of all models that worked for the answer."""
+    """The tokens of all models that worked on the answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -149,7 +143,7 @@ class ChatCompletion(Value):
 
 
 class LateCompletion(ChatCompletion):
-    """The run reached its time limit: the error, and what there is."""
+    """The partial answer of a run that reached its time limit, with the error."""
 
     error: OpenAiError
 
@@ -168,7 +162,7 @@ class PartChoice(Value):
 
 
 class CompletionPart(Value):
-    """One event of a stream; the one with the usage, if that was asked for, has no choices."""
+    """One event of a stream. The event with the usage, sent on request, has no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -181,28 +175,28 @@ class CompletionPart(Value):
 MODELS = Operation(
     "GET",
     "/v1/models",
-    "The agents that you may use, as OpenAI lists models.",
-    (Answer(200, "All of them.", ModelList),),
+    "List the agents that the token may use, as models.",
+    (Answer(200, "The agents.", ModelList),),
     error=OpenAiErrorAnswer,
 )
 MODEL = Operation(
     "GET",
     "/v1/models/{id:path}",
-    "One agent.",
-    (Answer(200, "It is there.", Model),),
+    "Show one agent as a model.",
+    (Answer(200, "The agent.", Model),),
     refusals=(404,),
     error=OpenAiErrorAnswer,
 )
 COMPLETIONS = Operation(
     "POST",
     "/v1/chat/completions",
-    "An answer of an agent, as OpenAI tells it.",
+    "Ask an agent, in the form of OpenAI's chat completions.",
     (
         Answer(200, "The answer.", ChatCompletion, headers=(RUN,)),
         Answer(504, "The run reached its time limit.", LateCompletion, headers=(RUN,)),
         Answer(
             200,
-            "With `stream`: the answer in pieces, or what ended it.",
+            "With `stream`: the answer in pieces, or the error that ended it.",
             CompletionPart | OpenAiErrorAnswer,
             STREAM,
             (RUN,),

@@ -1,5 +1,5 @@
-"""What the gateway tells of itself, and what operators do: status, agents, plugins, channels, people who are let
-in, money, the audit, rules, events."""
+"""Methods for operators: status, configuration, agents, plugins, channels, pairings, audit, log, rules, events
+and backups."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from gateway.api.declarations import (
 )
 from gateway.api.spending import BudgetRow
 from gateway.domain.agents import MatchedBy
-from gateway.domain.backups import ArchiveMember, LeftOut
+from gateway.domain.backups import ArchiveMember, OmittedFile
 from gateway.domain.channels import ChannelState, FlowProgress, PairingState, TransportKind
 from gateway.domain.events import KINDS
 from gateway.domain.ids import PluginKind, SessionKey
@@ -38,14 +38,14 @@ class Auth(Params):
 
 
 class Introduced(Value):
-    """Who one is; `agents` is null if all can be reached."""
+    """The caller's identity. `agents` is null if the token may reach all agents."""
 
     principal: str
     scopes: list[str]
     agents: list[str] | None
 
 
-# The method of the socket itself: it may be asked for by nobody yet.
+# The socket handles this method itself, before it knows the caller.
 AUTH = Method("auth", Auth, None, Introduced)
 
 
@@ -57,7 +57,7 @@ class Ping(Params):
 
 
 class AuditTail(Params):
-    """Show changes to permissions and budgets, the newest first."""
+    """Show changes to permissions and budgets, newest first."""
 
     before: Place | None = None
     limit: Page = 50
@@ -73,7 +73,7 @@ class AuditRow(Value):
 
 
 class AuditPage(Value):
-    """Newest first."""
+    """Audit entries, newest first."""
 
     entries: list[AuditRow]
     more: bool
@@ -83,13 +83,17 @@ class AuditVerify(Params):
     """Check that no entry was changed or removed. Exit 1 if one was."""
 
     head: (
-        Annotated[str, Check(pattern="^[0-9a-f]{64}$"), "A hash told earlier, which must be there."]
+        Annotated[
+            str,
+            Check(pattern="^[0-9a-f]{64}$"),
+            "A hash from an earlier check; must be present.",
+        ]
         | None
     ) = None
 
 
 class AuditVerdict(Value):
-    """`entries` and `head` are of the part that is whole."""
+    """The result of the check. `entries` and `head` describe the intact part of the log."""
 
     ok: bool
     entries: int
@@ -103,19 +107,19 @@ MOST_LINES = 10_000
 
 
 class TailLogs(Params):
-    """Show what the gateway logged, the oldest line first; of a run also what its journal tells."""
+    """Show the log, oldest line first; for a run also the events of its journal."""
 
-    since: Annotated[Text, "90s, 15m, 1h, 7d ago, or a moment in ISO 8601."] | None = None
-    level: Annotated[LogLevel, "The lowest level."] = "debug"
-    run: Annotated[Text, "One run."] | None = None
-    session: Annotated[Text, "One session."] | None = None
-    channel: Annotated[Text, "One channel."] | None = None
-    event: Annotated[Text, "One kind of event."] | None = None
-    limit: Annotated[int, Check(ge=1, le=MOST_LINES), "The newest lines."] = 1_000
+    since: Annotated[Text, "Start: 90s, 15m, 1h or 7d ago, or an ISO 8601 time."] | None = None
+    level: Annotated[LogLevel, "Lowest level to show."] = "debug"
+    run: Annotated[Text, "Only this run."] | None = None
+    session: Annotated[Text, "Only this session."] | None = None
+    channel: Annotated[Text, "Only this channel."] | None = None
+    event: Annotated[Text, "Only this log event."] | None = None
+    limit: Annotated[int, Check(ge=1, le=MOST_LINES), "Number of newest lines."] = 1_000
 
 
 class LogPage(Value):
-    """Oldest first. A line has `at`, `level`, `event` and `logger`, and what is known of it."""
+    """Log lines, oldest first. A line has `at`, `level`, `event`, `logger` and the fields of its event."""
 
     lines: list[object]
     more: bool
@@ -143,14 +147,14 @@ class StoreBrief(Value):
 
 
 class MemoryBacklog(Value):
-    """Sessions that wait to be looked at for facts, and to be found again."""
+    """Sessions that wait for fact extraction (`backlog`) and for the search index (`unindexed`)."""
 
     backlog: int
     unindexed: int
 
 
 class ConfigError(Value):
-    """What is wrong with the configuration; `line` and `column` are left out where there is no file."""
+    """A problem of the configuration; `line` and `column` are absent if there is no file."""
 
     code: str
     source: str
@@ -162,8 +166,8 @@ class ConfigError(Value):
 
 
 class ConfigState(Value):
-    """The configuration of now. With `errors` the one before is in force; a restart is needed for the keys in
-    `restart_needed` alone."""
+    """The state of the configuration. With `errors` the previous configuration stays in force. Only the keys in
+    `restart_needed` need a restart."""
 
     path: str | None
     errors: list[ConfigError]
@@ -171,16 +175,16 @@ class ConfigState(Value):
 
 
 class ReloadConfig(Params):
-    """Reload the configuration and all files that it names; exit 78 if it is bad."""
+    """Reload the configuration and all files that it names; exit 78 if it has errors."""
 
-    dry_run: Annotated[Flag, "Say what would change, and change nothing."] = False
+    dry_run: Annotated[Flag, "Show what would change; change nothing."] = False
     path: Annotated[
-        str | None, Check(min_length=1, max_length=4096), "With dry_run: another file."
+        str | None, Check(min_length=1, max_length=4096), "With dry_run: check this file instead."
     ] = None
 
 
 class Reloaded(Value):
-    """The generation in force, the keys that changed, and what needs a restart. With `errors` nothing was
+    """The generation in force, the changed keys, and the keys that need a restart. With `errors` nothing
     changed."""
 
     generation: int
@@ -190,7 +194,8 @@ class Reloaded(Value):
 
 
 class Status(Value):
-    """What is optional is there for those who may read everything. `healthy`: nothing wants an operator."""
+    """The status of the gateway. The optional fields need the scope `read`. `healthy` is true if no problem needs an
+    operator."""
 
     version: str
     uptime_s: float
@@ -214,7 +219,8 @@ class Status(Value):
 
 
 class ClusterNodeState(Value):
-    """`partitions` are how many it works on; `config` is a digest: nodes of one cluster have the same."""
+    """A gateway of the cluster. `partitions` is the number that it works on. `config` is a digest, which all nodes of
+    a cluster share."""
 
     node: str
     seen_at: datetime
@@ -224,7 +230,7 @@ class ClusterNodeState(Value):
 
 
 class PartitionState(Value):
-    """A partition that nobody works on has no node."""
+    """A partition; `node` is null if no gateway works on it."""
 
     partition: int
     node: str | None
@@ -234,7 +240,8 @@ class PartitionState(Value):
 
 
 class ClusterStatus(Value):
-    """`lag_s`: since when the oldest message waits that nobody has begun. Without [cluster] there are no nodes."""
+    """The state of the cluster. `lag_s` is the age in seconds of the oldest message that no gateway has started.
+    Without [cluster] there are no nodes."""
 
     nodes: list[ClusterNodeState]
     partitions: list[PartitionState]
@@ -243,18 +250,18 @@ class ClusterStatus(Value):
 
 
 class ShowCluster(Params):
-    """Show the gateways that share the store, and their work."""
+    """Show the gateways that share the store and their partitions."""
 
 
 class ProposeConfig(Params):
-    """Show what a change of the configuration would be; nothing is written."""
+    """Show the effect of a configuration change; write nothing."""
 
     patch: dict[str, Any]
     secrets: dict[str, str] | None = None
 
 
 class Proposed(Value):
-    """The change as a diff, the errors that the file would have, and what `config.apply` takes."""
+    """A proposed change: its diff, the errors that the file would have, and the hash for `config.apply`."""
 
     diff: str
     errors: list[ConfigError]
@@ -262,25 +269,25 @@ class Proposed(Value):
 
 
 class ApplyConfig(Params):
-    """Write a proposed change and put it into force."""
+    """Write a proposed change and reload."""
 
     hash: Annotated[str, Check(pattern="^[0-9a-f]{64}$")]
 
 
 class Applied(Value):
-    """The generation that has it."""
+    """The generation that contains the change."""
 
     generation: int
 
 
 class RunDoctor(Params):
-    """Check the installation and the configuration; change nothing. `live`: only what a gateway at work knows."""
+    """Check the installation and the configuration; change nothing. `live`: only the checks that need a running gateway."""
 
     live: Flag = False
 
 
 class DoctorFinding(Value):
-    """What is wrong, and the command of a shell that mends it."""
+    """A problem and the shell command that fixes it."""
 
     id: str
     severity: Literal["error", "warning"]
@@ -290,7 +297,7 @@ class DoctorFinding(Value):
 
 
 class DoctorReport(Value):
-    """`passed`: how many checks found nothing."""
+    """The problems, and the number of checks that passed."""
 
     findings: list[DoctorFinding]
     passed: int
@@ -308,7 +315,7 @@ class AgentSoul(Value):
 
 
 class Agent(Value):
-    """`tools` is what its list says, `offered` what its model is told of."""
+    """An agent. `tools` is its configured list, `offered` the tools that its model sees."""
 
     id: str
     provider: str
@@ -321,7 +328,7 @@ class Agent(Value):
 
 
 class Subagent(Value):
-    """`provider` and `model` are null if they are its parent's."""
+    """A subagent. `provider` and `model` are null if it uses those of its parent."""
 
     name: str
     description: str
@@ -339,11 +346,11 @@ class AgentList(Value):
 
 
 class RouteExplain(Params):
-    """Explain which agent answers, and why no other does."""
+    """Explain which agent answers, and why the others do not."""
 
     channel: Text
-    account: Annotated[Text, "local for websocket, default for a platform."] | None = None
-    peer: Annotated[Text, "A room: room:ID."] = "main"
+    account: Annotated[Text, "Absent: local for websocket, default for a platform."] | None = None
+    peer: Annotated[Text, "A person, or room:ID."] = "main"
     guild: Text | None = None
     team: Text | None = None
 
@@ -362,14 +369,14 @@ class RouteExplained(Value):
 
 
 class ProviderTest(Params):
-    """Ask a provider a tiny question and show the answer. About 30 tokens, metered."""
+    """Send a short question to a provider and show the answer. It counts about 30 tokens."""
 
     provider: Text | None = None
     model: Text | None = None
 
 
 class ProviderTested(Value):
-    """What came back; or `kind` and `message` of what went wrong."""
+    """The answer; on failure the `kind` of error and a `message`."""
 
     ok: bool
     provider: str | None = None
@@ -389,7 +396,7 @@ class ListPlugins(Params):
 
 
 class Tool(Value):
-    """One that nobody can be offered has a `reason` instead of its `parameters`."""
+    """A tool of a plugin. A tool that no agent can use has a `reason` instead of `parameters`."""
 
     name: str
     description: str
@@ -400,7 +407,7 @@ class Tool(Value):
 
 
 class Plugin(Value):
-    """`reason`: why it was refused."""
+    """A plugin; `reason` explains why it was refused."""
 
     name: str
     kind: PluginKind | None
@@ -414,7 +421,7 @@ class Plugin(Value):
 
 
 class InspectPlugin(Params):
-    """Show a plugin, its permissions and their use."""
+    """Show a plugin with its permissions and their use."""
 
     name: Text
 
@@ -428,14 +435,14 @@ class CallPlugin(Params):
 
 
 class PluginCalled(Value):
-    """What the tool gave; of a call that failed, why."""
+    """The output of the tool, or the reason of the failure."""
 
     ok: bool
     output: str
 
 
 class PluginImport(Value):
-    """`needs`: the capability, null for none."""
+    """An import of a plugin. `needs` is the capability that it requires, null for none."""
 
     name: str
     needs: str | None
@@ -443,7 +450,7 @@ class PluginImport(Value):
 
 
 class PluginInspected(Plugin):
-    """A plugin, and what it can touch: by capability how often it was `used` and `denied`."""
+    """A plugin with its access; `used` and `denied` count calls by capability."""
 
     guest: str | None
     imports: list[PluginImport]
@@ -477,7 +484,7 @@ class RuleFileRefused(Value):
 
 
 class RuleList(Value):
-    """In the order of firing."""
+    """The rules in the order in which they fire, and the refused rule files."""
 
     rules: list[Rule]
     refused: list[RuleFileRefused]
@@ -486,7 +493,7 @@ class RuleList(Value):
 EVENT_NAMES = tuple(
     name for kind in KINDS for name in (kind.type, kind.constant, kind.hook) if name
 )
-# In whatever spelling; what is none is told what was meant.
+# The handler accepts any spelling, and suggests a name for an unknown event.
 EventName = Annotated[str, Check(min_length=1, max_length=256, says={"enum": list(EVENT_NAMES)})]
 
 
@@ -512,8 +519,8 @@ class ListChannels(Params):
 
 
 class Channel(Value):
-    """`refused` counts by reason; `pending` answers are not sent yet; `dead` ones are letters, as are
-    `unread` messages that came in."""
+    """A channel. `refused` counts messages by reason. `pending` answers wait for delivery; `dead` answers and
+    `unread` incoming messages are dead letters."""
 
     name: str
     plugin: str
@@ -534,7 +541,7 @@ class ChannelList(Value):
 
 
 class DeadLetters(Params):
-    """List failed messages and answers."""
+    """List answers that could not be delivered and messages that could not be read."""
 
     channel: Text | None = None
     before: Place | None = None
@@ -542,7 +549,7 @@ class DeadLetters(Params):
 
 
 class DeadLetter(Value):
-    """An answer that did not arrive; `arrived` characters of it did."""
+    """An answer that was not delivered; `arrived` is the number of characters that were."""
 
     id: str
     place: int
@@ -559,7 +566,7 @@ class DeadLetter(Value):
 
 
 class UnreadMessage(Value):
-    """What a platform sent and could not be taken; `why` is null where nobody wrote it down."""
+    """An incoming message that was not accepted; `why` is null if no reason was recorded."""
 
     id: str
     channel: str
@@ -570,7 +577,7 @@ class UnreadMessage(Value):
 
 
 class LetterCounts(Value):
-    """All there are, of the channel that was asked for."""
+    """The number of all dead letters of the requested channel."""
 
     outgoing: int
     incoming: int
@@ -585,11 +592,11 @@ class DeadLetterPage(Value):
 
 class OfLetter(Params):
     id: Text
-    channel: Text | None = None  # of one that came in; ids of platforms are alike
+    channel: Text | None = None  # of an incoming message: platforms may use the same ids
 
 
 class ResubmitLetter(OfLetter):
-    """Send a dead letter again, or accept it again."""
+    """Deliver a dead letter again, or accept an incoming one again."""
 
 
 class DropLetter(OfLetter):
@@ -602,14 +609,14 @@ class LetterSettled(Value):
 
 
 class PairList(Params):
-    """List people who wait, then people approved or denied."""
+    """List people who wait for approval, then people who were approved or denied."""
 
     channel: Text | None = None
     limit: Page = 100
 
 
 class Paired(Value):
-    """One person on one channel; `expires_at` is the code's, while it waits."""
+    """A person on a channel. `expires_at` is the expiry of the code while the person waits."""
 
     channel: str
     account: str
@@ -626,14 +633,14 @@ class PairingList(Value):
 
 
 class PairApprove(Params):
-    """Approve the person with that code. The first person of an account owns it."""
+    """Approve the person with this code. The first person of an account becomes its owner."""
 
     code: Text
     owner: Flag = False
 
 
 class PairDeny(Params):
-    """Deny a person, by CODE or by --channel and --person. An approved person is a stranger again."""
+    """Deny a person, by CODE or by --channel and --person. An approved person loses the approval."""
 
     code: Text | None = None
     channel: Text | None = None
@@ -648,11 +655,11 @@ class OfPerson(Params):
 
 
 class PairBlock(OfPerson):
-    """Block a person, known or not. ID is CHANNEL:ACCOUNT:PERSON."""
+    """Block a person, also one who never wrote. ID is CHANNEL:ACCOUNT:PERSON."""
 
 
 class PairUnblock(OfPerson):
-    """Let a blocked or denied person ask again. ID is CHANNEL:ACCOUNT:PERSON."""
+    """Unblock a blocked or denied person, who may ask again. ID is CHANNEL:ACCOUNT:PERSON."""
 
 
 class PairRevoke(OfPerson):
@@ -670,24 +677,24 @@ class PairingRevoked(Value):
 
 
 class CreateBackup(Params):
-    """Write the store of this moment and the configuration to an archive."""
+    """Write the store and the configuration to an archive."""
 
     file: (
         Annotated[
             str,
             Check(min_length=1, max_length=4096, pattern=r"^[^\x00]+$"),
-            "A new file; else DATA_DIR/backups/DATE.zip.",
+            "The new file. Absent: DATA_DIR/backups/DATE.zip.",
         ]
         | None
     ) = None
-    with_secrets: Annotated[Flag, "Secret files, and secrets in the configuration, as well."] = (
+    with_secrets: Annotated[Flag, "Include secret files and the secrets in the configuration."] = (
         False
     )
 
 
 class BackupCreated(Value):
-    """`sha256` is of all before it in the file, which ends in it; `accepted`: messages so far; `left_out`:
-    what the configuration names and could not be read."""
+    """A finished backup. The file ends in `sha256`, the digest of all bytes before it. `accepted` counts the
+    accepted messages; `left_out` lists the configured files that could not be read."""
 
     file: str
     sha256: str
@@ -696,7 +703,7 @@ class BackupCreated(Value):
     accepted: int
     secrets: bool
     members: tuple[ArchiveMember, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedFile, ...]
 
 
 METHODS = (
@@ -749,7 +756,7 @@ METHODS = (
         all_agents=True,
         verb=Verb(
             columns="name plugin account transport state pending dead unread why",
-            empty="no channel is configured; `exogate channel add KIND` adds one",
+            empty="no channels; add one with `exogate channel add KIND`",
         ),
     ),
     Method(

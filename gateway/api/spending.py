@@ -1,4 +1,4 @@
-"""What models are used for: limits and what is left of them, records and their sums; and tokens that are handed out."""
+"""Budgets and their use, records of model calls and their sums, and tokens for clients."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -21,17 +21,17 @@ from gateway.domain.budgets import Grouping, Outcome, Pricing, Unit
 from gateway.domain.ids import SessionKey
 from gateway.domain.tokens import TokenState
 
-# -- limits, and what was spent
+# -- budgets and records
 
 
 class BudgetOf(Params):
-    """Show what each budget has used and has left."""
+    """Show the use and the rest of each budget."""
 
-    session_key: Annotated[Key, "This session as well."] | None = None
+    session_key: Annotated[Key, "Also show the budget of this session."] | None = None
 
 
 class BudgetRow(Value):
-    """A scope in one unit; `limit` is null if there is none. It was raised by `raised_by` tokens, `until` then."""
+    """A scope in one unit; `limit` is null if it has no limit. A raise of `raised_by` tokens holds `until` that time."""
 
     scope: str
     limit: float | None
@@ -42,7 +42,7 @@ class BudgetRow(Value):
     unit: Unit
     raised_by: int | None = None
     until: datetime | None = None
-    why: str | None = None  # another day or month counts than that of the clock
+    why: str | None = None  # set if the counted day or month differs from the clock's
 
 
 class BudgetStatus(Value):
@@ -50,7 +50,7 @@ class BudgetStatus(Value):
 
 
 class RaiseBudget(Params):
-    """Raise a limit until the end of the day (UTC). The configuration stays as it is."""
+    """Raise a limit until the end of the day (UTC). The configuration does not change."""
 
     scope: Text
     by: Annotated[int, whole(ge=1, le=2**53)]
@@ -58,7 +58,7 @@ class RaiseBudget(Params):
 
 
 class BudgetRaised(Value):
-    """`raised_by`: by all raises of this day together."""
+    """The raise of a limit. `raised_by` sums all raises of this day."""
 
     scope: str
     raised_by: int
@@ -70,7 +70,8 @@ class ResyncBudget(Params):
 
 
 class BudgetResync(Value):
-    """`was`: the day that counted before; `records`: how many are counted in another day now."""
+    """The result of a resync. `was` is the day that counted before; `records` is the number of records that moved
+    to another day."""
 
     changed: bool
     day: str
@@ -79,7 +80,7 @@ class BudgetResync(Value):
 
 
 class BudgetRecords(Params):
-    """List the calls of models, the newest first."""
+    """List the calls of models, newest first."""
 
     session_key: Key | None = None
     agent: Text | None = None
@@ -113,13 +114,13 @@ class SpendingRecord(Value):
 
 
 class SpendingPage(Value):
-    """Newest first."""
+    """Records, newest first."""
 
     records: list[SpendingRecord]
     more: bool
 
 
-# What the schema says of these is understood; times in ISO 8601, and `agent:ID` among scopes, are as well.
+# The published patterns are narrower than the parsers, which also accept ISO 8601 times and the scope `agent:ID`.
 Ago = Annotated[str, Check(min_length=1, max_length=256, says={"pattern": "^[0-9]{1,3}[smhdw]$"})]
 Later = Annotated[
     str, Check(min_length=1, max_length=256, says={"pattern": "^[1-9][0-9]{0,2}[smhdw]$"})
@@ -134,8 +135,8 @@ class ReportUsage(Params):
     """Sum up the calls of models by agent, model, provider, person, channel or day."""
 
     by: Grouping = "agent"
-    since: Annotated[Ago, "90s, 12h, 7d or a time."] | None = None
-    until: Annotated[Ago, "The same; exclusive."] | None = None
+    since: Annotated[Ago, "Start: 90s, 12h or 7d ago, or a time."] | None = None
+    until: Annotated[Ago, "End, exclusive, in the same form."] | None = None
 
 
 class UsageFigures(Value):
@@ -147,7 +148,7 @@ class UsageFigures(Value):
 
 
 class UsageRow(UsageFigures):
-    """Of what it is the sum, by that name."""
+    """A sum of calls; the field that the report groups by has its value."""
 
     agent: str | None = None
     model: str | None = None
@@ -168,7 +169,7 @@ Amount = Annotated[int, whole(ge=0, le=2**53)]
 
 
 class TokenLimits(Params):
-    """Tokens of models that a token may use: in each of its sessions, a day, a month (UTC)."""
+    """The model tokens that a token may use: in each session, a day and a month (UTC)."""
 
     session: Amount | None = None
     daily: Amount | None = None
@@ -187,8 +188,8 @@ class CreateToken(Params):
 
 
 class TokenRow(Value):
-    """`source`: `file` for those of the configuration, which says nothing more of them. `hint`: how the
-    token begins. `agents`: the only ones it reaches; empty: all."""
+    """A token. `source` is `file` if the configuration defines it; its creation and use are then unknown.
+    `hint` is the start of the token. `agents` lists the agents that it may reach; empty: all."""
 
     name: str
     scopes: list[str]
@@ -248,7 +249,7 @@ METHODS = (
         all_agents=True,
         verb=Verb(
             columns="name state scopes agents budget created_at created_by expires_at last_used_at source",
-            empty="there is no token; `exogate token create NAME` makes one",
+            empty="no tokens; create one with `exogate token create NAME`",
         ),
     ),
     Method(

@@ -421,7 +421,7 @@ class Gateway:
             ReloadMethods(self.reloads.reload),
             ConfigMethods(self.changes, partial(self._examine, spending)),
             PluginCallMethods(its.gate, lambda: plugins.infos, ids),
-            ClusterMethods(shared.cluster.standing if shared.cluster else None, clock),
+            ClusterMethods(shared.cluster.overview if shared.cluster else None, clock),
             status,
         )
         return handlers_of(*families)

@@ -52,7 +52,7 @@ async def sweep(current: Callable[[], GatewayConfig], stores: Stores, clock: Clo
         expiring = [(agent_id, timedelta(days=days)) for agent_id, days in ages if days is not None]
         try:
             await repeat(care.sweep, timedelta(days=config.store.journal_days))
-            await repeat(stores.channels.forget_heard, SENT_AGAIN)
+            await repeat(stores.channels.forget_received, SENT_AGAIN)
             for agent_id, age in expiring:
                 await repeat(partial(care.expire, agent_id), age)
         except StoreUnavailable as error:

@@ -32,14 +32,14 @@ from gateway.domain.backups import (
     ArchiveMember,
     Backup,
     BackupRefused,
-    LeftOut,
     Manifest,
+    OmittedFile,
     PinnedPlugin,
     StoreContents,
     is_safe_name,
 )
 from gateway.domain.errors import Busy, DataDirInUse, StoreUnavailable
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Clock, Stores
 from gateway.domain.version import VERSION
 from gateway.host.archive import (
@@ -118,9 +118,11 @@ class BackupMaker:
             with anyio.CancelScope(shield=True), suppress(OSError):  # it was never made
                 await to_thread.run_sync(partial(copy.unlink, missing_ok=True))
         detail = {"file": made.file, "sha256": made.sha256, "bytes": made.bytes}
-        deed = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
+        facts = {**detail, "accepted": made.manifest.store.accepted, "secrets": with_secrets}
         try:
-            await self.stores.audit.append(Deed(self.clock.now(), "backup.created", by, deed))
+            await self.stores.audit.append(
+                AuditEvent(self.clock.now(), "backup.created", by, facts)
+            )
         except StoreUnavailable as error:  # as on a full disk: whoever makes room needs the archive
             why = f"{target} was made and is whole, and could not be noted in the audit: {error}"
             raise BackupRefused(why) from error
@@ -181,7 +183,7 @@ def _unused(path: Path, suffix: str = "") -> Iterator[Path]:
 
 def _write(target: Path, copy: Path, told: Manifest, config: GatewayConfig) -> Backup:
     contents = contents_of(copy)
-    left_out: list[LeftOut] = []
+    left_out: list[OmittedFile] = []
     with _faults(target), new_archive(target) as archive:
         archive.add_file(FILE, copy)
         for name, path, content in _texts(config, left_out, with_secrets=told.secrets):
@@ -220,7 +222,7 @@ def _as_json(manifest: Manifest) -> Mapping[str, Any]:
 
 
 def _texts(
-    config: GatewayConfig, left_out: list[LeftOut], *, with_secrets: bool
+    config: GatewayConfig, left_out: list[OmittedFile], *, with_secrets: bool
 ) -> Iterator[tuple[str, Path, bytes]]:
     """The configuration and what it names: the name of the member, where it lies, and its bytes."""
     secrets = dict[str, Path]()
@@ -249,7 +251,7 @@ def _members(config: GatewayConfig) -> dict[str, Path]:
     return found
 
 
-def _read(name: str, path: Path, left_out: list[LeftOut]) -> bytes | None:
+def _read(name: str, path: Path, left_out: list[OmittedFile]) -> bytes | None:
     why = "" if is_safe_name(name) else "its name cannot stand in an archive"
     try:
         with path.open("rb") as file:
@@ -258,15 +260,17 @@ def _read(name: str, path: Path, left_out: list[LeftOut]) -> bytes | None:
     except OSError as error:
         why = error.strerror or str(error)
     if why:
-        left_out.append(LeftOut(str(path), why))
+        left_out.append(OmittedFile(str(path), why))
     return None if why else content
 
 
-def _without_secrets(path: Path, content: bytes, left_out: list[LeftOut]) -> bytes | None:
+def _without_secrets(path: Path, content: bytes, left_out: list[OmittedFile]) -> bytes | None:
     try:
         return without_secrets(content.decode()).encode()
     except (ValueError, CannotEdit) as error:
-        left_out.append(LeftOut(str(path), f"its secrets cannot be told from the rest: {error}"))
+        left_out.append(
+            OmittedFile(str(path), f"its secrets cannot be told from the rest: {error}")
+        )
         return None
 
 
@@ -345,7 +349,7 @@ def _manifest(archive: ReadArchive, path: Path) -> Manifest:
             store,
             _with_store(archive.members),
             [PinnedPlugin(one["name"], one["path"], one["sha256"]) for one in told["plugins"]],
-            [LeftOut(one["path"], one["why"]) for one in told["left_out"]],
+            [OmittedFile(one["path"], one["why"]) for one in told["left_out"]],
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ArchiveDamaged(
@@ -484,7 +488,7 @@ async def _settled(building: Path, found: Backup, clock: Clock) -> int:
             "made_at": found.manifest.created_at.isoformat(),
             "held": len(sending),
         }
-        await stores.audit.append(Deed(clock.now(), "backup.restored", "local", detail))
+        await stores.audit.append(AuditEvent(clock.now(), "backup.restored", "local", detail))
         await stores.care.probe()
     return len(sending)
 

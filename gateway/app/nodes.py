@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 from gateway.cluster.node import ClusterNode
 from gateway.config.values import Clustering, GatewayConfig
 from gateway.control.notices import Bus
-from gateway.domain.cluster import CHANGED, RELOAD, Hints, NoHints, Presence, Standing
+from gateway.domain.cluster import CHANGED, RELOAD, ClusterOverview, Hints, NoHints, Presence
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import Secret
@@ -108,10 +108,10 @@ class Membership:
             log.warning("node_configured_otherwise", extra={"node": node})
         self.differing = others
 
-    async def standing(self) -> Standing:
+    async def overview(self) -> ClusterOverview:
         """Raises StoreUnavailable."""
         pending, since = await self.work.runs.backlog()
-        return Standing(await self.node.leases.state(), pending, since, self.hints.degraded)
+        return ClusterOverview(await self.node.leases.state(), pending, since, self.hints.degraded)
 
     async def measure(self) -> None:
         figures, numbers = self.figures, range(self.node.partitions)
@@ -121,7 +121,7 @@ class Membership:
         for one in (figures.nodes, figures.lag):
             one.values.clear()
         with suppress(StoreUnavailable):
-            found = await self.standing()
+            found = await self.overview()
             figures.nodes.set((), len(found.state.members))
             figures.lag.set((), found.lag_s(self.clock.now()))
 

@@ -17,7 +17,7 @@ from gateway.config.problems import Code, ConfigFinding, KeyPath
 from gateway.config.values import GatewayConfig, ObservabilitySettings
 from gateway.control.trees.reader import TreeInvalid
 from gateway.domain.errors import GatewayError, SoulUnreadable
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Clock, Model, Tool
 from gateway.host.files import FileTexts
 from gateway.host.folder import Folder
@@ -210,8 +210,8 @@ async def _servers(
 
     async def on_changed(facts: Mapping[str, object]) -> None:
         shared.publish("mcp.tool.changed", facts)
-        deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
-        await shared.stores.audit.append(deed)
+        event = AuditEvent(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
+        await shared.stores.audit.append(event)
 
     means = servers.ServerDeps(
         connector=connections.Connector(shared.http, config.gateway.data_dir / "mcp", shared.clock),

@@ -16,7 +16,7 @@ from gateway.channels.adapters import Incoming, Sender
 from gateway.channels.health import Publish
 from gateway.domain.channels import ChannelDef, Pairing, PairingState
 from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound
-from gateway.domain.events import Deed, DeedKind
+from gateway.domain.events import AuditEvent, AuditKind
 from gateway.domain.ports import Audit, ChannelStore, Clock, Ids
 from gateway.domain.text import printable
 
@@ -320,10 +320,10 @@ class AccessControl:
             guesses.wrong.clear()
             log.warning("pairing_codes_locked")
 
-    def _note(self, kind: DeedKind, by: str, payload: Mapping[str, object]) -> None:
+    def _note(self, kind: AuditKind, by: str, payload: Mapping[str, object]) -> None:
         """The decision is committed already: noting it must not fail any more."""
         log.info("pairing_decided", extra={"deed": kind, "by": by})
-        self.audit.append_soon(Deed(self.clock.now(), kind, by, payload))
+        self.audit.append_soon(AuditEvent(self.clock.now(), kind, by, payload))
 
 
 def command_in(text: str) -> Command | None:

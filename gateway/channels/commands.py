@@ -14,7 +14,7 @@ from gateway.domain.agents import Address, AgentDef, speaker
 from gateway.domain.budgets import Limit, Scope, Tally, day_of, shown
 from gateway.domain.channels import ChannelDef, Pairing
 from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
-from gateway.domain.facts import Fact, FactQuery, Recalled, whose
+from gateway.domain.facts import Fact, FactQuery, Recalled, fact_view
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import QueueMode
 from gateway.domain.ports import FactStore, Ledger
@@ -195,7 +195,7 @@ class ChatCommands:
 
     async def _memory(self, asked: _Invocation) -> str:
         await self.settled(asked.key)
-        seen = whose(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
+        seen = fact_view(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
         if not asked.argument:
             facts = await self.facts.select_facts(FactQuery(seen, limit=MOST_READ))
             told = [_fact(one) for one in facts[-MOST_FACTS:]]

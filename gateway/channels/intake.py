@@ -39,7 +39,7 @@ from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing, TransportKind
 from gateway.domain.errors import AdapterFailed, Conflict, NoRoute, NotOfProject
 from gateway.domain.events import Recurrences
-from gateway.domain.inbox import Accepted, HeardAs, HeardMessage, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, Inbound, NewDelivery, ReceivedAs, ReceivedMessage
 from gateway.domain.ports import ChannelStore, Clock
 
 log = logging.getLogger(__name__)
@@ -133,8 +133,8 @@ class Intake:
             again = f'{{"message":{one.text},"key":{to_json(message.key).decode()}}}'
         place = (channel.name, channel.account, name)
         text = message.text if message is not None else one.text
-        heard = HeardMessage(*place, "unreadable", self.clock.now(), text, one.why, again)
-        is_new = await self.store.hear(heard)
+        heard = ReceivedMessage(*place, "unreadable", self.clock.now(), text, one.why, again)
+        is_new = await self.store.record(heard)
         extra = {"channel": channel.name, "why": one.why, "id": name}
         log.warning("channel_message_unreadable", extra=extra)
         self._count(channel, "unreadable" if is_new else "duplicate")
@@ -177,7 +177,7 @@ class Intake:
         )
         try:
             accepted = await self.accept(inbound)
-        except Conflict:  # AlreadyHeard, or who may speak for others used its id before
+        except Conflict:  # AlreadyReceived, or who may speak for others used its id before
             self._count(channel, "duplicate")
             return False
         except (NoRoute, NotOfProject) as error:
@@ -212,7 +212,7 @@ class Intake:
         self,
         channel: ChannelDef,
         message: Incoming,
-        outcome: HeardAs,
+        outcome: ReceivedAs,
         memos: Memos,
         *,
         answer: Answered | None = None,
@@ -230,8 +230,8 @@ class Intake:
             name = "d_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
             to = (*place, message.peer, message.thread)
             deliveries = [NewDelivery(name, *to, answer.text, _context(message, answer.do))]
-        heard = HeardMessage(*place, message.dedupe_key, outcome, now)
-        is_new = await self.store.hear(heard, deliveries, memos, asked)
+        heard = ReceivedMessage(*place, message.dedupe_key, outcome, now)
+        is_new = await self.store.record(heard, deliveries, memos, asked)
         self._count(channel, outcome if is_new else "duplicate")
         if is_new and deliveries:
             if asked is not None:
@@ -365,7 +365,7 @@ class OpenChannel:
         reply = parsed.reply
         return None if reply is not None and reply.promises and not is_ours else reply
 
-    async def retry_message(self, letter: HeardMessage) -> None:
+    async def retry_message(self, letter: ReceivedMessage) -> None:
         """What could not be taken when it came, because an operator says so. Raises Conflict if it
         cannot be taken now either, Busy, StoreUnavailable."""
         try:
@@ -439,8 +439,8 @@ class OpenChannel:
             again = {**known, "headers": _joined(got.headers), "body": text}
             kept = await self.scrub(to_json(again))
         why = (str(error), kept.decode(errors="replace"))
-        heard = HeardMessage(*place, "unreadable", self.intake.clock.now(), text, *why)
-        await self.intake.store.hear(heard, (), ())
+        heard = ReceivedMessage(*place, "unreadable", self.intake.clock.now(), text, *why)
+        await self.intake.store.record(heard, (), ())
         return Parsed(state=state)
 
     async def _state_after(self, got: Received, body: bytes) -> str | None:

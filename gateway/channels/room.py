@@ -30,7 +30,7 @@ from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelStatus
 from gateway.domain.cluster import Duties
 from gateway.domain.errors import Conflict
-from gateway.domain.inbox import Accepted, HeardMessage, Inbound
+from gateway.domain.inbox import Accepted, Inbound, ReceivedMessage
 from gateway.domain.outbox import Deliver
 from gateway.domain.plugins import PluginInfo, PluginSecret
 from gateway.domain.ports import ChannelStore, Clock, Fetch, Outbox, SocketClient, Stores
@@ -265,7 +265,7 @@ class ChannelRoom:
         entries = self._entries.items()
         return {name for name, one in entries if one.opened or not one.is_settled.is_set()}
 
-    async def retry_message(self, letter: HeardMessage) -> None:
+    async def retry_message(self, letter: ReceivedMessage) -> None:
         """Raises Conflict, and as OpenChannel.retry_message."""
         entry = self._entries.get(letter.channel)
         opened = entry and entry.opened

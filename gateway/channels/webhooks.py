@@ -19,7 +19,7 @@ from gateway.channels.adapters import Challenge, Description, HttpReply, Verify,
 from gateway.channels.intake import OpenChannel, Received
 from gateway.domain.channels import ChannelDef, WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, GatewayError, StoreUnavailable
-from gateway.domain.events import Deed, Recurrences
+from gateway.domain.events import AuditEvent, Recurrences
 from gateway.domain.ports import Audit, Clock
 
 log = logging.getLogger(__name__)
@@ -388,8 +388,8 @@ class WebhookEndpoint:
         if times:
             extra = {"channel": channel, "why": why, "times": times}
             log.warning("webhook_refused", extra=extra)
-            deed = Deed(at, "webhook.refused", channel, {"why": why, "times": times})
-            self.audit.append_soon(deed)
+            event = AuditEvent(at, "webhook.refused", channel, {"why": why, "times": times})
+            self.audit.append_soon(event)
 
 
 def _fits(pattern: str, path: str) -> bool:

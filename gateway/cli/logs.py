@@ -14,11 +14,11 @@ from gateway.cli.link import ask, data_dir
 from gateway.codec import decode
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import RunId
-from gateway.domain.logs import LEVELS, Line, LogFilter, merged, stamp, told
+from gateway.domain.logs import LEVELS, Line, LogFilter, describe_run, merge_lines, stamp
 from gateway.domain.text import moment_ago
 from gateway.host.clock import SystemClock
 from gateway.host.logs import FOLDER, LogTail, console_line, json_line, read_log
-from gateway.store.inbox import run_story
+from gateway.store.inbox import read_history
 from gateway.store.inspection import read_once
 from gateway.store.sqlite import FILE
 
@@ -92,9 +92,9 @@ def _of_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
     folder = data_dir(context)
     journal: Iterable[Line] = ()
     try:
-        asked = partial(run_story, run_id=RunId(str(wanted.run)))
-        journal = told(read_once(folder / FILE, asked), decode)
+        asked = partial(read_history, run_id=RunId(str(wanted.run)))
+        journal = describe_run(read_once(folder / FILE, asked), decode)
     except GatewayError as error:
         why = str(error) if (folder / FILE).exists() else f"there is no store in {folder}; {ASK}"
         click.echo(f"its journal is not shown: {why}", err=True)
-    return merged(read_log(folder / FOLDER, wanted), filter(wanted.fits, journal))
+    return merge_lines(read_log(folder / FOLDER, wanted), filter(wanted.fits, journal))

@@ -117,7 +117,9 @@ class ClusterNode:
         sent_at = self.clock.monotonic()
         match wanted:
             case Take():
-                taken = await self.leases.take(self._node, wanted.partitions, self.settings.lease_s)
+                taken = await self.leases.acquire(
+                    self._node, wanted.partitions, self.settings.lease_s
+                )
                 log.info("partitions_taken", extra={"partitions": len(taken)})
                 self._carry_out(self._ownership.taken(taken, sent_at), group)
             case Release():

@@ -22,7 +22,7 @@ from gateway.config.values import (
 )
 from gateway.domain.budgets import NANO, Budgets, Limit, TokenBudget
 from gateway.domain.errors import ClusterNotInstalled, StoreNotInstalled
-from gateway.domain.events import Deed, DeedKind
+from gateway.domain.events import AuditEvent, AuditKind
 from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import is_loopback
 from gateway.domain.plugins import PluginInfo, PluginSecret
@@ -38,7 +38,7 @@ NO_AGENT = "agent:"  # a scope that limits to an agent that nobody can define
 
 Authority = Mapping[str, object]  # plain data by place in the configuration, without any secret
 
-KINDS: Mapping[str, DeedKind] = {
+KINDS: Mapping[str, AuditKind] = {
     "budgets": "budget.changed",
     "tokens": "token.changed",
     "plugins": "grant.changed",
@@ -191,13 +191,13 @@ async def note_start(
             if (was := before.get(name)) != (is_ := now.get(name)):
                 kind = KINDS.get(name.partition(".")[0], "config.changed")
                 detail = {"what": name, "before": was, "after": is_}
-                await audit.append(Deed(at, kind, "config", detail))
+                await audit.append(AuditEvent(at, kind, "config", detail))
     for plugin in plugins:
         if plugin.state == "refused":
             told = {"plugin": plugin.name, "why": plugin.why}
-            await audit.append(Deed(at, "plugin.refused", "config", told))
+            await audit.append(AuditEvent(at, "plugin.refused", "config", told))
     applied = {"version": version, "file": str(config.origin or ""), "authority": now}
-    await audit.append(Deed(at, "config.applied", "config", applied))
+    await audit.append(AuditEvent(at, "config.applied", "config", applied))
 
 
 def authority(config: GatewayConfig) -> Authority:

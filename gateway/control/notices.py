@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Literal, get_args
 
 from gateway.domain.events import CLOSING, OPENING, Event, Notice, Point, Priority
-from gateway.domain.mcp import FAMILY, Lacking
+from gateway.domain.mcp import FAMILY, UnreachableServer
 from gateway.domain.messages import Chunk
 
 log = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ def _line(text: str, most: int) -> str:
     return text.replace("<", "&lt;")
 
 
-def notice_of(lacking: Lacking) -> Notice:
+def notice_of(lacking: UnreachableServer) -> Notice:
     """The notice about a server that is not available."""
     return Notice(lacking.why, "high", source=f"{FAMILY}{lacking.server}")
 

@@ -74,7 +74,7 @@ class PinnedPlugin:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class OmittedFile:
     path: str
     why: str
 
@@ -92,7 +92,7 @@ class Manifest:
     store: StoreContents
     members: Sequence[ArchiveMember]
     plugins: Sequence[PinnedPlugin] = ()
-    left_out: Sequence[LeftOut] = ()
+    left_out: Sequence[OmittedFile] = ()
     format: int = field(default=FORMAT)
 
 

@@ -93,7 +93,7 @@ class Fenced(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClusterOverview:
     """How the nodes stand at one moment, as each of them sees it in the store; `degraded` is this node's."""
 
     state: ClusterState
@@ -130,7 +130,9 @@ class Leases(Protocol):
         """Renews all leases of the node that have not expired. Raises StoreInUse if a node that is alone was
         late, and another one came."""
 
-    async def take(self, node: str, partitions: Sequence[int], lease_s: float) -> Sequence[Lease]:
+    async def acquire(
+        self, node: str, partitions: Sequence[int], lease_s: float
+    ) -> Sequence[Lease]:
         """Those of the partitions that were free or expired; each has a new epoch."""
 
     async def release(self, node: str, leases: Sequence[Lease]) -> None:
@@ -174,7 +176,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStanding:
+class RunProgress:
     attempts: int
     is_over: bool
 
@@ -227,7 +229,7 @@ class SharedRuns(Protocol):
         """What was chosen after the change of that number, the newest of very many; and the number of the
         last one."""
 
-    async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStanding]:
+    async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
         """Of those that there are."""
 
     async def records(self, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:
@@ -284,11 +286,6 @@ def work_subject(partition: int) -> str:
     return f"part.{partition}"
 
 
-def run_subject(run_id: RunId) -> str:
-    """Chunks of a run, on their way to clients at other nodes."""
-    return f"run.{_token(run_id)}"
-
-
 def node_subject(node: str) -> str:
     """What a node is asked to do for a run of its own: abort, steer, approve."""
     return f"ask.{_token(node)}"
@@ -297,11 +294,6 @@ def node_subject(node: str) -> str:
 def events_subject(node: str) -> str:
     """Events of other nodes that a node wants to hear."""
     return f"events.{_token(node)}"
-
-
-def outbox_subject(channel: str) -> str:
-    """There are deliveries for a channel."""
-    return f"outbox.{_token(channel)}"
 
 
 def _token(name: str) -> str:

@@ -58,7 +58,7 @@ class Conflict(GatewayError):
     code = "conflict"
 
 
-class AlreadyHeard(Conflict):
+class AlreadyReceived(Conflict):
     """That message was answered without a turn, so it makes none when it is sent again."""
 
 

@@ -183,7 +183,7 @@ class Notice:
     batch: int = field(default=0, compare=False)  # given by the queue; 0: of none
 
 
-DeedKind = Literal[
+AuditKind = Literal[
     "config.applied",  # at a start, with all that is about authority or money
     "config.changed",  # since the start before: who listens, who answers, which provider
     "token.changed",
@@ -210,11 +210,11 @@ MOST_APART = 1000  # things that are counted each for itself, a day
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class AuditEvent:
     """Something that is worth an entry. `actor` is who did it: `config`, a session, or an address."""
 
     at: datetime
-    kind: DeedKind
+    kind: AuditKind
     actor: str
     detail: Mapping[str, object]  # plain data, and nothing secret
 
@@ -257,10 +257,10 @@ class Recurrences:
         return times if times == 10 ** (len(str(times)) - 1) else 0
 
 
-def entry_after(before: AuditEntry | None, deed: Deed) -> AuditEntry:
+def entry_after(before: AuditEntry | None, event: AuditEvent) -> AuditEntry:
     seq, last = (before.seq, before.hash) if before else (0, "")
-    detail = json.dumps(deed.detail, sort_keys=True, separators=(",", ":"))
-    bare = AuditEntry(seq + 1, deed.at, deed.kind, deed.actor, detail, "")
+    detail = json.dumps(event.detail, sort_keys=True, separators=(",", ":"))
+    bare = AuditEntry(seq + 1, event.at, event.kind, event.actor, detail, "")
     return AuditEntry(bare.seq, bare.at, bare.kind, bare.actor, detail, _hash(bare, last))
 
 

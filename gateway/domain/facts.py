@@ -122,7 +122,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class FactView:
     """Whose facts may be read: all of a scope, or only those learned in one room."""
 
     scope: str | None = None
@@ -134,7 +134,7 @@ class FactQuery:
     """`at` selects what was true then, `known_at` what was believed then. Without them: what is
     believed now, or everything with `with_history`. Oldest `valid_from` first."""
 
-    whose: Whose
+    view: FactView
     subject: str | None = None
     predicate: str | None = None
     at: datetime | None = None
@@ -209,11 +209,11 @@ def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) ->
     return str(key.agent) if is_shared else of_person(key, sender)
 
 
-def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
+def fact_view(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> FactView:
     """In a direct chat all facts of the person; in a room only those learned in it."""
     if is_shared or not is_room(key, sender):
-        return Whose(scope=str(key.agent) if is_shared else of_person(key, sender))
-    return Whose(room=key)
+        return FactView(scope=str(key.agent) if is_shared else of_person(key, sender))
+    return FactView(room=key)
 
 
 def is_room(key: SessionKey, sender: str | None) -> bool:
@@ -279,7 +279,7 @@ def require_claim(claim: Claim) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class StoredClaim:
     """A stored claim. A fact has the id of the first claim of it that was learned."""
 
     id: str
@@ -303,7 +303,7 @@ class Told:
         return min(self.claim.valid_from, self.claim.valid_to or self.claim.valid_from)
 
     @property
-    def said(self) -> datetime:
+    def stated_at(self) -> datetime:
         source = self.claim.source
         return (source.at if source else self.said_at) or self.since
 
@@ -313,7 +313,7 @@ class Told:
         what was said later wins, or else what was learned later. `in_order` sees to it that no
         two objects stand at one place: the object only keeps claims of one together."""
         has_begun = self.claim.valid_to is None or self.since < self.claim.valid_to
-        return (self.since, has_begun, self.said, self.learned_at, self.object)
+        return (self.since, has_begun, self.stated_at, self.learned_at, self.object)
 
 
 def in_order(claims: Sequence[Claim]) -> list[Claim]:
@@ -323,16 +323,16 @@ def in_order(claims: Sequence[Claim]) -> list[Claim]:
     begun: dict[tuple[object, ...], str] = {}
     ordered = []
     for claim in claims:
-        told = Told("", claim, claim.valid_from)
+        stored = StoredClaim("", claim, claim.valid_from)
         said_in = claim.source.message_id if claim.source else claim.valid_from
-        lane = "" if claim.functional else told.object
+        lane = "" if claim.functional else stored.object
         key = (said_in, form(claim.subject), predicate_form(claim.predicate), lane)
         last = begun.get(key)
-        if last is not None and (last == told.object) == told.only_ends:
+        if last is not None and (last == stored.object) == stored.only_ends:
             ranks[key] = ranks.get(key, 0) + 1
-        if not told.only_ends:
-            begun[key] = told.object
-        elif last == told.object:
+        if not stored.only_ends:
+            begun[key] = stored.object
+        elif last == stored.object:
             del begun[key]
         ordered.append(_later(claim, timedelta(microseconds=ranks.get(key, 0))))
     return ordered
@@ -358,31 +358,31 @@ class _Period:
     object: str
     since: datetime
     until: datetime | None = None
-    told: dict[int, Told] = field(default_factory=dict)
+    stored: dict[int, StoredClaim] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledFact:
     """A fact with its claims, in the order in which they were learned."""
 
     fact: Fact
-    told: tuple[Told, ...]
+    stored: tuple[StoredClaim, ...]
 
 
-def settled(
-    scope: str, told: Sequence[Told], *, before: Mapping[str, Fact], now: datetime
-) -> Sequence[Settled]:
+def settle_claims(
+    scope: str, stored: Sequence[StoredClaim], *, before: Mapping[str, Fact], now: datetime
+) -> Sequence[SettledFact]:
     """The facts of one subject and predicate, out of all that was claimed of them, in the order of
     learning. `before`: what was believed, by id; what was superseded stays so since then.
 
     Another object of a functional predicate ends the one before it; all else stands side by side.
     An object is functional if anybody ever claimed it to be.
     """
-    facts: list[Settled] = []
-    for lane, those in _lanes(told).items():
+    facts: list[SettledFact] = []
+    for lane, those in _lanes(stored).items():
         following: str | None = None
         for period in reversed(_periods(those)):
-            claims = tuple(map(period.told.__getitem__, sorted(period.told)))
+            claims = tuple(map(period.stored.__getitem__, sorted(period.stored)))
             first, claim, known = claims[0], claims[0].claim, before.get(claims[0].id)
             is_over = following is not None or (period.until is not None and period.until <= now)
             superseded_at = (known and known.superseded_at) or now
@@ -395,16 +395,16 @@ def settled(
             since, until = period.since, period.until
             fact = Fact(first.id, scope, *what, since, until, ended, following, named)
             following = fact.id
-            facts.append(Settled(fact, claims))
+            facts.append(SettledFact(fact, claims))
     return facts
 
 
-def _lanes(told: Sequence[Told]) -> Mapping[str, list[tuple[int, Told]]]:
+def _lanes(stored: Sequence[StoredClaim]) -> Mapping[str, list[tuple[int, StoredClaim]]]:
     """Numbered claims that may end each other: of all functional objects (""), and of each other
     object."""
-    functional = {one.object for one in told if one.claim.functional}
-    lanes: dict[str, list[tuple[int, Told]]] = {}
-    for number, one in enumerate(told):
+    functional = {one.object for one in stored if one.claim.functional}
+    lanes: dict[str, list[tuple[int, StoredClaim]]] = {}
+    for number, one in enumerate(stored):
         lanes.setdefault("" if one.object in functional else one.object, []).append((number, one))
     return lanes
 
@@ -421,11 +421,11 @@ def is_wanted(fact: Fact, query: FactQuery) -> bool:
     return fact.valid_from <= query.at and (fact.valid_to is None or query.at < fact.valid_to)
 
 
-def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
+def _periods(stored: Sequence[tuple[int, StoredClaim]]) -> list[_Period]:
     """Consecutive periods. Neighbours have different objects unless the first one ended."""
     periods: list[_Period] = []
     last: _Period | None = None  # that has not ended
-    for at, is_end, number, one in _points(told):
+    for at, is_end, number, one in _points(stored):
         is_other = last is not None and last.object != one.object
         if is_other and one.only_ends and not is_end:
             # The end of one object says nothing about another that holds now.
@@ -437,34 +437,34 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
             continue
         if last is None:
             periods.append(last := _Period(one.object, at))
-        last.told[number] = one
+        last.stored[number] = one
     return periods
 
 
 def _points(
-    told: Sequence[tuple[int, Told]],
-) -> Iterator[tuple[datetime, bool, int, Told]]:
+    stored: Sequence[tuple[int, StoredClaim]],
+) -> Iterator[tuple[datetime, bool, int, StoredClaim]]:
     """Beginnings and ends of claims in order of time."""
-    since = _sinces([one for _, one in told])
+    since = _sinces([one for _, one in stored])
     points = [
-        (since(one), False, (since(one), *one.place[1:]), number, one) for number, one in told
+        (since(one), False, (since(one), *one.place[1:]), number, one) for number, one in stored
     ]
-    ends = [(one.claim.valid_to, number, one) for number, one in told]
+    ends = [(one.claim.valid_to, number, one) for number, one in stored]
     points += [(end, True, one.place, number, one) for end, number, one in ends if end is not None]
     for at, is_end, _, number, one in sorted(points, key=itemgetter(0, 1, 2, 3)):
         yield at, is_end, number, one
 
 
-def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
+def _sinces(stored: Sequence[StoredClaim]) -> Callable[[StoredClaim], datetime]:
     """Returns the beginning of each claim. A dated statement that still holds overrides undated
     claims since its date."""
-    still = {(one.object, one.since) for one in told}
-    lasting = [one for one in told if one.since < one.said and one.claim.valid_to is None]
-    spans = [(one.since, one.said, one.object) for one in lasting]
+    still = {(one.object, one.since) for one in stored}
+    lasting = [one for one in stored if one.since < one.stated_at and one.claim.valid_to is None]
+    spans = [(one.since, one.stated_at, one.object) for one in lasting]
     spans = sorted(span for span in spans if (span[2], span[1]) in still)
 
-    def since(one: Told) -> datetime:
-        if one.claim.source is None or one.claim.valid_to or one.since != one.said:
+    def since(one: StoredClaim) -> datetime:
+        if one.claim.source is None or one.claim.valid_to or one.since != one.stated_at:
             return one.since
         others = (span for span in spans if span[2] != one.object)
         return next((begin for begin, end, _ in others if begin < one.since < end), one.since)

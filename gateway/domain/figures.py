@@ -38,13 +38,13 @@ BOUND: ContextVar[Callable[[], Bound | None]] = ContextVar("BOUND", default=lamb
 
 
 @dataclass(slots=True)
-class Room:
+class SeriesQuota:
     """How many series there may still be, and how many observations found none."""
 
     left: int = MOST_SERIES
     dropped: int = 0
 
-    def take(self, count: int = 1) -> bool:
+    def reserve(self, count: int = 1) -> bool:
         if self.left < count:
             self.dropped += 1
             return False
@@ -53,7 +53,7 @@ class Room:
 
 
 @dataclass(slots=True)
-class Names:
+class LabelValues:
     """The values of a label that others choose: the first ones, then `other`."""
 
     most: int = MOST_NAMES
@@ -75,16 +75,16 @@ class Series:
     name: str
     help: str
     labels: Sequence[str]
-    room: Room
+    quota: SeriesQuota
     kind: str = "counter"
     values: dict[Key, float] = field(default_factory=dict)
 
     def add(self, key: Key, amount: float = 1) -> None:
-        if key in self.values or self.room.take():
+        if key in self.values or self.quota.reserve():
             self.values[key] = self.values.get(key, 0) + amount
 
     def set(self, key: Key, value: float) -> None:
-        if key in self.values or self.room.take():
+        if key in self.values or self.quota.reserve():
             self.values[key] = value
 
     def begin(self, keys: Iterable[Key]) -> None:
@@ -100,7 +100,7 @@ class Histogram:
     name: str
     help: str
     labels: Sequence[str]
-    room: Room
+    quota: SeriesQuota
     bounds: tuple[float, ...]
     kind: str = "histogram"
     rows: dict[Key, list[float]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Histogram:
     def observe(self, key: Key, value: float) -> None:
         row = self.rows.get(key)
         if row is None:
-            if not self.room.take(len(self.bounds) + 3):
+            if not self.quota.reserve(len(self.bounds) + 3):
                 return
             row = self.rows[key] = [0] * (len(self.bounds) + 2)
         row[bisect_left(self.bounds, value)] += 1
@@ -130,8 +130,8 @@ OF_MODEL = ("provider", "model")
 class FigureSet:
     """Series that are declared together."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
+    def __init__(self, quota: SeriesQuota) -> None:
+        self.quota = quota
 
     def families(self) -> Sequence[Series | Histogram]:
         """All of them, in the order of their names' declaration."""
@@ -144,13 +144,13 @@ class FigureSet:
         ]
 
     def _series(self, name: str, text: str, labels: str) -> Series:
-        return Series(name, text, labels.split(), self.room)
+        return Series(name, text, labels.split(), self.quota)
 
     def _gauge(self, name: str, text: str) -> Series:
-        return Series(name, text, (), self.room, "gauge")
+        return Series(name, text, (), self.quota, "gauge")
 
     def _spread(self, name: str, text: str, labels: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(f"{name}_seconds", text, labels.split(), self.room, bounds)
+        return Histogram(f"{name}_seconds", text, labels.split(), self.quota, bounds)
 
 
 REQUEST_OUTCOMES = ("answered", "conflict", "refused", "unavailable", "unknown")
@@ -160,8 +160,8 @@ LEASE_CHANGES = ("taken", "given_back", "lost")
 class SharedFigures(FigureSet):
     """Of a store on a server, and of gateways that share it."""
 
-    def __init__(self, room: Room | None = None) -> None:
-        super().__init__(room or Room())
+    def __init__(self, quota: SeriesQuota | None = None) -> None:
+        super().__init__(quota or SeriesQuota())
         self.requests = self._series(
             "store_requests_total", "Requests to the store's server", "outcome"
         )
@@ -206,8 +206,8 @@ class Figures(FigureSet):
     shared: SharedFigures | None = None
 
     def __init__(self) -> None:
-        super().__init__(Room())
-        self.models, self.channels, self.tools = Names(), Names(), Names()
+        super().__init__(SeriesQuota())
+        self.models, self.channels, self.tools = LabelValues(), LabelValues(), LabelValues()
         self.runs = self._series("runs_total", "Runs that have ended", "agent channel reason")
         self.run_s = self._spread("run_duration", "From the accept to the end", "agent", RUN_S)
         self.queue_s = self._spread("queue_wait", "From the accept to the start", "", QUEUE_S)
@@ -231,7 +231,7 @@ class Figures(FigureSet):
         self.tool_s = self._spread("tool_duration", "Calls of tools", "tool", TOOL_S)
         self.commit_s = self._spread("store_commit_duration", "Commits of the store", "", COMMIT_S)
         self.commit_sizes = Histogram(
-            "store_commit_operations", "Operations in a commit", (), self.room, COMMIT_SIZES
+            "store_commit_operations", "Operations in a commit", (), self.quota, COMMIT_SIZES
         )
         self.loop_delay_s = self._spread(
             "event_loop_delay", "How late the event loop was at most, each second", "", DELAY_S
@@ -253,7 +253,7 @@ class Figures(FigureSet):
 
     def share(self, *, cluster: bool) -> SharedFigures:
         """The store is on a server."""
-        self.shared = shared = SharedFigures(self.room)
+        self.shared = shared = SharedFigures(self.quota)
         shared.requests.begin((one,) for one in REQUEST_OUTCOMES)
         shared.conflicts.begin([()])
         if cluster:

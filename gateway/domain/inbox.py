@@ -186,15 +186,15 @@ class RunRecord:
         return (max(1, self.entry.attempts) - 1) * SEQ_A_ATTEMPT + 1
 
 
-HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
+ReceivedAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
-class HeardMessage:
+class ReceivedMessage:
     channel: str
     account: str
     platform_id: str
-    outcome: HeardAs
+    outcome: ReceivedAs
     at: datetime
     detail: str = ""  # of what nobody could read: as it came, for the operator
     why: str = ""  # it could not be read

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from gateway.domain.budgets import Scope, Unit, shown
 from gateway.domain.ids import to_time
 from gateway.domain.journal import JournalUnreadable, lines_of
-from gateway.domain.outbox import RunStory
+from gateway.domain.outbox import RunHistory
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
@@ -57,7 +57,7 @@ class LogFilter:
 # -- what a journal tells
 
 
-class _Teller:
+class _JournalLines:
     """Makes lines of the entries of a journal; what comes after a wait has the time of the next reading of the
     clock."""
 
@@ -67,7 +67,7 @@ class _Teller:
         self._open: list[dict[str, Any]] = []
         self._settings: Mapping[str, Any] = {}
 
-    def tell(self, event: str, at: str | None = None, level: str = "info", **facts: object) -> None:
+    def add(self, event: str, at: str | None = None, level: str = "info", **facts: object) -> None:
         line = {"at": at or self._at, "level": level, "event": event, "logger": JOURNAL}
         self.lines.append({**line, **self._common, **facts})
 
@@ -80,50 +80,50 @@ class _Teller:
                 self._open.clear()
                 return
             case ["attempt", int(number), [*runs]]:
-                self.tell("attempt_started", attempt=number, answers=runs)
+                self.add("attempt_started", attempt=number, answers=runs)
             case ["ask", dict(changes)]:
                 self._settings = changes.get("settings", self._settings)
-                self.tell("model_asked", provider=self._of("provider"), model=self._of("model"))
+                self.add("model_asked", provider=self._of("provider"), model=self._of("model"))
                 return
             case ["reply", *_]:
-                self.tell("model_replied", provider=self._of("provider"), model=self._of("model"))
+                self.add("model_replied", provider=self._of("provider"), model=self._of("model"))
             case ["failed", failure]:
-                self._tell_failure(failure or {})
+                self._add_failure(failure or {})
             case ["refused", kind, str(name), unit, used, limit, reserved, *_]:
-                self._tell_refusal(Scope(kind, name), unit, used, reserved, limit)
+                self._add_refusal(Scope(kind, name), unit, used, reserved, limit)
             case _:
                 return
         self._open.append(self.lines[-1])
 
-    def _tell_failure(self, failure: Mapping[str, Any]) -> None:
+    def _add_failure(self, failure: Mapping[str, Any]) -> None:
         """Of a model. The journals of earlier versions say nothing more of it."""
         names = {"provider": self._of("provider"), "model": self._of("model")}
         about = _some(failure, ("kind", "status", "attempts"))
         why = {"why": failure["detail"]} if failure else {}
-        self.tell("model_failed", None, "warning", **names, **about, **why)
+        self.add("model_failed", None, "warning", **names, **about, **why)
 
-    def _tell_refusal(self, scope: Scope, unit: Unit, *amounts: int) -> None:
+    def _add_refusal(self, scope: Scope, unit: Unit, *amounts: int) -> None:
         """`amounts`: used, reserved and the limit."""
-        told = [shown(unit, one) for one in amounts]
-        about = dict(zip(("used", "reserved", "limit"), told, strict=True))
-        self.tell("budget_refused", None, "warning", scope=str(scope), **about, unit=unit)
+        shown_amounts = [shown(unit, one) for one in amounts]
+        about = dict(zip(("used", "reserved", "limit"), shown_amounts, strict=True))
+        self.add("budget_refused", None, "warning", scope=str(scope), **about, unit=unit)
 
     def chunk(self, chunk: Line) -> None:
         match chunk.get("type"):
             case "tool_call":
                 call = chunk["tool_call"]
-                self.tell("tool_called", tool=call["name"], id=call["id"])
+                self.add("tool_called", tool=call["name"], id=call["id"])
             case "tool_result":
                 call = chunk["tool_call"]
                 level = "info" if call["status"] == "success" else "warning"
                 about = _some(call, ("id", "status", "duration_ms"))
-                self.tell("tool_answered", None, level, tool=call["name"], **about)
+                self.add("tool_answered", None, level, tool=call["name"], **about)
             case "usage" if self.lines[-1]["event"] == "model_replied":
                 self.lines[-1] |= _some(chunk, USED)
             case "error":
-                self.tell("run_ended", None, "warning", **_some(chunk, BROKEN))
+                self.add("run_ended", None, "warning", **_some(chunk, BROKEN))
             case "done":
-                self.tell("run_ended", **_some(chunk, ENDED))
+                self.add("run_ended", **_some(chunk, ENDED))
 
     def _of(self, name: str) -> object:
         return self._settings.get(name)
@@ -133,39 +133,39 @@ def _some(chunk: Line, names: Sequence[str]) -> dict[str, Any]:
     return {name: chunk[name] for name in names if chunk.get(name) is not None}
 
 
-def told(story: RunStory, decode: Callable[[bytes], Any]) -> Iterator[Line]:
+def describe_run(history: RunHistory, decode: Callable[[bytes], Any]) -> Iterator[Line]:
     """What became of a message, as log lines in order. None holds what was said."""
-    entry, new = story.record.entry, story.record.entry.new
+    entry, new = history.record.entry, history.record.entry.new
     key = new.session_key
     ids = {"run": new.run_id, "session": str(key), "agent": key.agent, "channel": key.channel}
-    teller = _Teller(ids, new.accepted_at)
+    lines = _JournalLines(ids, new.accepted_at)
     facts: dict[str, Any] = {
         "message": new.message_id,
         "seq": entry.seq,
         "characters": len(new.content),
     }
-    teller.tell("message_accepted", matched_by=new.matched_by, **facts)
+    lines.add("message_accepted", matched_by=new.matched_by, **facts)
     try:
-        for line in lines_of(story.parts):
+        for line in lines_of(history.parts):
             if line[:1] == b"[":
-                teller.read(decode(line))
+                lines.read(decode(line))
             elif line[:1] == b"{":
-                teller.chunk(decode(line))
+                lines.chunk(decode(line))
     except (JournalUnreadable, ValueError) as error:
-        teller.tell("journal_unreadable", level="warning", why=str(error))
-    finished = story.record.finished_at
+        lines.add("journal_unreadable", level="warning", why=str(error))
+    finished = history.record.finished_at
     if finished is not None:
-        outcome, attempts = story.record.outcome, entry.attempts
-        teller.tell("run_committed", stamp(finished), outcome=outcome, attempts=attempts)
-    if (delivery := story.delivery) is not None:
+        outcome, attempts = history.record.outcome, entry.attempts
+        lines.add("run_committed", stamp(finished), outcome=outcome, attempts=attempts)
+    if (delivery := history.delivery) is not None:
         at = stamp(delivery.settled_at or delivery.due_at)
         level = "info" if delivery.state in {"pending", "sending", "sent"} else "warning"
         about = {"attempts": delivery.attempts, "why": delivery.why, "receipt": delivery.receipt}
-        teller.tell("delivery", at, level, state=delivery.state, **about)
-    yield from sorted(teller.lines, key=_at)
+        lines.add("delivery", at, level, state=delivery.state, **about)
+    yield from sorted(lines.lines, key=_at)
 
 
-def merged(lines: Iterable[Line], journal: Iterable[Line]) -> Iterator[Line]:
+def merge_lines(lines: Iterable[Line], journal: Iterable[Line]) -> Iterator[Line]:
     """Both in the order of time; what both tell is told as the journal has it."""
     of_journal = list(journal)
     both = {line["event"] for line in of_journal}

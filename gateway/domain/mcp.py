@@ -76,17 +76,17 @@ class McpStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class UnreachableServer:
     """A server that an agent has and that cannot be reached, with the reason."""
 
     server: str
     why: str
 
 
-class Foreign(Protocol):
+class McpServers(Protocol):
     """The MCP servers, as the gate and the status pages use them."""
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         """Connects the servers that the agent has. Returns those that cannot be reached."""
         ...
 
@@ -98,9 +98,9 @@ class Foreign(Protocol):
 
 
 class NoServers:
-    """Implements Foreign where none is configured."""
+    """Implements McpServers where none is configured."""
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         return ()
 
     def statuses(self) -> Sequence[McpStatus]:

@@ -131,7 +131,7 @@ class ToolResult:
     excerpt: Excerpt | None = None
 
     @property
-    def told(self) -> str:
+    def for_model(self) -> str:
         """As a model is shown it."""
         content = self.content if self.excerpt is None else self.excerpt.of(self.content)
         return within_boundary(content, self.boundary)

@@ -156,7 +156,7 @@ class BudgetWarning:
 
 Delta = TextDelta | ThinkingDelta
 # Called by the event loop as bytes arrive, in the context of the call but in no task. It never waits.
-Hear = Callable[[Delta], None]
+OnDelta = Callable[[Delta], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStory:
+class RunHistory:
     """All that the store has of one run: its message and end, its journal, and the answer on its way out."""
 
     record: RunRecord

@@ -31,34 +31,41 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.channels import ChannelMemo, Pairing, PairingState
 from gateway.domain.cluster import SharedRuns
-from gateway.domain.events import AuditEntry, Deed, DeedKind, Notice
+from gateway.domain.events import AuditEntry, AuditEvent, AuditKind, Notice
 from gateway.domain.facts import (
     Choose,
     Claim,
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     FoundTurns,
     Provenance,
     SaidPage,
     SaidSource,
-    Whose,
 )
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, TraceContext
 from gateway.domain.inbox import (
     Accepted,
     Ending,
     Entry,
-    HeardMessage,
     NewDelivery,
     NewEntry,
+    ReceivedMessage,
     RunRecord,
 )
 from gateway.domain.messages import Node, Spent
-from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
-from gateway.domain.outbox import Delivery, DeliveryState, RunStory
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, ToolSpec
+from gateway.domain.outbox import Delivery, DeliveryState, RunHistory
 from gateway.domain.plugins import Origin, PluginDef, PluginSecret
-from gateway.domain.sessions import Erased, Path, SessionPage, SessionQuery, SessionRecord, TakenIn
+from gateway.domain.sessions import (
+    Erased,
+    ImportResult,
+    Path,
+    SessionPage,
+    SessionQuery,
+    SessionRecord,
+)
 from gateway.domain.tokens import CreatedToken
 
 
@@ -77,10 +84,10 @@ class Ids(Protocol):
 
 
 class Model(Protocol):
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         """Asks once (with the provider's own retries before the first delta).
 
-        `hear` is called, without waiting, for each delta. Raises ModelFailed.
+        `on_delta` is called, without waiting, for each delta. Raises ModelFailed.
         """
 
 
@@ -159,7 +166,7 @@ class Inbox(Protocol):
         """ONE durable commit: dedupe, session (made if new), sequence, message.
 
         `begin` also counts the first attempt, for a lane that is idle. Raises Conflict if the key
-        was used for another digest, AlreadyHeard if a channel's message was answered without a
+        was used for another digest, AlreadyReceived if a channel's message was answered without a
         turn, StoreUnavailable if the commit is not certain.
         """
 
@@ -175,7 +182,7 @@ class Inbox(Protocol):
 
     async def find_run(self, run_id: RunId) -> RunRecord | None: ...
 
-    async def story(self, run_id: RunId) -> RunStory:
+    async def run_history(self, run_id: RunId) -> RunHistory:
         """Raises NotFound."""
 
 
@@ -256,7 +263,7 @@ class SessionStore(Protocol):
 
     async def import_nodes(
         self, key: SessionKey, nodes: Sequence[Node], *, now: datetime
-    ) -> TakenIn:
+    ) -> ImportResult:
         """Nodes that are not there yet, each under its `parent_id`: one of the session, or one
         before it. HEAD goes along where they grow from it. Raises ImportRefused."""
 
@@ -285,19 +292,19 @@ class FactStore(Protocol):
         whoever writes meanwhile. Gives the fact that each claim became or confirmed; `ids` are for
         those that are new. What was said before it was forgotten is left out."""
 
-    def knows(self, whose: Whose) -> bool:
+    def knows(self, view: FactView) -> bool:
         """False only if nothing was ever learned there, so that no query is needed."""
 
     async def select_facts(self, query: FactQuery) -> Sequence[Fact]: ...
 
     async def facts_matching(
-        self, whose: Whose, words: Sequence[str], *, limit: int
+        self, view: FactView, words: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
         """Current facts that contain any of the words or other forms of them; facts with rarer
         words first. The cost does not depend on the facts of others."""
 
     async def facts_around(
-        self, whose: Whose, names: Sequence[str], *, limit: int
+        self, view: FactView, names: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
         """Current facts whose subject or object is one of the names, newest first."""
 
@@ -400,7 +407,7 @@ class Ledger(Protocol):
         """The sums of the calls that ended in that time (`until` is exclusive), by name. Reads the
         records of that time alone."""
 
-    async def raise_today(self, scope: str, tokens: int, deed: Deed) -> Raise:
+    async def raise_today(self, scope: str, tokens: int, event: AuditEvent) -> Raise:
         """Raises the limit of a scope, as it is written (`daily`, `token:NAME`), until the end of the
         latest day there was. Raises of a day add up. The entry of the audit is in the same commit."""
 
@@ -411,14 +418,14 @@ class Ledger(Protocol):
 class Audit(Protocol):
     """Entries are added and never changed."""
 
-    async def append(self, deed: Deed) -> None:
+    async def append(self, event: AuditEvent) -> None:
         """Raises StoreUnavailable. Committed without an fsync of its own."""
 
-    def append_soon(self, deed: Deed) -> None:
+    def append_soon(self, event: AuditEvent) -> None:
         """The same without being waited for; what cannot be written is logged."""
 
     async def newest(
-        self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
+        self, *, kind: AuditKind | None = None, before: int | None = None, limit: int = 1
     ) -> Sequence[AuditEntry]:
         """Newest first; `before` is a `seq`."""
 
@@ -490,9 +497,9 @@ class ChannelStore(Protocol):
         """Whether that message was heard or accepted before; one that could not be read was not.
         Raises StoreUnavailable."""
 
-    async def hear(
+    async def record(
         self,
-        heard: HeardMessage,
+        heard: ReceivedMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -504,17 +511,17 @@ class ChannelStore(Protocol):
 
     async def unread(
         self, channel: str | None, *, platform_id: str | None = None, limit: int
-    ) -> Sequence[HeardMessage]:
+    ) -> Sequence[ReceivedMessage]:
         """What no adapter could read, newest first; of all accounts, and of all channels and with
         any id where none is named."""
 
-    async def drop_unread(self, one: HeardMessage) -> None:
+    async def drop_unread(self, one: ReceivedMessage) -> None:
         """Durable."""
 
     async def count_unread(self) -> Mapping[str, int]:
         """By channel."""
 
-    async def forget_heard(self, *, before: datetime, limit: int) -> int:
+    async def forget_received(self, *, before: datetime, limit: int) -> int:
         """Those that no platform sends again; gives how many."""
 
     async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]: ...
@@ -525,7 +532,7 @@ class ChannelStore(Protocol):
     async def find_pairing(self, channel: str, account: str, person: str) -> Pairing | None: ...
 
     async def may_ask(self, asked: Pairing) -> bool:
-        """A look alone: who asks is written with what the person is told, by `hear`.
+        """A look alone: who asks is written with what the person is told, by `record`.
         False if the line of that account is full, or the person waits already, is paired or denied."""
 
     async def decide_pairing(
@@ -550,11 +557,11 @@ class ChannelStore(Protocol):
 class TokenStore(Protocol):
     """Tokens that were created while a gateway ran. Raises StoreUnavailable."""
 
-    async def create(self, token: CreatedToken, deed: Deed, *, inherits: bool) -> None:
+    async def create(self, token: CreatedToken, event: AuditEvent, *, inherits: bool) -> None:
         """In one commit with the entry of the audit. Raises Conflict if the name is in force, or was
         revoked and the new one does not inherit it."""
 
-    async def revoke(self, name: str, deed: Deed) -> None:
+    async def revoke(self, name: str, event: AuditEvent) -> None:
         """Raises NotFound."""
 
     async def tokens(self) -> Sequence[CreatedToken]:

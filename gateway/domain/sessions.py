@@ -81,7 +81,7 @@ class ImportRefused(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
+class ImportResult:
     """`added`: the others were there before."""
 
     added: int

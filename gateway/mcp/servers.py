@@ -13,7 +13,14 @@ from anyio.abc import TaskGroup
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreUnavailable, ToolFailed
-from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus, servers_in
+from gateway.domain.mcp import (
+    FAMILY,
+    McpServerDef,
+    McpState,
+    McpStatus,
+    UnreachableServer,
+    servers_in,
+)
 from gateway.domain.ports import Clock, SchemaCheck, Tool, ToolStore
 from gateway.domain.supervision import backoff_s, supervise, survives
 from gateway.mcp.connections import (
@@ -98,7 +105,7 @@ class Server:
         count = len(self._tools) if self._line else 0
         return McpStatus(self.server.name, state, self._version, count, self._why)
 
-    async def ready(self, within_s: float = math.inf) -> Lacking | None:
+    async def ready(self, within_s: float = math.inf) -> UnreachableServer | None:
         """Connects it, unless it failed too often; None: it is there."""
         self._wanted_at = self.deps.clock.monotonic()
         self._wanted.set()
@@ -115,7 +122,7 @@ class Server:
         # No word of the server's, and no address: it is shown to everybody, as the gateway's own.
         why = "it is away" if self._why else f"it was not there within {wait_s:g} s"
         told = f"The tools of {self.server.name!r} are not available: {why}."
-        return Lacking(self.server.name, told)
+        return UnreachableServer(self.server.name, told)
 
     @property
     def _up(self) -> ServerConnection | None:
@@ -280,13 +287,13 @@ def _broken(tool: str, *, is_safe: bool) -> str:
 # ------------------------------------------------------------------------------------- all servers
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Implements the Foreign port."""
+    """Implements the McpServers port."""
 
     by_name: Mapping[str, Server]
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         """Side by side, each within its own time, and none for longer than a run may take."""
-        lacking: list[Lacking] = []
+        lacking: list[UnreachableServer] = []
 
         async def ready(server: Server) -> None:
             if (away := await server.ready(agent.limits.timeout_seconds)) is not None:

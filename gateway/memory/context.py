@@ -49,7 +49,7 @@ def message_tokens(message: Message) -> int:
     for call in message.tool_calls:
         tokens += estimate_tokens(call.name) + estimate_tokens(call.arguments) + MESSAGE_OVERHEAD
     if message.result is not None:
-        tokens += estimate_tokens(message.result.told) + MESSAGE_OVERHEAD
+        tokens += estimate_tokens(message.result.for_model) + MESSAGE_OVERHEAD
     return tokens
 
 

@@ -25,9 +25,9 @@ from gateway.domain.facts import (
     Fact,
     SaidMessage,
     SaidSource,
+    fact_view,
     in_order,
     scope_of,
-    whose,
     words_of,
 )
 from gateway.domain.ids import AgentId, NodeId, SessionKey
@@ -462,7 +462,7 @@ class FactExtractor:
     ) -> Sequence[Claim]:
         """Returns nothing if the model cannot be asked: the patterns have looked already."""
         agent = self.agents[key.agent]
-        theirs = whose(key, person, is_shared=agent.context.fact_scope == "agent")
+        theirs = fact_view(key, person, is_shared=agent.context.fact_scope == "agent")
         words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
         known = await self.facts.facts_matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
         asked = request(agent, key, said, known)

@@ -22,14 +22,14 @@ from gateway.domain.facts import (
     SUBJECT,
     YOU,
     Fact,
+    FactView,
     FoundTurns,
     Hits,
     PastTurn,
     Recalled,
     RecallKind,
-    Whose,
+    fact_view,
     flat,
-    whose,
     words_of,
 )
 from gateway.domain.ids import AgentId, NodeId, SessionKey
@@ -187,7 +187,7 @@ class Recall:
         """What fits a question, the best first, without what stands in the window. `is_all`: nothing else
         was ever said there."""
         most = agent.context.facts
-        theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
+        theirs = fact_view(key, sender, is_shared=agent.context.fact_scope == "agent")
         is_known = self.facts.knows(theirs)
         if is_all and not is_known:
             return ()
@@ -209,7 +209,7 @@ class Recall:
         self,
         question: str,
         key: SessionKey,
-        whose: Whose,
+        view: FactView,
         *,
         kinds: Collection[RecallKind] = KINDS,
         limit: int = 10,
@@ -224,8 +224,8 @@ class Recall:
             return ()
         facts: Sequence[Recalled] = ()
         sources: Mapping[str, float] = {}
-        if self.facts.knows(whose):
-            facts = await self._known((*words, *asked_of(words)), whose)
+        if self.facts.knows(view):
+            facts = await self._known((*words, *asked_of(words)), view)
             sources = _sources(facts)
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds or not (sources or self.facts.has_turns(key)):
@@ -245,9 +245,9 @@ class Recall:
         best.sort(key=lambda one: (-one.score, one.at, one.id))
         return (*told, *best[:limit])
 
-    async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
+    async def _known(self, words: Sequence[str], view: FactView) -> list[Recalled]:
         """Facts that contain the words, then facts one hop away from the first of them."""
-        found = await self.facts.facts_matching(whose, words, limit=_FACTS)
+        found = await self.facts.facts_matching(view, words, limit=_FACTS)
         hops = dict.fromkeys(
             name
             for fact in found[:_HOPS_FROM]
@@ -255,7 +255,7 @@ class Recall:
             if name.casefold() != SUBJECT
         )
         known = {fact.id for fact in found}
-        beside = await self.facts.facts_around(whose, tuple(hops), limit=_FACTS) if hops else ()
+        beside = await self.facts.facts_around(view, tuple(hops), limit=_FACTS) if hops else ()
         whys = {fact.id: _shared(fact, words) for fact in found}
         for fact in beside:
             ends = (fact.subject, fact.object)
@@ -342,14 +342,14 @@ MOST_NAMES = 50  # that one hop goes on from
 
 
 async def neighbours(
-    facts: FactStore, whose: Whose, name: str, *, hops: int, limit: int
+    facts: FactStore, view: FactView, name: str, *, hops: int, limit: int
 ) -> Sequence[Fact]:
     """Current facts within that many hops of a name, the nearest first."""
     found: dict[str, Fact] = {}
     seen, edge = set[str](), [name]
     for _ in range(hops):
         seen.update(edge)
-        near = await facts.facts_around(whose, edge, limit=limit)
+        near = await facts.facts_around(view, edge, limit=limit)
         found |= {fact.id: fact for fact in near if fact.id not in found}
         names = dict.fromkeys(end for fact in near for end in (fact.subject, fact.object))
         edge = [one for one in names if one not in seen][:MOST_NAMES]

@@ -15,11 +15,11 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     SourceReader,
-    Whose,
     by_time,
+    fact_view,
     scope_of,
-    whose,
 )
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
@@ -73,7 +73,7 @@ class _Asked:
     arguments: Mapping[str, object]
     key: SessionKey
     scope: str
-    whose: Whose
+    view: FactView
     reader: SourceReader
     run: ToolScope
 
@@ -84,13 +84,13 @@ class _Asked:
         return value.strip()
 
     def sees(self, fact: Fact) -> bool:
-        seen = self.whose
+        seen = self.view
         return fact.session_key == seen.room if seen.room else fact.scope == seen.scope
 
     def owns(self, fact: Fact) -> bool:
         """Whether the person may erase it. In a room and among shared facts, only what was said
         here: other facts may be another person's."""
-        is_near = self.whose.room or fact.scope == str(self.key.agent)
+        is_near = self.view.room or fact.scope == str(self.key.agent)
         return fact.scope == self.scope and (not is_near or fact.session_key == self.key)
 
 
@@ -108,7 +108,7 @@ class MemoryTool:
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
         key, sender = scope.session_key, scope.asked.said_by if scope.asked else None
         is_shared = key.agent in self.shared
-        seen = whose(key, sender, is_shared=is_shared)
+        seen = fact_view(key, sender, is_shared=is_shared)
         theirs, reader = scope_of(key, sender, is_shared=is_shared), SourceReader.of(key, sender)
         asked = _Asked(arguments, key, theirs, seen, reader, scope)
         operation = arguments["operation"]  # one of OPERATIONS: the schema says so
@@ -139,7 +139,7 @@ class MemoryTool:
         return {"remembered": shown_fact(kept[0])}
 
     async def _recall(self, asked: _Asked) -> object:
-        found = await self.recall.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
+        found = await self.recall.of(asked.text("query"), asked.key, asked.view, limit=MOST_FOUND)
         facts = [shown_fact(one.fact) for one in found if one.fact]
         turns = [(one, one.text[:LONGEST_SAID]) for one in found if not one.fact]
         said = [{"at": _day(one.at), "by": one.said_by, "text": text} for one, text in turns]
@@ -151,13 +151,13 @@ class MemoryTool:
     async def _of_subject(self, asked: _Asked) -> Sequence[Fact]:
         subject, named = asked.text("subject", SUBJECT), "predicate" in asked.arguments
         predicate = asked.text("predicate") if named else None
-        query = FactQuery(asked.whose, subject, predicate, with_history=True, limit=MOST_FACTS)
+        query = FactQuery(asked.view, subject, predicate, with_history=True, limit=MOST_FACTS)
         return await select(self.facts, query)
 
     async def _as_of(self, asked: _Asked) -> object:
         then, now = asked.arguments.get("known_at"), self.clock.now()
         at, known_at = _moment(asked.text("at"), now), _moment(str(then), now) if then else None
-        query = FactQuery(asked.whose, at=at, known_at=known_at, limit=MOST_FACTS)
+        query = FactQuery(asked.view, at=at, known_at=known_at, limit=MOST_FACTS)
         return {"facts": [shown_fact(fact) for fact in await select(self.facts, query)]}
 
     async def _why(self, asked: _Asked) -> object:
@@ -178,7 +178,7 @@ class MemoryTool:
         hops = asked.arguments.get("hops", 2)
         assert isinstance(hops, int)  # the schema says so
         name = asked.text("subject")
-        near = await neighbours(self.facts, asked.whose, name, hops=hops, limit=MOST_FACTS)
+        near = await neighbours(self.facts, asked.view, name, hops=hops, limit=MOST_FACTS)
         return {"facts": [shown_fact(fact) for fact in near]}
 
     async def _forget(self, asked: _Asked) -> object:

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.ids import to_micros
 from gateway.domain.journal import OVERRUN
-from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, ProviderDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.prices import missing_key, quirks_of
@@ -36,14 +36,14 @@ class Models:
     def __init__(self, providers: Mapping[str, Model]) -> None:
         self._providers = dict(providers)
 
-    def reply(self, request: ModelRequest, hear: Hear) -> Coroutine[Any, Any, ModelReply]:
+    def reply(self, request: ModelRequest, on_delta: OnDelta) -> Coroutine[Any, Any, ModelReply]:
         provider = self._providers.get(request.provider)
         if provider is None:
             known = ", ".join(sorted(self._providers)) or "none"
             raise ModelFailed(
                 request.provider, "not_found", f"no such provider is configured; there are: {known}"
             )
-        return provider.reply(request, hear)
+        return provider.reply(request, on_delta)
 
 
 class ProviderClient:
@@ -68,7 +68,7 @@ class ProviderClient:
         self._attempt = metered(_Attempt(definition, key, self._encoder, http, clock))
         self._max_retries, self._clock, self._random = definition.max_retries, clock, random
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         """The first reply that succeeds. Raises the last ModelFailed."""
         if self._key_problem:
             raise ModelFailed(request.provider, "refused_key", self._key_problem)
@@ -76,7 +76,7 @@ class ProviderClient:
         tried = 0
         while True:
             try:
-                return await self._attempt.reply(request, hear)
+                return await self._attempt.reply(request, on_delta)
             except ModelFailed as failed:
                 if failed.kind == "bad_request" and self._encoder.adapt(failed.detail):
                     continue
@@ -144,9 +144,9 @@ class _Attempt:
         self._secrets = tuple(dict.fromkeys(secrets))
         self._scrub = Scrub(self._secrets)
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         body, record = self._encoder.body(request), request.record
-        reader = self._reader(request, hear, self._scrub, len(body), recovers=self._recovers)
+        reader = self._reader(request, on_delta, self._scrub, len(body), recovers=self._recovers)
         connect_s, idle_s = self._timeouts_s
         idle_s = min(idle_s, request.idle_timeout_s or idle_s)
         call = HttpCall("POST", self._url, self._headers, body, connect_s, idle_s)

@@ -19,7 +19,7 @@ from gateway.domain.messages import (
     Usage,
     estimate_tokens,
 )
-from gateway.domain.model import FinishReason, Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import FinishReason, ModelReply, ModelRequest, OnDelta, TextDelta
 
 HONEST = (
     "I am a scripted demo inside this gateway, not an AI. I can greet you, repeat things and "
@@ -46,11 +46,11 @@ _THANKS = re.compile(r"(?i)\b(?:thanks|thank you)\b")
 class DemoModel:
     """Implements the Model port without any network."""
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         answer, call = _answer(request)
         text = _within(answer, request.max_tokens)
         for piece in _WORD.findall(text) if request.stream or not text else [text]:
-            hear(TextDelta(piece))
+            on_delta(TextDelta(piece))
             if request.progress is not None:
                 request.progress.size += len(piece.encode())
             await checkpoint()  # others may work between two words

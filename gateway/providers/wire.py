@@ -24,9 +24,9 @@ from gateway.domain.messages import (
 )
 from gateway.domain.model import (
     FinishReason,
-    Hear,
     ModelReply,
     ModelRequest,
+    OnDelta,
     ProviderDef,
     ReplyProgress,
     TextDelta,
@@ -234,9 +234,9 @@ class CallDraft:
 
 
 class ReplyReader(ABC):
-    """Reads one answer into a reply; a subclass knows a wire. `hear` gets text and thinking once a
+    """Reads one answer into a reply; a subclass knows a wire. `on_delta` gets text and thinking once a
     network read, less often in a flood. `started`: text was emitted, so the call cannot be repeated;
-    thinking alone can. `recovers`: calls in the text are calls too, and `hear` gets no markup."""
+    thinking alone can. `recovers`: calls in the text are calls too, and `on_delta` gets no markup."""
 
     started = False
     has_ended = False  # nothing of interest follows, whatever the connection does
@@ -255,7 +255,7 @@ class ReplyReader(ABC):
     def __init__(
         self,
         request: ModelRequest,
-        hear: Hear,
+        on_delta: OnDelta,
         scrub: Callable[[str], str],
         sent_bytes: int,
         *,
@@ -264,7 +264,7 @@ class ReplyReader(ABC):
         self.request, self.provider = request, request.provider
         self.progress = request.progress or ReplyProgress()
         self.calls: list[CallDraft] = []
-        self._hear, self._scrub, self._sent_bytes = hear, scrub, sent_bytes
+        self._on_delta, self._scrub, self._sent_bytes = on_delta, scrub, sent_bytes
         self._record = request.record
         self._sse = SseDecoder()
         self._stream_cap = max(LEAST_STREAM_CAP, request.max_tokens * STREAM_BYTES_A_TOKEN)
@@ -459,7 +459,7 @@ class ReplyReader(ABC):
                     yield
 
     def emit(self, *, is_end: bool = False) -> None:
-        """Passes what is new to `hear`: one delta of thinking and one of text at most. In a flood it
+        """Passes what is new to `on_delta`: one delta of thinking and one of text at most. In a flood it
         waits until there is enough for a delta."""
         size = self.progress.size
         if self._deltas_left <= 0 and size - self._emitted_size < FLOOD_PIECE and not is_end:
@@ -469,13 +469,13 @@ class ReplyReader(ABC):
             self._new_thinking.clear()
             self._thinking.append(thinking)
             self._deltas_left -= 1
-            self._hear(ThinkingDelta(thinking))
+            self._on_delta(ThinkingDelta(thinking))
         if text := "".join(self._new_text):
             self._new_text.clear()
             self._text.append(text)
             self._deltas_left -= 1
             self.started = True
-            self._hear(TextDelta(text))
+            self._on_delta(TextDelta(text))
 
     def end(self, how: str, detail: str = "") -> None:
         """Records how the answer ended: first come."""

@@ -76,7 +76,7 @@ class AnthropicEncoder(WireEncoder):
             block: dict[str, Any] = {
                 "type": "tool_result",
                 "tool_use_id": message.result.call_id,
-                "content": message.result.told,
+                "content": message.result.for_model,
             }
             return [block | {"is_error": True}] if message.result.is_error else [block]
         if message.role == "user":

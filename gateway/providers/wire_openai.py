@@ -91,7 +91,7 @@ class OpenAiEncoder(WireEncoder):
     def _plain(self, message: Message, signature: str | None) -> dict[str, Any]:
         if message.result is not None:
             result = message.result
-            return {"role": "tool", "tool_call_id": result.call_id, "content": result.told}
+            return {"role": "tool", "tool_call_id": result.call_id, "content": result.for_model}
         if message.role == "user":
             return {"role": "user", "content": message.text}
         plain: dict[str, Any] = {"role": "assistant", "content": message.text}

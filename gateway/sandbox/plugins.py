@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.codec import encode
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import AdapterFailed, Denied, GatewayError, ToolFailed
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ids import PluginKind
-from gateway.domain.mcp import Foreign, Lacking, McpStatus
+from gateway.domain.mcp import McpServers, McpStatus, UnreachableServer
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import (
     AdapterDescription,
@@ -608,20 +608,20 @@ def host_functions(
 class Offering(Protocol):
     """The gate, as far as plugins that come late change it."""
 
-    foreign: Foreign
+    foreign: McpServers
 
     def renew(self, family: str, tools: Sequence[Tool]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """Implements the Foreign port around another one while plugins are being compiled: a turn waits for
+    """Implements the McpServers port around another one while plugins are being compiled: a turn waits for
     those that its agent has, for a moment only."""
 
     plugins: Plugins
-    behind: Foreign
+    behind: McpServers
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         with anyio.move_on_after(min(TURN_WAITS_S, agent.limits.timeout_seconds)):
             await self.plugins.ready(agent.tools)
         return await self.behind.prepare(agent)
@@ -648,6 +648,6 @@ async def offer_late_plugins(plugins: Plugins, gate: Offering, audit: Audit, clo
         log.info("plugin_settled", extra=extra)
         if info.state == "refused":
             told = {"plugin": info.name, "why": info.why}
-            await audit.append(Deed(clock.now(), "plugin.refused", "config", told))
+            await audit.append(AuditEvent(clock.now(), "plugin.refused", "config", told))
 
     await plugins.on_settled(settled)

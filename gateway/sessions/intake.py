@@ -31,7 +31,7 @@ from gateway.domain.mcp import McpClient, Served
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, Inbox, SessionStore, ToolScope
-from gateway.domain.sessions import Erased, TakenIn
+from gateway.domain.sessions import Erased, ImportResult
 from gateway.memory.context import Episodes, message_tokens
 from gateway.memory.souls import Souls
 from gateway.routing import Route, Router
@@ -133,7 +133,7 @@ class MessageIntake:
         """Gives the ids once the message is durable. A repeated key gives the first one's ids. `route` is the
         one that was looked at before, if any: a message goes where it was found to be allowed.
 
-        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyHeard or StoreUnavailable: then nothing was accepted.
+        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyReceived or StoreUnavailable: then nothing was accepted.
         """
         if route is None:
             route = self.router.resolve(inbound.address, requested=inbound.requested_agent)
@@ -375,7 +375,7 @@ class Front:
         await self.sessions.start_over(key, now=self.clock.now())
         self.episodes.forget(key)
 
-    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
+    async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> ImportResult:
         """Raises ImportRefused, and Busy if too much is on its way into the session already."""
         with self.intake.holding(key, sum(map(_size, nodes))):
             bounded = [_bounded(node) for node in nodes]

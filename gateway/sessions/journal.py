@@ -31,7 +31,7 @@ from gateway.domain.journal import (
     damaged,
     pack,
 )
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import UnreachableServer
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.ports import Clock, Journal
@@ -145,7 +145,7 @@ def _digest(message: Message) -> str:
     if message.tool_calls:
         parts += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
     if result is not None:
-        parts += [result.call_id, result.name, result.told, str(result.is_error)]
+        parts += [result.call_id, result.name, result.for_model, str(result.is_error)]
     text = _BETWEEN.join(parts).encode("utf-8", "surrogatepass")
     digest = f"{message.role} {blake2b(text, digest_size=8).hexdigest()}"
     message.kept["digest"] = digest
@@ -182,7 +182,7 @@ class RunInputs:
     kept: Mapping[str, object] = field(default_factory=dict)  # by rules, of this session
     recalled: tuple[Recalled, ...] = ()
     missing: str = ""  # why nothing was recalled
-    lacking: tuple[Lacking, ...] = ()  # tool servers that were not there
+    lacking: tuple[UnreachableServer, ...] = ()  # tool servers that were not there
 
     def plain(self) -> dict[str, object]:
         """Without what is empty, as it mostly is. The values encode themselves where the store writes."""
@@ -204,7 +204,7 @@ def read_in(attempt: Attempt) -> RunInputs:
             tuple(Recalled(**_values(one)) for one in plain.get("recalled", ())),
             plain.get("missing", ""),
             tuple(
-                Lacking(**one) if isinstance(one, dict) else Lacking(*one)
+                UnreachableServer(**one) if isinstance(one, dict) else UnreachableServer(*one)
                 for one in plain.get("lacking", ())
             ),
         )

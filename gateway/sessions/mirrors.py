@@ -16,7 +16,7 @@ from gateway.codec import decode
 from gateway.domain.cluster import (
     Hint,
     Hints,
-    RunStanding,
+    RunProgress,
     SharedRuns,
     Tenure,
     node_subject,
@@ -190,7 +190,7 @@ class Mirrors:
         elif one.unseen > MOST_UNSEEN and not one.is_counted:
             self.live.pop(one.run_id, None)
 
-    def _is_due(self, one: SharedRun, state: RunStanding) -> bool:
+    def _is_due(self, one: SharedRun, state: RunProgress) -> bool:
         """Whether what the store has of it is to be read."""
         is_silent = self.clock.monotonic() - one.heard_at >= self.poll_s
         return state.is_over or bool(state.attempts and is_silent and not one.unseen)

@@ -38,8 +38,8 @@ from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord, SessionChoice
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import Hear, ModelReply, ModelRequest
-from gateway.domain.outbox import RunStory
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta
+from gateway.domain.outbox import RunHistory
 from gateway.domain.ports import Clock, Inbox, Journal, Model, ToolScope
 from gateway.memory.context import Episodes
 from gateway.sessions.lanes import SessionQueues, TurnBatch, WorkOn
@@ -493,8 +493,8 @@ class OwnInbox:
     async def find_run(self, run_id: RunId) -> RunRecord | None:
         return await self.inbox.find_run(run_id)
 
-    async def story(self, run_id: RunId) -> RunStory:
-        return await self.inbox.story(run_id)
+    async def run_history(self, run_id: RunId) -> RunHistory:
+        return await self.inbox.run_history(run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,10 +530,10 @@ class OwnModel:
     model: Model
     work: PartitionedWork
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         if request.payer is not None:
             await self.work.require(request.payer.run_id)
-        return await self.model.reply(request, hear)
+        return await self.model.reply(request, on_delta)
 
 
 class OwnGate(ToolGate):

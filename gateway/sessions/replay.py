@@ -50,9 +50,9 @@ from gateway.domain.journal import (
 from gateway.domain.messages import ToolCall, ToolResult, Usage
 from gateway.domain.model import (
     BudgetWarning,
-    Hear,
     ModelReply,
     ModelRequest,
+    OnDelta,
     ReplyProgress,
     TextDelta,
     ThinkingDelta,
@@ -402,16 +402,16 @@ class ReplayedModel:
         self._wired = wired(Reel(player))
         self.calls = 0
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         player = self._player
         self.calls += 1
         await player.asked(f"call {self.calls}", request)
         kinds = (one.kind for one in player.coming() if one.kind not in _OTHERS)
         if next(kinds, None) != "sent":
-            return await self._read(hear)
+            return await self._read(on_delta)
         request = replace(request, progress=ReplyProgress(most=self._most()))
         try:
-            reply = await self._wired.reply(request, hear)
+            reply = await self._wired.reply(request, on_delta)
         except ModelFailed:
             entry = await player.reach("failed", "refused")
             if entry.kind == "refused":  # a retry, or another that nobody paid for
@@ -430,7 +430,7 @@ class ReplayedModel:
                 return int(entry.values[1])
         return maxsize
 
-    async def _read(self, hear: Hear) -> ModelReply:
+    async def _read(self, on_delta: OnDelta) -> ModelReply:
         """Of a model that has no bytes, or of one that was never reached."""
         player = self._player
         while True:
@@ -439,9 +439,9 @@ class ReplayedModel:
             entry = await player.reach("text", "thinking", "reply", "failed", "refused")
             match entry.kind:
                 case "text":
-                    hear(TextDelta(entry.values[0]))
+                    on_delta(TextDelta(entry.values[0]))
                 case "thinking":
-                    hear(ThinkingDelta(entry.values[0]))
+                    on_delta(ThinkingDelta(entry.values[0]))
                 case "reply":
                     return await player.read(partial(reply_from, entry.values[1]))
                 case "failed":
@@ -723,10 +723,10 @@ class _Counted:
         self._model, self.calls = model, 0
         self.refusal: BudgetExceeded | None = None
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self.calls += 1
         try:
-            return await self._model.reply(request, hear)
+            return await self._model.reply(request, on_delta)
         except BudgetExceeded as refusal:
             self.refusal = refusal
             raise

@@ -6,7 +6,7 @@ from functools import partial
 
 import anyio
 
-from gateway.domain.events import AuditEntry, Deed, DeedKind, entry_after
+from gateway.domain.events import AuditEntry, AuditEvent, AuditKind, entry_after
 from gateway.store.tables import TABLES
 from gateway.store.transaction import Transaction, given
 from gateway.store.writer import Engine, OfStore, reading
@@ -14,15 +14,15 @@ from gateway.store.writer import Engine, OfStore, reading
 log = logging.getLogger(__name__)
 
 
-def append_deed(tx: Transaction, deed: Deed) -> None:
+def append_event(tx: Transaction, event: AuditEvent) -> None:
     last = _newest(tx)
-    tx.insert("audit", TABLES["audit"].row_of(entry_after(last[0] if last else None, deed)))
+    tx.insert("audit", TABLES["audit"].row_of(entry_after(last[0] if last else None, event)))
 
 
 def _newest(
     tx: Transaction,
     *,
-    kind: DeedKind | None = None,
+    kind: AuditKind | None = None,
     before: int | None = None,
     limit: int = 1,
 ) -> Sequence[AuditEntry]:
@@ -42,17 +42,17 @@ class StoredAudit(OfStore):
         super().__init__(engine)
         self._turn = anyio.Lock()
 
-    async def append(self, deed: Deed) -> None:
+    async def append(self, event: AuditEvent) -> None:
         async with self._turn:  # each entry needs the one before
-            await self._writer.write(partial(append_deed, deed=deed), durable=False)
+            await self._writer.write(partial(append_event, event=event), durable=False)
 
     newest = reading(_newest, caught_up=True)
     after = reading(_after, caught_up=True)
 
-    def append_soon(self, deed: Deed) -> None:
-        self._writer.write_soon(partial(append_deed, deed=deed), partial(_note_missing, deed))
+    def append_soon(self, event: AuditEvent) -> None:
+        self._writer.write_soon(partial(append_event, event=event), partial(_note_missing, event))
 
 
-def _note_missing(deed: Deed, error: Exception) -> None:
-    told = {"kind": deed.kind, "actor": deed.actor, "why": str(error)}
+def _note_missing(event: AuditEvent, error: Exception) -> None:
+    told = {"kind": event.kind, "actor": event.actor, "why": str(error)}
     log.error("audit_entry_not_written", extra=told)

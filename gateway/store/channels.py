@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from gateway.domain.channels import MOST_WAITING, ChannelMemo, Pairing, PairingState
-from gateway.domain.errors import AlreadyHeard
+from gateway.domain.errors import AlreadyReceived
 from gateway.domain.ids import to_micros
-from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
+from gateway.domain.inbox import NewDelivery, NewEntry, ReceivedMessage
 from gateway.store.outbox import add_delivery
 from gateway.store.tables import TABLES
 from gateway.store.transaction import Fields, Terms, Transaction, given
@@ -106,10 +106,10 @@ def _is_heard(tx: Transaction, message: Terms) -> bool:
 
 
 def require_unheard(entry: NewEntry, tx: Transaction) -> None:
-    """Raises AlreadyHeard. For a message that came by a channel."""
+    """Raises AlreadyReceived. For a message that came by a channel."""
     id_, channel, account = entry.platform_id, entry.session_key.channel, entry.session_key.account
     if _is_heard(tx, {"platform_id": id_, "channel": channel, "account": account}):
-        raise AlreadyHeard(f"message {id_!r} of {channel}:{account} was answered without a turn")
+        raise AlreadyReceived(f"message {id_!r} of {channel}:{account} was answered without a turn")
 
 
 def _knows(tx: Transaction, channel: str, account: str, platform_id: str) -> bool:
@@ -117,9 +117,9 @@ def _knows(tx: Transaction, channel: str, account: str, platform_id: str) -> boo
     return _is_heard(tx, message) or tx.first("run", message, "id") is not None
 
 
-def _hear(
+def _record(
     tx: Transaction,
-    heard: HeardMessage,
+    heard: ReceivedMessage,
     deliveries: Sequence[NewDelivery] = (),
     memos: Sequence[ChannelMemo] = (),
     asked: Pairing | None = None,
@@ -139,14 +139,14 @@ def _hear(
 
 def _unread(
     tx: Transaction, channel: str | None, *, platform_id: str | None = None, limit: int
-) -> Sequence[HeardMessage]:
+) -> Sequence[ReceivedMessage]:
     terms = given({"outcome": "unreadable", "channel": channel, "platform_id": platform_id})
     return [
-        HeardMessage(**row) for row in tx.find("channel_heard", terms, order="-at", limit=limit)
+        ReceivedMessage(**row) for row in tx.find("channel_heard", terms, order="-at", limit=limit)
     ]
 
 
-def _drop_unread(tx: Transaction, one: HeardMessage) -> None:
+def _drop_unread(tx: Transaction, one: ReceivedMessage) -> None:
     tx.delete("channel_heard", {**_MESSAGE.row(one), "outcome": "unreadable"})
 
 
@@ -166,11 +166,11 @@ class StoredChannels(OfStore):
     """Implements the port ChannelStore."""
 
     knows = reading(_knows)
-    hear = writing(_hear, durable=True)
+    record = writing(_record, durable=True)
     unread = reading(_unread)
     drop_unread = writing(_drop_unread, durable=True)
     count_unread = reading(_count_unread)
-    forget_heard = writing(_forget_heard, durable=False)
+    forget_received = writing(_forget_heard, durable=False)
     read_memos = reading(_read_memos)
     write_memos = writing(write_memos, durable=True)
     find_pairing = reading(_find_pairing)

@@ -8,11 +8,11 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, SessionKey, to_micros
 from gateway.domain.messages import Node, Standing
 from gateway.domain.sessions import (
+    ImportResult,
     Path,
     SessionPage,
     SessionQuery,
     SessionRecord,
-    TakenIn,
     not_there_yet,
 )
 from gateway.store.erasure import Erasures
@@ -295,7 +295,7 @@ def _checkpoint(tx: Transaction, key: SessionKey, node: NodeId, *, is_kept: bool
 
 def _import_nodes(
     tx: Transaction, key: SessionKey, nodes: Sequence[Node], *, now: datetime
-) -> TakenIn:
+) -> ImportResult:
     session, at = tx.session(key), to_micros(now)
     new, count = _new(key, nodes, session, tx), 0
     if session is None:
@@ -309,7 +309,7 @@ def _import_nodes(
             session.move_head(node.id)
     session.last_run = session.last_run or int(session.last_seq > 0)
     count_nodes(session, count, at, tx)
-    return TakenIn(len(new), NodeId(session.head_id) if session.head_id else None)
+    return ImportResult(len(new), NodeId(session.head_id) if session.head_id else None)
 
 
 def _new(

@@ -16,15 +16,15 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     Provenance,
     QueryRefused,
-    Told,
-    Whose,
+    StoredClaim,
     by_time,
     form,
     is_wanted,
     predicate_form,
-    settled,
+    settle_claims,
     words_of,
 )
 from gateway.domain.ids import to_micros
@@ -68,10 +68,10 @@ def _groups(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
 def _add(
     tx: Transaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
-    told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
-    kept = [id_ for _, id_ in told]
-    writing.add(tx, scope, [claim for claim, _ in told], ids=kept, now=now)
-    places = [row.place for id_ in kept for row in fact_of(id_, tx)]
+    kept = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
+    ids = [id_ for _, id_ in kept]
+    writing.add(tx, scope, [claim for claim, _ in kept], ids=ids, now=now)
+    places = [row.place for id_ in ids for row in fact_of(id_, tx)]
     return _with_sources(_rows(places, tx), tx)
 
 
@@ -107,16 +107,16 @@ def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
     return facts
 
 
-def groups_of(whose: Whose, tx: Transaction) -> Sequence[int]:
+def groups_of(view: FactView, tx: Transaction) -> Sequence[int]:
     """Of a room also those of whoever has its name: in a direct chat all facts lie at the person's own
     places."""
-    room = [] if whose.room is None else [_group_of(Whose(scope=str(whose.room)), tx)]
-    return [_group_of(whose, tx), *room]
+    room = [] if view.room is None else [_group_of(FactView(scope=str(view.room)), tx)]
+    return [_group_of(view, tx), *room]
 
 
-def _group_of(whose: Whose, tx: Transaction) -> int:
+def _group_of(view: FactView, tx: Transaction) -> int:
     """0 if nothing was learned there. All facts that were are read, where the tables are elsewhere."""
-    kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
+    kind, name = ("scope", view.scope) if view.room is None else ("session", str(view.room))
     row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if row is not None and not tx.is_whole:
         there = tx.find("fact", {kind: row["id"]}, "topic scope session")
@@ -144,7 +144,7 @@ def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
 
 
 def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
-    group, is_room = _group_of(query.whose, tx), query.whose.room is not None
+    group, is_room = _group_of(query.view, tx), query.view.room is not None
     names: dict[str, str] = {}
     if query.subject is not None:
         names["subject"] = form(query.subject)
@@ -152,7 +152,7 @@ def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
         names["predicate"] = predicate_form(query.predicate)
     is_current = not (query.at or query.known_at or query.with_history)
     if is_current and [*names] == ["subject"]:
-        return [(f"{_theirs(query.whose)} AND f.about = ?", (group, names["subject"]))]
+        return [(f"{_theirs(query.view)} AND f.about = ?", (group, names["subject"]))]
     if names or is_room:
         return _of_topics(group, names, is_room=is_room)
     if not is_current:
@@ -160,8 +160,8 @@ def _about(query: FactQuery, tx: Transaction) -> list[_Term]:
     return [("f.scope = ?", (group,))]
 
 
-def _theirs(whose: Whose) -> str:
-    return "f.scope = ?" if whose.room is None else "f.session = ?"
+def _theirs(view: FactView) -> str:
+    return "f.scope = ?" if view.room is None else "f.session = ?"
 
 
 def _of_topics(group: int, names: Mapping[str, str], *, is_room: bool) -> list[_Term]:
@@ -200,31 +200,31 @@ def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fac
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
-        for (scope, _), told in _told_by(then, rows, tx).items()
-        for belief in settled(scope, told, before=before, now=then)
-        if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
+        for (scope, _), stored in _told_by(then, rows, tx).items()
+        for belief in settle_claims(scope, stored, before=before, now=then)
+        if query.view.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
     ]
     return sorted(facts, key=by_time)[: max(0, query.limit)]
 
 
 def _told_by(
     then: datetime, rows: Mapping[int, FactRow], tx: Transaction
-) -> Mapping[tuple[str, int], list[Told]]:
+) -> Mapping[tuple[str, int], list[StoredClaim]]:
     """Claims by scope and topic."""
-    told: dict[tuple[str, int], list[Told]] = {}
+    stored: dict[tuple[str, int], list[StoredClaim]] = {}
     for place, one in claims_of({place: row.fact for place, row in rows.items()}, tx):
         if one.learned_at <= then:
-            told.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)
-    return told
+            stored.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)
+    return stored
 
 
 # --- by words and names --------------------------------------------------------------------------
 
 
-def _matching(whose: Whose, words: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
+def _matching(view: FactView, words: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
     """All words in one statement, within the places of the scope, so other facts do not matter."""
-    groups, said_there = groups_of(whose, tx), list[_Term]()
-    if whose.room is not None:
+    groups, said_there = groups_of(view, tx), list[_Term]()
+    if view.room is not None:
         said_there.append(("f.session = ?", (groups[0],)))
     if not tx.is_whole:
         list_all(tx)
@@ -245,8 +245,8 @@ def _matching(whose: Whose, words: Sequence[str], limit: int, tx: Transaction) -
     return _with_sources(_rows(found, tx), tx)
 
 
-def _around(whose: Whose, forms: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
-    group, theirs = _group_of(whose, tx), _theirs(whose)
+def _around(view: FactView, forms: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
+    group, theirs = _group_of(view, tx), _theirs(view)
     found: set[int] = set()
     for name, end in product(forms, ("about", "form")):
         terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
@@ -261,11 +261,11 @@ def _origin(tx: Transaction, fact_id: str) -> Provenance | None:
         return None
     terms = {"fact": row.place, **WITH_SOURCE}
     claims = tx.find("fact_claim", terms, order="seq", limit=_MOST_SOURCES)
-    told = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
+    sources = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
     older = [one.fact for one in facts_in({"superseded_by": fact_id}, tx)]
     return Provenance(
         _with_sources(_rows([row.place], tx), tx)[0],
-        tuple(dict.fromkeys(source for source in told if source)),
+        tuple(dict.fromkeys(source for source in sources if source)),
         tuple(fact.id for fact in sorted(older, key=by_time)),
     )
 
@@ -313,33 +313,33 @@ class FactBase(OfStore):
             place, bit = divmod(hash(name) % _BITS, 8)
             self._bits[place] |= 1 << bit
 
-    def knows(self, whose: Whose) -> bool:
-        place, bit = divmod(hash(whose.scope or str(whose.room)) % _BITS, 8)
+    def knows(self, view: FactView) -> bool:
+        place, bit = divmod(hash(view.scope or str(view.room)) % _BITS, 8)
         return self._upto is not None or bool(self._bits[place] & 1 << bit)
 
-    async def _has_any(self, whose: Whose) -> bool:
+    async def _has_any(self, view: FactView) -> bool:
         if self._upto is not None:
             rows = await self._readers.read(partial(_groups, after=self._upto))
             self._note(*(name for _, name in rows))
             self._upto = rows[-1][0] if len(rows) == _PAGE else None
-        return self.knows(whose)
+        return self.knows(view)
 
     async def facts_matching(
-        self, whose: Whose, words: Sequence[str], *, limit: int
+        self, view: FactView, words: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
-        if not await self._has_any(whose):
+        if not await self._has_any(view):
             return []
         even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
-        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
+        return await self._readers.read(partial(_matching, view, even, max(0, limit)))
 
     async def facts_around(
-        self, whose: Whose, names: Sequence[str], *, limit: int
+        self, view: FactView, names: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
         require_text("a name", *names)  # also if there is nothing to look through
-        if not await self._has_any(whose):
+        if not await self._has_any(view):
             return []
         forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
-        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
+        return await self._readers.read(partial(_around, view, forms, max(0, limit)))
 
     select_facts = reading(_select)
     origin_of = reading(_origin)

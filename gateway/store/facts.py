@@ -9,24 +9,24 @@ from hashlib import sha256
 from math import log1p
 from typing import TypeVar
 
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.facts import (
     Claim,
     ClaimRefused,
     Erasure,
     Fact,
     SaidSource,
-    Settled,
-    Told,
+    SettledFact,
+    StoredClaim,
     form,
     predicate_form,
     require_claim,
-    settled,
+    settle_claims,
     tombstone_of,
     words_of,
 )
 from gateway.domain.ids import SessionKey
-from gateway.store.audit import append_deed
+from gateway.store.audit import append_event
 from gateway.store.transaction import Fields, Row, Terms, Transaction, in_parts, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
@@ -35,8 +35,8 @@ WITH_SOURCE: Terms = {"message_id >=": ""}  # that have one
 
 def names_of(scope: str, session: str, *messages: str | None) -> Names:
     """Names under which a statement may be marked as forgotten."""
-    told = [("message", one) for one in messages if one is not None]
-    return (*told, ("scope", _digest(scope)), ("session", _digest(session)))
+    named = [("message", one) for one in messages if one is not None]
+    return (*named, ("scope", _digest(scope)), ("session", _digest(session)))
 
 
 def is_forgotten(names: Names, said_at: datetime, tx: Transaction) -> bool:
@@ -129,7 +129,7 @@ def _names(groups: Iterable[int], tx: Transaction) -> Mapping[int, str]:
     }
 
 
-def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, Told]]:
+def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, StoredClaim]]:
     """The claims of these facts, with their places, in the order in which they were learned."""
     rows = [row for some in in_parts(facts) for row in tx.find("fact_claim", {"fact": some})]
     return told_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
@@ -137,14 +137,14 @@ def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, Tol
 
 def told_in(
     rows: Sequence[Row], facts: Mapping[int, Fact], tx: Transaction
-) -> list[tuple[int, Told]]:
+) -> list[tuple[int, StoredClaim]]:
     names = _names((row["session"] for row in rows), tx)
     return [
         (row["fact"], _told(row, _key(names[row["session"]]), facts[row["fact"]])) for row in rows
     ]
 
 
-def _told(row: Row, key: SessionKey, fact: Fact) -> Told:
+def _told(row: Row, key: SessionKey, fact: Fact) -> StoredClaim:
     """One claim of this fact."""
     source = None
     if row["message_id"] is not None:
@@ -159,15 +159,15 @@ def _told(row: Row, key: SessionKey, fact: Fact) -> Told:
         source=source,
         **_OF_CLAIM.values(row),
     )
-    return Told(row["id"], claim, row["learned_at"], row["said_at"])
+    return StoredClaim(row["id"], claim, row["learned_at"], row["said_at"])
 
 
-def _as_one(fact: Fact, said_at: datetime | None) -> Told:
+def _as_one(fact: Fact, said_at: datetime | None) -> StoredClaim:
     """All claims of a fact as one claim, last said at `said_at`."""
     key, kind = fact.session_key, fact.entity_type
     what = (fact.subject, fact.predicate, fact.object, fact.functional)
     claim = Claim(*what, fact.valid_from, key, kind, fact.confidence)
-    return Told(fact.id, claim, fact.learned_at, said_at)
+    return StoredClaim(fact.id, claim, fact.learned_at, said_at)
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class _Known:
     """What is known about one object, or about a whole predicate if it is functional."""
 
     rows: Mapping[str, FactRow]  # by id
-    told: list[Told]
+    stored: list[StoredClaim]
     places: dict[str, int] = field(default_factory=dict)  # of claims' facts, by the claim's id
     fixed: str | None = None  # the last fact, which nothing changes: what follows it is not known
 
@@ -197,13 +197,13 @@ def add(
     for claim, id_ in zip(claims, ids, strict=True):
         names = {"subject": form(claim.subject), "predicate": predicate_form(claim.predicate)}
         topic = _Topic(scope, scope_id, _id_of("fact_topic", {"scope": scope_id, **names}, tx))
-        new = Told(id_, claim, now)
+        new = StoredClaim(id_, claim, now)
         # An object that was ever claimed to be functional stays functional.
         as_functional = {**_object(topic.id, new.object), "functional": True}
         if not claim.functional and tx.find("fact", as_functional, "place"):
-            new = Told(id_, replace(claim, functional=True), now)
+            new = StoredClaim(id_, replace(claim, functional=True), now)
         known = _known(topic.id, new, tx)
-        known.told.append(new)
+        known.stored.append(new)
         _settle(topic, known, now, tx)
 
 
@@ -232,7 +232,7 @@ def _object(topic: int, object_: str) -> Terms:
     return {"topic": topic, "functional": False, "form": object_}
 
 
-def _known(topic: int, new: Told, tx: Transaction) -> _Known:
+def _known(topic: int, new: StoredClaim, tx: Transaction) -> _Known:
     is_functional = new.claim.functional
     apart = is_functional and tx.find("fact", _object(topic, new.object), "place")
     if not apart:
@@ -251,7 +251,7 @@ def _has_claim(terms: Terms, index: str, tx: Transaction) -> bool:
     return bool(tx.find("fact_claim", terms, "seq", limit=1, index=index))
 
 
-def _current(topic: int, new: Told, tx: Transaction) -> _Known | None:
+def _current(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
     """The current fact is enough if the claim comes in order and ends nothing. None if more has to
     be read."""
     ends = _has_claim({"topic": topic}, "ended", tx)
@@ -261,7 +261,7 @@ def _current(topic: int, new: Told, tx: Transaction) -> _Known | None:
     said_at: datetime | None = None
     if new.claim.functional:
         latest = tx.first("fact_claim", {"topic": topic}, _TIMES, order="-since -said_at")
-        if latest is None or (new.since, new.said) <= (latest["since"], latest["said_at"]):
+        if latest is None or (new.since, new.stated_at) <= (latest["since"], latest["said_at"]):
             return None
         said_at = latest["said_at"]
         rows = facts_in({"topic": topic}, tx, index="one_current")
@@ -272,13 +272,13 @@ def _current(topic: int, new: Told, tx: Transaction) -> _Known | None:
     return _Known({row.fact.id: row for row in rows}, [_as_one(row.fact, said_at) for row in rows])
 
 
-def _near(topic: int, new: Told, tx: Transaction) -> _Known | None:
+def _near(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
     """The neighbours in time are enough for a late claim: the facts before and after it, those that
     they followed, and their successors. None if more has to be read."""
-    covers_period = new.since < new.said or new.claim.valid_to is not None
+    covers_period = new.since < new.stated_at or new.claim.valid_to is not None
     if covers_period or any(_has_claim({"topic": topic}, one, tx) for one in ("ended", "dated")):
         return None
-    beside = _beside(topic, (new.since, new.said), tx)
+    beside = _beside(topic, (new.since, new.stated_at), tx)
     if not beside:
         return None
     following = beside[-1].fact.superseded_by
@@ -287,7 +287,9 @@ def _near(topic: int, new: Told, tx: Transaction) -> _Known | None:
     rows += [] if following is None else fact_of(following, tx)
     known = _all_of(rows, tx)
     # An object that is functional is so in all that was claimed of it.
-    known.told[:] = [replace(one, claim=replace(one.claim, functional=True)) for one in known.told]
+    known.stored[:] = [
+        replace(one, claim=replace(one.claim, functional=True)) for one in known.stored
+    ]
     known.fixed = following
     return known
 
@@ -323,7 +325,7 @@ def _all_of(rows: Sequence[FactRow], tx: Transaction) -> _Known:
 # --- what changes --------------------------------------------------------------------------------
 def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> None:
     before = {id_: row.fact for id_, row in known.rows.items()}
-    facts = settled(topic.scope, known.told, before=before, now=now)
+    facts = settle_claims(topic.scope, known.stored, before=before, now=now)
     # What is no longer there or no longer current goes first: there are never two.
     gone = known.rows.keys() - {one.fact.id for one in facts} - {known.fixed}
     _drop(map(known.rows.__getitem__, gone), tx)
@@ -332,11 +334,11 @@ def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> Non
             continue
         row = known.rows.get(one.fact.id)
         place = _insert(topic, one, tx) if row is None else _update(row, one.fact, tx)
-        for told in one.told:
-            if known.places.get(told.id, place) != place:
-                tx.change("fact_claim", {"id": told.id}, {"fact": place})
-            elif told is known.told[-1] and told.id not in known.places:
-                _keep(topic, told, place, tx)
+        for stored in one.stored:
+            if known.places.get(stored.id, place) != place:
+                tx.change("fact_claim", {"id": stored.id}, {"fact": place})
+            elif stored is known.stored[-1] and stored.id not in known.places:
+                _keep(topic, stored, place, tx)
 
 
 def _drop(rows: Iterable[FactRow], tx: Transaction) -> None:
@@ -356,7 +358,7 @@ def _update(row: FactRow, fact: Fact, tx: Transaction) -> int:
     return row.place
 
 
-def _insert(topic: _Topic, one: Settled, tx: Transaction) -> int:
+def _insert(topic: _Topic, one: SettledFact, tx: Transaction) -> int:
     fact = one.fact
     session = str(fact.session_key)
     session_id = _group("session", session, tx)
@@ -377,18 +379,18 @@ def _next_place(group: int, tx: Transaction) -> int:
     return place_of(group, row["last"] + 1)
 
 
-def _keep(topic: _Topic, told: Told, place: int, tx: Transaction) -> None:
-    claim, source = told.claim, told.claim.source
+def _keep(topic: _Topic, stored: StoredClaim, place: int, tx: Transaction) -> None:
+    claim, source = stored.claim, stored.claim.source
     session = _group("session", str(source.session_key if source else claim.session_key), tx)
     row = {
-        "id": told.id,
+        "id": stored.id,
         "fact": place,
         "topic": topic.id,
         "session": session,
         **_OF_CLAIM.row(claim),
-        "learned_at": told.learned_at,
-        "since": told.since,
-        "said_at": told.said,
+        "learned_at": stored.learned_at,
+        "since": stored.since,
+        "said_at": stored.stated_at,
         "until": claim.valid_to,
         **(_OF_SOURCE.row(source) if source else {}),
     }
@@ -432,7 +434,7 @@ def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     gone = {"at": now, "kind": what.kind, "facts": len(rows), "tombstone": tombstone}
     tx.insert("fact_erasure", gone)
     detail = {"what": what.kind, "facts": len(rows), "tombstone": tombstone}
-    append_deed(tx, Deed(now, "memory.erased", what.by, detail))
+    append_event(tx, AuditEvent(now, "memory.erased", what.by, detail))
     tx.has_erased = True
     return len(rows)
 

@@ -12,7 +12,7 @@ from gateway.domain.events import Batching, Notice
 from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.journal import chunks_of
-from gateway.domain.outbox import RunStory
+from gateway.domain.outbox import RunHistory
 from gateway.store.channels import require_unheard, write_memos
 from gateway.store.conversations import prune
 from gateway.store.outbox import add_delivery, find_delivery
@@ -292,13 +292,13 @@ def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
     return RunRecord(entry, row["outcome"], log, row["summary"], row["finished_at"])
 
 
-def run_story(tx: Transaction, run_id: RunId) -> RunStory:
+def read_history(tx: Transaction, run_id: RunId) -> RunHistory:
     """All that the store has of a run. Raises NotFound."""
     record = find_record(tx, run_id)
     if record is None:
         raise NotFound(f"run {run_id}")
     delivery = find_delivery(tx, f"d_{record.entry.new.message_id}")
-    return RunStory(record, _parts(tx, run_id), delivery)
+    return RunHistory(record, _parts(tx, run_id), delivery)
 
 
 def to_entries(rows: Sequence[Row], tx: Transaction) -> list[Entry]:
@@ -320,4 +320,4 @@ class StoredInbox(OfStore):
     finish = writing(end_run, durable=True)
     unfinished = reading(_unfinished)
     find_run = reading(find_record)
-    story = reading(run_story)
+    run_history = reading(read_history)

@@ -122,7 +122,9 @@ class SurrealLeases:
         free, members = ([one.id for one in found[name]] for name in ("free", "members"))
         return Renewal([*map(_lease, found["mine"])], free, members)
 
-    async def take(self, node: str, partitions: Sequence[int], lease_s: float) -> Sequence[Lease]:
+    async def acquire(
+        self, node: str, partitions: Sequence[int], lease_s: float
+    ) -> Sequence[Lease]:
         leases = [RecordID("lease", number) for number in partitions]
         params = {"me": node, "leases": leases, "ttl": timedelta(seconds=lease_s)}
         return [*map(_lease, await self._commit(_TAKE, params))]

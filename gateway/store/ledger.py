@@ -41,9 +41,9 @@ from gateway.domain.budgets import (
     with_others,
 )
 from gateway.domain.errors import Conflict, GatewayError
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
-from gateway.store.audit import append_deed
+from gateway.store.audit import append_event
 from gateway.store.tokens import note_change
 from gateway.store.transaction import Fields, Row, Transaction, given
 from gateway.store.writer import Engine, OfStore, Operation, T, reading
@@ -208,11 +208,11 @@ class LedgerBooks(OfStore, ABC):
         ]
 
     # --- limits that are raised for a day ---------------------------------------------------------
-    async def raise_today(self, scope: str, tokens: int, deed: Deed) -> Raise:
-        day = max(day_of(deed.at), self.latest)
+    async def raise_today(self, scope: str, tokens: int, event: AuditEvent) -> Raise:
+        day = max(day_of(event.at), self.latest)
         until = _end_of(day)
         raised = await self._writer.write(
-            partial(_raise, scope=scope, day=day, tokens=tokens, deed=deed, until=until),
+            partial(_raise, scope=scope, day=day, tokens=tokens, event=event, until=until),
             durable=True,
         )
         self._raised, self._raised_on = raised, day
@@ -541,7 +541,7 @@ def not_saved(error: Exception) -> None:
 
 # --- what is written ----------------------------------------------------------------------------
 def _raise(
-    tx: Transaction, *, scope: str, day: str, tokens: int, deed: Deed, until: datetime
+    tx: Transaction, *, scope: str, day: str, tokens: int, event: AuditEvent, until: datetime
 ) -> Mapping[str, int]:
     raised = dict(_raises(tx, day))
     raised[scope] = raised.get(scope, 0) + tokens
@@ -551,7 +551,7 @@ def _raise(
     tx.insert("budget_raise", row, taken="replace")
     note_change(tx)
     told = {"scope": scope, "by": tokens, "raised_by": raised[scope], "until": until.isoformat()}
-    append_deed(tx, replace(deed, detail=told))
+    append_event(tx, replace(event, detail=told))
     return raised
 
 

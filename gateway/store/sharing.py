@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from gateway.domain.cluster import AT_ONCE, Begun, Fenced, OpenRuns, RunStanding, Tenure
+from gateway.domain.cluster import AT_ONCE, Begun, Fenced, OpenRuns, RunProgress, Tenure
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import NO_CHOICE, Ending, Entry, RunRecord, SessionChoice
 from gateway.store.inbox import (
@@ -138,11 +138,11 @@ def _choices(tx: Transaction, after: int) -> tuple[int, Mapping[SessionKey, Sess
     return max([after, *(one.change for one in found.values())]), found
 
 
-def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunStanding]:
-    found = dict[RunId, RunStanding]()
+def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
+    found = dict[RunId, RunProgress]()
     for some in in_parts(run_ids):
         for row in tx.find("run", {"run_id": some}, "run_id attempts finished_at"):
-            found[row["run_id"]] = RunStanding(row["attempts"], row["finished_at"] is not None)
+            found[row["run_id"]] = RunProgress(row["attempts"], row["finished_at"] is not None)
     return found
 
 

@@ -28,7 +28,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from gateway.domain.agents import speaker_in
 from gateway.domain.cluster import Begun, Tenure
 from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
-from gateway.domain.facts import Whose, whose
+from gateway.domain.facts import FactView, fact_view
 from gateway.domain.ids import EPOCH, RunId, SessionKey
 from gateway.domain.inbox import Accepted, NewEntry
 from gateway.domain.ports import Clock, Stores
@@ -460,7 +460,7 @@ class RunsOfMany(StoredSharedRuns):
     ) -> Begun:
         key = tenure.session_key
         begun = await super().begin(run_id, tenure, *args)
-        person, theirs = speaker_in(key, sender), whose(key, sender)
+        person, theirs = speaker_in(key, sender), fact_view(key, sender)
         first: Sequence[Operation[object]] = (
             partial(read_settings, user=person),
             partial(free_notices, person=person, key=key, run_id=run_id, now=EPOCH),
@@ -496,10 +496,10 @@ async def when_there(
 class FactsOfMany(SharedFacts):
     """Other gateways learn facts as well, so only a query says whether there are any."""
 
-    def knows(self, whose: Whose) -> bool:
+    def knows(self, view: FactView) -> bool:
         return True
 
-    async def _has_any(self, whose: Whose) -> bool:
+    async def _has_any(self, view: FactView) -> bool:
         return True
 
 

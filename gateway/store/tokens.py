@@ -9,9 +9,9 @@ from functools import partial
 
 from gateway.domain.budgets import Limit, TokenBudget
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.tokens import CreatedToken
-from gateway.store.audit import append_deed
+from gateway.store.audit import append_event
 from gateway.store.transaction import Fields, Row, Transaction
 from gateway.store.writer import OfStore, reading, writing
 
@@ -30,7 +30,7 @@ def _version(tx: Transaction) -> int:
     return int(row["version"]) if row else 0
 
 
-def _create(tx: Transaction, token: CreatedToken, deed: Deed, *, inherits: bool) -> None:
+def _create(tx: Transaction, token: CreatedToken, event: AuditEvent, *, inherits: bool) -> None:
     tx.guard("token", token.name)
     for row in tx.find("token", {"name": token.name}, "revoked_at"):
         if row["revoked_at"] is None:
@@ -44,16 +44,16 @@ def _create(tx: Transaction, token: CreatedToken, deed: Deed, *, inherits: bool)
             )
     tx.insert("token", _row_of(token))
     note_change(tx)
-    append_deed(tx, deed)
+    append_event(tx, event)
 
 
-def _revoke(tx: Transaction, name: str, deed: Deed) -> None:
+def _revoke(tx: Transaction, name: str, event: AuditEvent) -> None:
     in_force = {"name": name, "revoked_at": None}
     if not tx.find("token", in_force, "digest"):
         raise NotFound(f"token {name[:100]!r}")
-    tx.change("token", in_force, {"revoked_at": deed.at})
+    tx.change("token", in_force, {"revoked_at": event.at})
     note_change(tx)
-    append_deed(tx, deed)
+    append_event(tx, event)
 
 
 def _note_use(tx: Transaction, digest: bytes, at: datetime) -> None:

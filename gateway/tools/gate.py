@@ -14,7 +14,7 @@ from gateway.codec import decode_strictly
 from gateway.domain.agents import RESULT, AgentDef, Original
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import SessionKey
-from gateway.domain.mcp import Foreign, Lacking, NoServers
+from gateway.domain.mcp import McpServers, NoServers, UnreachableServer
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Excerpt,
@@ -79,7 +79,7 @@ class ToolGate:
         self.refused: Sequence[RefusedTool] = ()  # the tools that are offered to no agent
         self._to_forget: set[SessionKey] = set()  # of runs that leave nothing behind
         self._offered: dict[object, tuple[ToolSpec, ...]] = {}  # by agent and list
-        self.foreign: Foreign = NoServers()
+        self.foreign: McpServers = NoServers()
         for tool in tools:
             self._take(tool)
 
@@ -158,7 +158,7 @@ class ToolGate:
             self._to_forget.discard(key)
             await self._originals.forget_originals(key)
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         """Connects the foreign tools of the agent for a turn; returns those that are missing."""
         return await self.foreign.prepare(agent)
 

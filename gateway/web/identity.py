@@ -13,7 +13,7 @@ from anyio import CancelScope, Event
 from gateway.api.errors import Forbidden, TooManyFailures, Unauthorized
 from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import GatewayError, NotFound
-from gateway.domain.events import Deed, Recurrences
+from gateway.domain.events import AuditEvent, Recurrences
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Audit, Clock
 from gateway.domain.tokens import PREFIX, CreatedToken, digest_of, is_created, is_intact
@@ -152,7 +152,7 @@ class FailedAttempts:
         if times:
             log.warning("login_refused", extra={"peer": peer, "times": times})
         if times and self._audit is not None:
-            self._audit.append_soon(Deed(at, "login.refused", peer, {"times": times}))
+            self._audit.append_soon(AuditEvent(at, "login.refused", peer, {"times": times}))
 
 
 def _keep(kept: dict[str, T], peer: str, value: T, limit: int) -> None:

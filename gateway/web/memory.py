@@ -16,14 +16,14 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     Provenance,
     Recalled,
     SourceReader,
-    Whose,
+    fact_view,
     in_order,
     scope_of,
     tombstone_of,
-    whose,
 )
 from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.ports import Clock, FactStore, Ids
@@ -134,18 +134,18 @@ class MemoryMethods:
         kept = await self.facts.add_facts(scope, claims, ids=ids, now=now)
         return await self._told_all(call, kept)
 
-    async def _asked(self, call: Call, params: api.OfSomebody) -> tuple[SessionKey, Whose]:
+    async def _asked(self, call: Call, params: api.OfSomebody) -> tuple[SessionKey, FactView]:
         key = _key(call.principal, params)
         await self.settled(key)
         return key, self._whose(key, params)
 
-    def _whose(self, key: SessionKey, params: api.OfSomebody) -> Whose:
+    def _whose(self, key: SessionKey, params: api.OfSomebody) -> FactView:
         """Of a person all that they ever said; of a session on another's platform, which may be a
         room, what was said there."""
         is_shared = key.agent in self.shared
         if params.person is None and key.channel not in OWN_CHANNELS and not is_shared:
-            return Whose(room=key)
-        return whose(key, None, is_shared=is_shared)
+            return FactView(room=key)
+        return fact_view(key, None, is_shared=is_shared)
 
     async def _origin(self, principal: Principal, fact_id: str) -> Provenance:
         origin = await self.facts.origin_of(fact_id)

@@ -18,7 +18,7 @@ from gateway.api.spending import BudgetRow
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.figures import Figures, Histogram, Series
-from gateway.domain.mcp import Foreign
+from gateway.domain.mcp import McpServers
 from gateway.domain.ports import Outbox
 from gateway.sessions.intake import Front
 from gateway.web.asgi import Described, principal_of
@@ -40,7 +40,7 @@ class Metrics:
     ready: Callable[[], Sequence[str]]  # as it was found last
     version: str
     channels: "ChannelFigures"
-    mcp: Foreign
+    mcp: McpServers
     figures: Figures
     connections: Callable[[], int]
     dropped: Callable[[], Mapping[str, int]]  # what was lost of logs and traces, by its metric
@@ -94,7 +94,7 @@ class Metrics:
                 "metrics_series_dropped_total",
                 "counter",
                 "Observations of more series than are kept",
-                [({}, self.figures.room.dropped)],
+                [({}, self.figures.quota.dropped)],
             ),
         )
         return "".join(families)
@@ -161,7 +161,7 @@ class ChannelFigures:
         )
 
 
-def _mcp_figures(mcp: Foreign) -> Sequence[str]:
+def _mcp_figures(mcp: McpServers) -> Sequence[str]:
     ups = [({"server": one.name}, int(one.state == "connected")) for one in mcp.statuses()]
     calls = _by(mcp.outcomes(), "outcome", "server")
     return (

@@ -16,12 +16,12 @@ from gateway.api.errors import InvalidParams
 from gateway.codec import decode
 from gateway.domain.backups import Backup
 from gateway.domain.channels import Approvals, ChannelStatus, Pairing
-from gateway.domain.cluster import Standing
+from gateway.domain.cluster import ClusterOverview
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import AuditEntry
 from gateway.domain.ids import RunId
-from gateway.domain.inbox import HeardMessage
-from gateway.domain.logs import Line, LogFilter, merged, told
+from gateway.domain.inbox import ReceivedMessage
+from gateway.domain.logs import Line, LogFilter, describe_run, merge_lines
 from gateway.domain.outbox import Delivery
 from gateway.domain.ports import Audit, ChannelStore, Clock, Inbox, Outbox
 from gateway.domain.text import moment_ago
@@ -82,21 +82,21 @@ class LogMethods:
         lines = await to_thread.run_sync(newest)
         if params.run is not None:
             with suppress(NotFound):
-                story = told(await self.inbox.story(RunId(params.run)), decode)
-                lines = deque(merged(lines, filter(wanted.fits, story)), most + 1)
+                history = describe_run(await self.inbox.run_history(RunId(params.run)), decode)
+                lines = deque(merge_lines(lines, filter(wanted.fits, history)), most + 1)
         shown: list[object] = [*lines]
         return api.LogPage(lines=shown[-most:], more=len(shown) > most)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMethods:
-    standing: Callable[[], Awaitable[Standing]] | None  # None: nobody shares the store
+    overview: Callable[[], Awaitable[ClusterOverview]] | None  # None: nobody shares the store
     clock: Clock
 
     async def cluster_status(self, call: Call, params: Params) -> api.ClusterStatus:
-        if self.standing is None:
+        if self.overview is None:
             return api.ClusterStatus(nodes=[], partitions=[], lag_s=0.0, degraded=[])
-        now, found = self.clock.now(), await self.standing()
+        now, found = self.clock.now(), await self.overview()
         owned = Counter(one.node for one in found.state.leases)
         return api.ClusterStatus(
             nodes=[
@@ -131,7 +131,7 @@ class ChannelMethods:
     events: ChannelStore
     nudge: Callable[[], None]  # something is to be delivered
     clock: Clock
-    retry_message: Callable[[HeardMessage], Awaitable[None]]  # raises Conflict
+    retry_message: Callable[[ReceivedMessage], Awaitable[None]]  # raises Conflict
 
     async def channel_list(self, call: Call, params: Params) -> api.ChannelList:
         tally = await self.letters.tally()
@@ -179,7 +179,7 @@ class ChannelMethods:
             await self.letters.drop(params.id)
         return api.LetterSettled(id=params.id, state="dropped")
 
-    async def _unread(self, params: api.OfLetter) -> HeardMessage | None:
+    async def _unread(self, params: api.OfLetter) -> ReceivedMessage | None:
         """Of those that came in; None: it can only be one that went out. Raises Conflict."""
         found = await self.events.unread(params.channel, platform_id=params.id, limit=2)
         if len(found) > 1:
@@ -195,7 +195,7 @@ def held(tally: Mapping[tuple[str, Any], int], states: frozenset[str]) -> Counte
     return counts
 
 
-def _unread(one: HeardMessage) -> api.UnreadMessage:
+def _unread(one: ReceivedMessage) -> api.UnreadMessage:
     text = one.detail[:LONGEST_TEXT]
     return build(api.UnreadMessage, one, id=one.platform_id, why=one.why or None, text=text)
 

@@ -14,7 +14,7 @@ from gateway.api.errors import Forbidden, wrong
 from gateway.budgets import LiveBudgets
 from gateway.domain.budgets import OPERATORS, Limit, TokenBudget, shown
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Clock, Ledger, TokenStore
 from gateway.domain.text import choose, moment_in
 from gateway.domain.tokens import HINT, CreatedToken, digest_of, is_token_name, new_secret
@@ -110,8 +110,8 @@ class TokenMethods:
             "budget": _told(token.budget),
             "inherits": params.inherit,
         }
-        deed = Deed(now, "token.created", by.name, detail)
-        await keys.store.create(token, deed, inherits=params.inherit)
+        event = AuditEvent(now, "token.created", by.name, detail)
+        await keys.store.create(token, event, inherits=params.inherit)
         keys.publish()
         log.info("token_created", extra={"principal": token.name, "by": by.name})
         await keys.load()
@@ -131,8 +131,8 @@ class TokenMethods:
             raise Conflict(
                 f"the token {name!r} is one of the configuration file: remove its [[tokens]] there"
             )
-        deed = Deed(now, "token.revoked", call.principal.name, {"name": name})
-        await self.keys.store.revoke(name, deed)
+        event = AuditEvent(now, "token.revoked", call.principal.name, {"name": name})
+        await self.keys.store.revoke(name, event)
         self.keys.publish()
         log.info("token_revoked", extra={"principal": name, "by": call.principal.name})
         await self.keys.load()

@@ -15,7 +15,7 @@ from gateway.agent.subagents import SummarizingGate
 from gateway.domain.agents import Delegation, Limits
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.messages import Message, Spent, ToolCall, ToolResult, Usage
-from gateway.domain.model import Hear, ModelReply, ModelRequest
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta
 from gateway.memory.context import cut
 from gateway.tools.gate import ToolGate
 from gateway.tools.results import ResultTool
@@ -213,7 +213,7 @@ async def test_where_nobody_sums_it_up_beginning_and_end_are_shown(small: Step) 
 async def test_one_who_is_slow_is_not_waited_for_longer_than_half_of_what_is_left() -> None:
     waited: list[float] = []
 
-    async def stall(request: ModelRequest, _: Hear) -> ModelReply:
+    async def stall(request: ModelRequest, _: OnDelta) -> ModelReply:
         waited.append(request.deadline_s or 0.0)
         raise ModelFailed("fake", "timeout", "no answer in time")
 

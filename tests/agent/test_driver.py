@@ -22,9 +22,9 @@ from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Chunk, Message, Spent, ToolCall, Usage
 from gateway.domain.model import (
     BudgetWarning,
-    Hear,
     ModelReply,
     ModelRequest,
+    OnDelta,
     TextDelta,
     ThinkingDelta,
 )
@@ -218,8 +218,8 @@ async def test_the_fallback_answers_when_nothing_was_heard() -> None:
 
 
 async def test_after_the_first_delta_there_is_no_fallback() -> None:
-    async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
-        hear(TextDelta("half an"))
+    async def breaks(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        on_delta(TextDelta("half an"))
         raise ModelFailed("fake", "truncated", "gone", started=True)
 
     agent = replace(AGENT, fallback=replace(AGENT, model="m1"))
@@ -234,8 +234,8 @@ async def test_after_the_first_delta_there_is_no_fallback() -> None:
     assert answer.usage.total > 0
 
 
-async def thinks_and_breaks(request: ModelRequest, hear: Hear) -> ModelReply:
-    hear(ThinkingDelta("hm"))
+async def thinks_and_breaks(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+    on_delta(ThinkingDelta("hm"))
     raise ModelFailed("fake", "truncated", "gone")
 
 
@@ -427,7 +427,7 @@ class Remembering:
     def __init__(self) -> None:
         self.asked: list[ModelRequest] = []
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self.asked.append(request)
         step = sum(message.role == "assistant" for message in request.messages)
         if step == 3:
@@ -536,7 +536,7 @@ DAY = Tally(Scope("day", "2026-01-01"), used=Amount(900))
 REFUSED = "token budget exceeded (daily: 900/1000)"
 
 
-async def refuses(_request: ModelRequest, _hear: Hear) -> ModelReply:
+async def refuses(_request: ModelRequest, _hear: OnDelta) -> ModelReply:
     raise BudgetExceeded(DAY, "tokens", 1000)
 
 
@@ -593,8 +593,8 @@ async def test_a_budget_that_is_nearly_spent_is_told_to_client_model_and_listene
 
 @pytest.mark.parametrize("text", ["x" * 32, "é" * 16, "😀" * 8, "\ud800" * 11])
 async def test_what_is_heard_counts_by_its_bytes_and_ends_the_call_at_once(text: str) -> None:
-    async def goes_on_for_ever(_request: ModelRequest, hear: Hear) -> ModelReply:
-        hear(TextDelta(text))
+    async def goes_on_for_ever(_request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        on_delta(TextDelta(text))
         await anyio.sleep_forever()
         raise AssertionError("it was cancelled")
 

@@ -13,7 +13,7 @@ from gateway.control.policy import OURS
 from gateway.control.rules import load_rules
 from gateway.domain.agents import AgentDef, compile_prompt
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import UnreachableServer
 from gateway.domain.messages import Chunk, Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Model, ToolScope
@@ -108,7 +108,7 @@ class SlowGate:
     def __init__(self) -> None:
         self.asked = anyio.Event()
 
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+    async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         self.asked.set()
         await anyio.sleep_forever()
         return ()

@@ -22,7 +22,7 @@ from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Chunk, Message, ToolCall, ToolResult, estimate_tokens
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, TextDelta
 from gateway.domain.ports import Allowance, ToolScope
 from gateway.domain.sessions import UserSettings
 from gateway.memory.context import RESULTS
@@ -66,8 +66,8 @@ class Models:
     def __init__(self, **models: Any) -> None:
         self.models = models
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        reply: ModelReply = await self.models[request.model].reply(request, hear)
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        reply: ModelReply = await self.models[request.model].reply(request, on_delta)
         return reply
 
 
@@ -256,8 +256,8 @@ async def test_who_stops_the_run_stops_it_at_once() -> None:
 async def test_after_a_crash_no_tool_of_it_is_called_again_and_what_it_used_still_counts() -> None:
     read, stalling = FakeTool("read"), StallingModel()
 
-    async def stall(request: ModelRequest, hear: Hear) -> ModelReply:
-        return await stalling.reply(request, hear)
+    async def stall(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        return await stalling.reply(request, on_delta)
 
     first = world(says("", ToolCall("r", "read"), tokens=300), stall, tools=(read,))
     with anyio.fail_after(60):
@@ -360,7 +360,7 @@ async def test_its_time_is_what_its_run_has_left() -> None:
 async def test_when_its_time_is_over_it_still_tells_what_it_has() -> None:
     stage = world(tools=(FakeTool("read"),))
 
-    async def late(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def late(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         stage.clock.move(LIBRARIAN.timeout_seconds + 1)
         return says("half of it", ToolCall("r", "read"))
 
@@ -375,8 +375,8 @@ async def test_when_its_time_is_over_it_still_tells_what_it_has() -> None:
 
 
 async def test_a_reply_that_was_cut_counts_by_an_estimate() -> None:
-    async def endless(request: ModelRequest, hear: Hear) -> ModelReply:
-        hear(TextDelta("x" * 20_000))
+    async def endless(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        on_delta(TextDelta("x" * 20_000))
         await anyio.sleep_forever()
         raise AssertionError
 

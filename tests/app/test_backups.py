@@ -20,7 +20,7 @@ from gateway.app.backups import BackupMaker, restore, verify
 from gateway.config.values import GatewayConfig, GatewaySettings
 from gateway.domain.backups import ArchiveDamaged, BackupRefused
 from gateway.domain.errors import Busy, DataDirInUse, StoreRefused, StoreUnavailable
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.store.opening import RESTORING, open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.lived import live, told
@@ -136,7 +136,7 @@ async def test_what_cannot_be_removed_does_not_hide_why_no_copy_was_made(tmp_pat
 
 
 class Full(PartOfAudit):
-    async def append(self, _deed: Deed) -> None:
+    async def append(self, _event: AuditEvent) -> None:
         raise StoreUnavailable("the disk is full")
 
 

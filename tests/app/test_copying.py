@@ -18,7 +18,7 @@ from gateway.config.values import GatewayConfig, GatewaySettings, StoreSettings
 from gateway.domain.backups import CopiedTable, CopyRefused
 from gateway.domain.cluster import StoreInUse
 from gateway.domain.errors import DataDirInUse, GatewayError, StoreRefused
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.facts import Claim
 from gateway.domain.ids import Secret
 from gateway.domain.ports import Stores
@@ -94,7 +94,7 @@ async def go_on(stores: Stores) -> None:
     await stores.inbox.accept(an_entry("new", session_key("carl")), begin=True)
     claim = Claim("user", "lives in", "Oslo", True, NOON, session_key("carl"))
     await stores.facts.add_facts("carl", [claim], ids=["new-fact"], now=NOON)
-    await stores.audit.append(Deed(NOON, "config.changed", "config", {"what": "x"}))
+    await stores.audit.append(AuditEvent(NOON, "config.changed", "config", {"what": "x"}))
     keys = await stores.facts.unindexed(limit=99)
     await stores.facts.index_turns(keys, limit=999)
     found = await stores.facts.find_turns(ANN, ["carrots"], limit=9)

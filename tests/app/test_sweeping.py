@@ -6,7 +6,7 @@ import anyio
 
 from gateway.app.background import SENT_AGAIN, sweep
 from gateway.config.values import GatewayConfig
-from gateway.domain.inbox import HeardMessage
+from gateway.domain.inbox import ReceivedMessage
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
 
@@ -18,7 +18,7 @@ async def test_what_channels_heard_is_forgotten_once_no_platform_sends_it_again(
     times = {"old": eight_days_ago - minute, "young": eight_days_ago + minute}
     async with open_memory() as stores, anyio.create_task_group() as group:
         for name, at in times.items():
-            await stores.channels.hear(HeardMessage("tg", "bot", name, "told", at))
+            await stores.channels.record(ReceivedMessage("tg", "bot", name, "told", at))
 
         config = GatewayConfig()
         group.start_soon(sweep, lambda: config, stores, clock)

@@ -27,7 +27,7 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import ModelFailed, NeverSent
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, Usage
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, TextDelta
 from gateway.domain.ports import Stores
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
@@ -61,7 +61,7 @@ class Open:
     end: str = ""
     has_end: anyio.Event = field(default_factory=anyio.Event)
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         """A provider that answers when it is told to, perhaps at once."""
         await self.note_held()
         await self.has_end.wait()
@@ -69,7 +69,7 @@ class Open:
             raise NeverSent("p", "network", "no connection")
         if self.end == "refused":
             raise ModelFailed("p", "server", "no", status=503)
-        say(request, hear, TextDelta(HEARD))
+        say(request, on_delta, TextDelta(HEARD))
         if self.end == "broken":
             raise ModelFailed("p", "truncated", "gone", started=True)
         usage = Usage(prompt_tokens(request), int(request.max_tokens * self.share))

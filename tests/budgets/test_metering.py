@@ -32,9 +32,9 @@ from gateway.domain.ids import RunId
 from gateway.domain.messages import Message, Usage
 from gateway.domain.model import (
     BudgetWarning,
-    Hear,
     ModelReply,
     ModelRequest,
+    OnDelta,
     TextDelta,
     ThinkingDelta,
 )
@@ -62,9 +62,9 @@ class Bench:
     clock: FakeClock
     meter: Meter
 
-    async def ask(self, *script: Step, hear: Hear | None = None) -> ModelReply:
+    async def ask(self, *script: Step, on_delta: OnDelta | None = None) -> ModelReply:
         model = self.meter.around(ScriptedModel(*script))
-        return await model.reply(a_request(), hear or Heard())
+        return await model.reply(a_request(), on_delta or Heard())
 
     async def records(self) -> Sequence[TokenRecord]:
         page = await self.stores.ledger.records(RecordQuery())
@@ -151,9 +151,9 @@ async def test_a_call_that_was_refused_is_a_record_without_tokens() -> None:
 
 @pytest.mark.requirement("S-003-Record-01")
 async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
-    async def half(request: ModelRequest, hear: Hear) -> ModelReply:
-        say(request, hear, ThinkingDelta("so many tho"))
-        say(request, hear, TextDelta("ughts"))
+    async def half(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        say(request, on_delta, ThinkingDelta("so many tho"))
+        say(request, on_delta, TextDelta("ughts"))
         raise failed(started=True)
 
     async with bench() as at:
@@ -167,7 +167,7 @@ async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
 
 @pytest.mark.requirement("S-003-Record-01")
 async def test_what_came_of_a_broken_stream_counts_although_nobody_heard_it() -> None:
-    async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def breaks(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         assert request.progress is not None
         request.progress.size = 320
         request.progress.reported = Usage(77, 1, cached_tokens=70)
@@ -270,7 +270,7 @@ async def test_of_fifty_at_once_as_many_are_asked_as_fit() -> None:
         except BudgetExceeded as refusal:
             refusals += refusal.scope == "daily"
 
-    async def long_answer(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def long_answer(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         await anyio.lowlevel.checkpoint()
         return replace(says("x"), usage=Usage(4, request.max_tokens))
 
@@ -432,8 +432,8 @@ async def test_of_many_at_once_one_tells_that_80_percent_are_passed() -> None:
 
 
 async def test_a_warning_waits_for_a_reply_that_somebody_hears() -> None:
-    async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
-        say(request, hear, TextDelta("x" * 26_000))
+    async def breaks(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        say(request, on_delta, TextDelta("x" * 26_000))
         raise failed(started=True)
 
     async with bench(Budgets(daily=Limit(10_000))) as at:

@@ -14,7 +14,7 @@ from gateway.channels.health import ChannelHealth
 from gateway.channels.intake import Intake, OpenChannel
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, Inbound, NewDelivery, ReceivedMessage
 from gateway.domain.plugins import HttpGrant, PluginDef, PluginSecret
 from gateway.domain.ports import Fetch, Fetched
 from tests.fakes.clock import FakeClock
@@ -94,9 +94,9 @@ class FakeShelf(PartOfChannelStore):
     async def knows(self, channel: str, account: str, platform_id: str) -> bool:
         return False
 
-    async def hear(
+    async def record(
         self,
-        heard: HeardMessage,
+        heard: ReceivedMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -105,16 +105,16 @@ class FakeShelf(PartOfChannelStore):
 
     async def unread(
         self, channel: str | None, *, platform_id: str | None = None, limit: int
-    ) -> Sequence[HeardMessage]:
+    ) -> Sequence[ReceivedMessage]:
         return []
 
-    async def drop_unread(self, one: HeardMessage) -> None:
+    async def drop_unread(self, one: ReceivedMessage) -> None:
         raise AssertionError("nothing is unread")
 
     async def count_unread(self) -> Mapping[str, int]:
         return {}
 
-    async def forget_heard(self, *, before: object, limit: int) -> int:
+    async def forget_received(self, *, before: object, limit: int) -> int:
         return 0
 
     def _check(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from gateway.channels.access import AccessControl, Answered, Verdict
 from gateway.channels.adapters import Incoming, Sender
 from gateway.domain.channels import ChannelDef, Pairing
-from gateway.domain.inbox import HeardMessage
+from gateway.domain.inbox import ReceivedMessage
 from gateway.domain.ports import Clock, Stores
 from tests.fakes.clock import CountingIds
 
@@ -20,8 +20,8 @@ def a_book(stores: Stores, clock: Clock) -> AccessControl:
 async def commit(stores: Stores, asked: Pairing) -> bool:
     """As the intake does it, with what the person is told."""
     name = f"{asked.person} at {asked.asked_at}"
-    heard = HeardMessage(asked.channel, asked.account, name, "told", asked.asked_at)
-    return await stores.channels.hear(heard, asked=asked)
+    heard = ReceivedMessage(asked.channel, asked.account, name, "told", asked.asked_at)
+    return await stores.channels.record(heard, asked=asked)
 
 
 async def ask(

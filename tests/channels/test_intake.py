@@ -184,7 +184,7 @@ async def test_a_batch_that_is_refused_in_the_middle_is_taken_whole_when_it_come
 class Unwritten(KeptEvents, PartOfChannelStore):
     """A store that can be read."""
 
-    async def hear(self, *_: object) -> bool:
+    async def record(self, *_: object) -> bool:
         raise StoreUnavailable("nothing was written")
 
 

@@ -18,7 +18,7 @@ from gateway.channels.adapters import Parsed
 from gateway.channels.intake import Intake
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, Inbound, NewDelivery, ReceivedMessage
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
 from tests.channels.people import a_book, said
@@ -80,17 +80,17 @@ class Frail(PartOfChannelStore):
     async def knows(self, channel: str, account: str, platform_id: str) -> bool:
         return await self.stores.channels.knows(channel, account, platform_id)
 
-    async def hear(
+    async def record(
         self,
-        heard: HeardMessage,
+        heard: ReceivedMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
     ) -> bool:
         events = self.stores.channels
-        return await self.faults.around(lambda: events.hear(heard, deliveries, memos, asked))
+        return await self.faults.around(lambda: events.record(heard, deliveries, memos, asked))
 
-    async def drop_unread(self, one: HeardMessage) -> None:
+    async def drop_unread(self, one: ReceivedMessage) -> None:
         await self.stores.channels.drop_unread(one)
 
     async def count_unread(self) -> Mapping[str, int]:
@@ -98,10 +98,10 @@ class Frail(PartOfChannelStore):
 
     async def unread(
         self, channel: str | None, *, platform_id: str | None = None, limit: int
-    ) -> Sequence[HeardMessage]:
+    ) -> Sequence[ReceivedMessage]:
         return await self.stores.channels.unread(channel, platform_id=platform_id, limit=limit)
 
-    async def forget_heard(self, *, before: object, limit: int) -> int:
+    async def forget_received(self, *, before: object, limit: int) -> int:
         raise AssertionError("nothing is so old")
 
     async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]:

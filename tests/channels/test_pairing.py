@@ -27,7 +27,7 @@ async def asked(
     return code
 
 
-async def deeds(stores: Stores) -> list[tuple[str, str, Mapping[str, object]]]:
+async def audit_events(stores: Stores) -> list[tuple[str, str, Mapping[str, object]]]:
     found = await stores.audit.after(0, limit=100)
     return [(one.kind, one.actor, json.loads(one.detail)) for one in found]
 
@@ -145,7 +145,7 @@ async def test_decisions_are_told_to_the_audit_and_to_those_who_listen() -> None
         await book.approve(await asked(stores, book), by="local")
         await book.deny(await asked(stores, book, "ben"), by="chat:default:ann")
         await book.revoke(*ANN, by="local")
-        noted = await deeds(stores)
+        noted = await audit_events(stores)
 
     assert told == [("pair.asked", "ann"), ("pair.approved", "ann"), ("pair.asked", "ben")]
     assert [(kind, by, detail["person"]) for kind, by, detail in noted] == [

@@ -271,7 +271,7 @@ def test_what_a_channel_needs_is_asked_for_on_a_terminal(alone: Shell) -> None:
 
 def test_where_no_channel_is_there_is_nothing_to_tell(shell: Shell) -> None:
     assert shell("--json", "channel", "list").json == {"channels": []}
-    assert "no channel is configured" in shell("channel", "list").err
+    assert "no channels; add one" in shell("channel", "list").err
     letters = shell("--json", "channel", "dead-letters").json
     assert letters == {
         "letters": [],

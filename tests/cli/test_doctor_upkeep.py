@@ -14,7 +14,7 @@ import pytest
 from anyio import to_thread
 
 from gateway.domain.budgets import Limit, TokenBudget
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Stores
 from gateway.domain.tokens import CreatedToken, digest_of
 from gateway.host.clock import SystemClock
@@ -29,27 +29,27 @@ BUDGET = TokenBudget(session=Limit(50), daily=Limit(1_000), monthly=Limit(9_000)
 
 
 async def old_store(stores: Stores) -> None:
-    await stores.audit.append(Deed(LONG_AGO, "config.applied", "local", {"authority": {}}))
+    await stores.audit.append(AuditEvent(LONG_AGO, "config.applied", "local", {"authority": {}}))
 
 
 async def old_token(stores: Stores) -> None:
-    deed = Deed(LONG_AGO, "token.created", "local", {})
-    await stores.tokens.create(a_token(LONG_AGO), deed, inherits=False)
+    event = AuditEvent(LONG_AGO, "token.created", "local", {})
+    await stores.tokens.create(a_token(LONG_AGO), event, inherits=False)
 
 
 async def short_token(stores: Stores) -> None:
     made = a_token(NOW, NOW + timedelta(days=2))
-    await stores.tokens.create(made, Deed(NOW, "token.created", "local", {}), inherits=False)
+    await stores.tokens.create(made, AuditEvent(NOW, "token.created", "local", {}), inherits=False)
 
 
 async def strong_token(stores: Stores) -> None:
     made = replace(a_token(NOW), scopes=frozenset({"chat", "impersonate", "agent:demo"}))
-    await stores.tokens.create(made, Deed(NOW, "token.created", "local", {}), inherits=False)
+    await stores.tokens.create(made, AuditEvent(NOW, "token.created", "local", {}), inherits=False)
 
 
 async def idle_token(stores: Stores) -> None:
     made = replace(a_token(NOW), scopes=frozenset({"impersonate", "agent:demo"}))
-    await stores.tokens.create(made, Deed(NOW, "token.created", "local", {}), inherits=False)
+    await stores.tokens.create(made, AuditEvent(NOW, "token.created", "local", {}), inherits=False)
 
 
 async def nothing(stores: Stores) -> None:
@@ -112,7 +112,9 @@ async def test_a_token_that_is_created_anew_ends_when_it_would_have(
 ) -> None:
     async def prepare(stores: Stores) -> None:
         made = replace(a_token(NOW, ends), scopes=frozenset({"chat", "impersonate"}))
-        await stores.tokens.create(made, Deed(NOW, "token.created", "local", {}), inherits=False)
+        await stores.tokens.create(
+            made, AuditEvent(NOW, "token.created", "local", {}), inherits=False
+        )
 
     async with open_store("embedded", tmp_path / "data", clock=SystemClock()) as stores:
         await prepare(stores)

@@ -19,12 +19,11 @@ from gateway.domain.cluster import (
     FREE,
     Hint,
     NoHints,
+    events_subject,
     node_subject,
-    outbox_subject,
-    run_subject,
     work_subject,
 )
-from gateway.domain.ids import RunId, Secret
+from gateway.domain.ids import Secret
 from gateway.host.clock import SystemClock
 from tests.fakes.certificate import certificate_for
 from tests.fakes.nats import NatsServer, nats_binary, running_nats
@@ -280,17 +279,12 @@ def test_what_anybody_may_have_published_is_no_hint(payload: bytes) -> None:
 def test_subjects_hold_no_names_of_others() -> None:
     hostile = "x..y *.> \r\n ö"
 
-    subjects = [
-        work_subject(7),
-        run_subject(RunId(hostile)),
-        node_subject(hostile),
-        outbox_subject(hostile),
-    ]
+    subjects = [work_subject(7), node_subject(hostile), events_subject(hostile)]
 
     assert subjects[0] == "part.7"
     assert all(subject.replace(".", "", 1).isalnum() for subject in subjects)
     assert len({subject.partition(".")[2] for subject in subjects[1:]}) == 1
-    assert run_subject(RunId("a")) != run_subject(RunId("b"))
+    assert node_subject("a") != node_subject("b")
 
 
 async def test_without_nats_nothing_is_degraded() -> None:

@@ -77,8 +77,8 @@ class World:
             if not node.is_dead
         }
 
-    def take(self, name: str, partitions: Iterable[int]) -> list[Lease]:
-        taken = self.table.take(name, partitions, LEASE_S)
+    def acquire(self, name: str, partitions: Iterable[int]) -> list[Lease]:
+        taken = self.table.acquire(name, partitions, LEASE_S)
         self.epochs.update((lease.partition, lease.epoch) for lease in taken)
         return taken
 
@@ -156,7 +156,7 @@ class Node:
                     renewal = world.table.renew(presence, LEASE_S)
                     answer(lambda: self.ownership.renewed(renewal, sent_at))
                 case Take(partitions):
-                    taken = world.take(self.name, partitions)
+                    taken = world.acquire(self.name, partitions)
                     answer(lambda: self.ownership.taken(taken, sent_at))
                 case Release(leases):
                     world.table.release(self.name, leases)

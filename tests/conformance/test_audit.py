@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.events import AuditEntry, Deed
+from gateway.domain.events import AuditEntry, AuditEvent
 from gateway.domain.ports import Stores
 from tests.conformance.test_ledger import opening
 from tests.fakes.store import NOON
@@ -19,9 +19,9 @@ from tests.fakes.store import NOON
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 
 
-def a_deed(number: int = 1) -> Deed:
+def a_deed(number: int = 1) -> AuditEvent:
     at = NOON + timedelta(microseconds=number)
-    return Deed(at, "budget.changed", "config", {"what": "é\n", "after": number})
+    return AuditEvent(at, "budget.changed", "config", {"what": "é\n", "after": number})
 
 
 def is_whole(entries: list[AuditEntry]) -> bool:

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from gateway.domain.channels import ChannelMemo
-from gateway.domain.errors import AlreadyHeard, Conflict, StoreUnavailable
+from gateway.domain.errors import AlreadyReceived, Conflict, StoreUnavailable
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
+from gateway.domain.inbox import NewDelivery, NewEntry, ReceivedMessage
 from gateway.domain.ports import Stores
 from gateway.store.faults import TextRefused
 from gateway.store.opening import open_store
@@ -32,8 +32,8 @@ def message(name: str, *memos: ChannelMemo, platform_id: str = "1") -> NewEntry:
     return replace(entry, whence=WHENCE, memos=memos)
 
 
-def heard(platform_id: str = "1", *, after: timedelta = timedelta()) -> HeardMessage:
-    return HeardMessage("tg", "bot", platform_id, "told", NOON + after)
+def heard(platform_id: str = "1", *, after: timedelta = timedelta()) -> ReceivedMessage:
+    return ReceivedMessage("tg", "bot", platform_id, "told", NOON + after)
 
 
 def delivery(name: str) -> NewDelivery:
@@ -122,8 +122,8 @@ async def test_an_answer_of_a_turn_keeps_where_it_goes(opened: Open) -> None:
 
 async def test_a_message_is_heard_once_and_answered_once(opened: Open) -> None:
     async with opened() as stores:
-        first = await stores.channels.hear(heard(), [delivery("d1")], [OLD])
-        again = await stores.channels.hear(heard(), [delivery("d2")], [NEW])
+        first = await stores.channels.record(heard(), [delivery("d1")], [OLD])
+        again = await stores.channels.record(heard(), [delivery("d2")], [NEW])
 
         assert (first, again) == (True, False)
         assert await due(stores) == [delivery("d1")]
@@ -139,7 +139,7 @@ async def test_ten_copies_that_come_together_are_heard_once(opened: Open) -> Non
 
         async def copy(number: int) -> None:
             told = [delivery(f"d{number}")]
-            outcomes.append(await stores.channels.hear(heard(), told))
+            outcomes.append(await stores.channels.record(heard(), told))
 
         async with anyio.create_task_group() as group:
             for number in range(10):
@@ -151,9 +151,9 @@ async def test_ten_copies_that_come_together_are_heard_once(opened: Open) -> Non
 
 async def test_a_message_that_was_answered_without_a_turn_makes_none_later(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channels.hear(heard())
+        await stores.channels.record(heard())
 
-        with pytest.raises(AlreadyHeard, match="tg:bot"):
+        with pytest.raises(AlreadyReceived, match="tg:bot"):
             await stores.inbox.accept(message("a", NEW), begin=False)
 
         assert await stores.inbox.unfinished() == []
@@ -166,13 +166,13 @@ async def test_a_message_that_made_a_turn_is_not_answered_without_one_later(open
         await stores.inbox.accept(message("a"), begin=False)
 
         assert await stores.channels.knows("tg", "bot", "1")
-        assert not await stores.channels.hear(heard(), [delivery("d1")])
+        assert not await stores.channels.record(heard(), [delivery("d1")])
         assert await due(stores) == []
 
 
 async def test_a_key_of_a_client_is_not_taken_for_a_message_of_a_channel(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channels.hear(heard())
+        await stores.channels.record(heard())
 
         accepted = await stores.inbox.accept(replace(message("a"), whence=None), begin=False)
 
@@ -181,9 +181,9 @@ async def test_a_key_of_a_client_is_not_taken_for_a_message_of_a_channel(opened:
 
 async def test_a_delivery_that_is_there_already_is_not_made_again(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channels.hear(heard("1"), [delivery("late")])
+        await stores.channels.record(heard("1"), [delivery("late")])
 
-        is_new = await stores.channels.hear(heard("2"), [delivery("late"), delivery("d2")])
+        is_new = await stores.channels.record(heard("2"), [delivery("late"), delivery("d2")])
 
         assert is_new
         assert await due(stores) == [delivery("late"), delivery("d2")]
@@ -191,8 +191,8 @@ async def test_a_delivery_that_is_there_already_is_not_made_again(opened: Open) 
 
 async def test_a_delivery_without_a_session_waits_for_no_other(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channels.hear(heard("1"), [delivery("d1")])
-        await stores.channels.hear(heard("2"), [delivery("d2")])
+        await stores.channels.record(heard("1"), [delivery("d1")])
+        await stores.channels.record(heard("2"), [delivery("d2")])
 
         await stores.outbox.sending("d1", 0)
 
@@ -205,9 +205,9 @@ async def test_what_no_platform_sends_again_is_forgotten_the_oldest_first(opened
     async with opened() as stores:
         events = stores.channels
         for name, after in [("c", MUCH), ("b", MUCH / 2), ("a", MUCH / 4)]:
-            await events.hear(heard(name, after=after))
+            await events.record(heard(name, after=after))
 
-        forgotten = [await events.forget_heard(before=NOON + MUCH, limit=1) for _ in range(3)]
+        forgotten = [await events.forget_received(before=NOON + MUCH, limit=1) for _ in range(3)]
 
         assert forgotten == [1, 1, 0]
         assert [await events.knows("tg", "bot", name) for name in "abc"] == [False, False, True]
@@ -221,7 +221,7 @@ async def test_what_no_adapter_could_read_is_listed_the_newest_first(opened: Ope
             for name, after in [("a", MUCH / 4), ("b", MUCH / 2)]
         ]
         for one in [*lost, heard("c"), replace(lost[0], channel="other")]:
-            await events.hear(one)
+            await events.record(one)
 
         assert await events.unread("tg", limit=9) == [lost[1], lost[0]]
         assert await events.unread("tg", limit=1) == [lost[1]]
@@ -235,9 +235,9 @@ async def test_what_is_forgotten_last_is_the_newest(opened: Open) -> None:
     async with opened() as stores:
         events = stores.channels
         for name, after in [("b", MUCH / 2), ("a", MUCH / 4)]:
-            await events.hear(heard(name, after=after))
+            await events.record(heard(name, after=after))
 
-        await events.forget_heard(before=NOON + MUCH, limit=1)
+        await events.forget_received(before=NOON + MUCH, limit=1)
 
         assert [await events.knows("tg", "bot", name) for name in "ab"] == [False, True]
 
@@ -247,8 +247,8 @@ async def test_a_text_without_a_utf8_form_is_refused_and_nothing_is_written(open
     async with opened() as stores:
         for refused in (
             stores.channels.write_memos(OLD, replace(SOCKET, text=half)),
-            stores.channels.hear(replace(heard(), detail=half), (), [OLD]),
-            stores.channels.hear(heard(), [replace(delivery("d"), whence=half)], [OLD]),
+            stores.channels.record(replace(heard(), detail=half), (), [OLD]),
+            stores.channels.record(heard(), [replace(delivery("d"), whence=half)], [OLD]),
             stores.inbox.accept(replace(message("a", OLD), whence=half), begin=False),
         ):
             with pytest.raises(TextRefused):
@@ -264,7 +264,7 @@ async def test_a_closed_store_hears_nothing(opened: Open) -> None:
 
     for refused in (
         stores.channels.write_memos(OLD),
-        stores.channels.hear(heard()),
+        stores.channels.record(heard()),
         stores.channels.knows("tg", "bot", "1"),
     ):
         with pytest.raises(StoreUnavailable):
@@ -276,12 +276,12 @@ async def test_a_closed_store_hears_nothing(opened: Open) -> None:
 
 async def test_what_was_heard_and_kept_is_there_after_a_restart(tmp_path: Path) -> None:
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
-        await stores.channels.hear(heard("1"), [delivery("d1")])
+        await stores.channels.record(heard("1"), [delivery("d1")])
         await stores.inbox.accept(message("a", NEW, SOCKET, platform_id="2"), begin=False)
 
     async with open_store("embedded", tmp_path, clock=FakeClock()) as again:
         assert await memos_of(again) == [NEW, SOCKET]
         assert await due(again) == [delivery("d1")]
-        with pytest.raises(AlreadyHeard):
+        with pytest.raises(AlreadyReceived):
             await again.inbox.accept(message("b", platform_id="1"), begin=False)
         assert (await again.inbox.accept(message("c", platform_id="2"), begin=False)).duplicate

@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from gateway.domain.errors import Busy, NotFound
 from gateway.domain.events import Notice
-from gateway.domain.facts import Claim, FactQuery, SaidSource, Whose, scope_of
+from gateway.domain.facts import Claim, FactQuery, FactView, SaidSource, scope_of
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.messages import Message, ToolCall
@@ -70,7 +70,7 @@ async def known(stores: Stores, key: SessionKey, word: str) -> list[bool]:
     tree = await stores.sessions.tree(key, limit=9, archived=True)
     found = await stores.facts.find_turns(key, [word], limit=9)
     facts = await stores.facts.select_facts(
-        FactQuery(Whose(scope_of(key, None)), with_history=True)
+        FactQuery(FactView(scope_of(key, None)), with_history=True)
     )
     due = await stores.outbox.due("chat", now=NOON.replace(year=2030), limit=9)
     told = [run.entry.new.content, run.entry.new.whence or "", run.log.decode(), run.summary]

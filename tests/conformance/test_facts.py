@@ -19,8 +19,8 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     SaidSource,
-    Whose,
     form,
     scope_of,
     tombstone_of,
@@ -32,7 +32,7 @@ from tests.forms import examples
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 ANN, ROOM = session_key("ann"), session_key("room")
-HERS = Whose(scope=scope_of(ANN, None))
+HERS = FactView(scope=scope_of(ANN, None))
 DAY = timedelta(days=1)
 
 
@@ -499,7 +499,7 @@ async def test_facts_with_the_rarer_words_come_first(opened: Open) -> None:
 
 async def test_of_a_room_only_what_was_said_there_is_found(opened: Open) -> None:
     hers, bobs = scope_of(ROOM, "ann"), scope_of(ROOM, "bob")
-    room, bob = Whose(room=ROOM), Whose(scope=bobs)
+    room, bob = FactView(room=ROOM), FactView(scope=bobs)
     async with opened() as stores:
         await told(stores.facts, about("cat", "is", "private"))
         await told(stores.facts, about("cat", "is", "hers", session_key=ROOM), first=1, scope=hers)
@@ -509,22 +509,22 @@ async def test_of_a_room_only_what_was_said_there_is_found(opened: Open) -> None
         await told(stores.facts, about("cat", "is", "odd", session_key=ROOM), first=3, scope=odd)
         await told(stores.facts, about("cat", "is", "far", session_key=ANN), first=4, scope=odd)
 
-        for whose, expected in (
+        for view, expected in (
             (room, ["bobs", "hers", "odd"]),
             (HERS, ["hers", "private"]),
             (bob, ["bobs"]),
-            (Whose(scope="nobody"), []),
-            (Whose(), []),
-            (Whose(room=session_key("elsewhere")), []),
+            (FactView(scope="nobody"), []),
+            (FactView(), []),
+            (FactView(room=session_key("elsewhere")), []),
         ):
             found = [
-                await stores.facts.select_facts(FactQuery(whose)),
-                await stores.facts.select_facts(FactQuery(whose, subject="Cat", predicate="is")),
-                await stores.facts.select_facts(FactQuery(whose, known_at=NOON + 9 * DAY)),
-                await stores.facts.select_facts(FactQuery(whose, subject="cat", at=NOON)),
-                await stores.facts.select_facts(FactQuery(whose, with_history=True)),
-                await stores.facts.facts_matching(whose, ["cats"], limit=9),
-                await stores.facts.facts_around(whose, ["cat"], limit=9),
+                await stores.facts.select_facts(FactQuery(view)),
+                await stores.facts.select_facts(FactQuery(view, subject="Cat", predicate="is")),
+                await stores.facts.select_facts(FactQuery(view, known_at=NOON + 9 * DAY)),
+                await stores.facts.select_facts(FactQuery(view, subject="cat", at=NOON)),
+                await stores.facts.select_facts(FactQuery(view, with_history=True)),
+                await stores.facts.facts_matching(view, ["cats"], limit=9),
+                await stores.facts.facts_around(view, ["cat"], limit=9),
             ]
             assert [sorted(brief(facts)) for facts in found] == [expected] * len(found)
 
@@ -664,7 +664,7 @@ async def test_a_person_or_a_session_is_erased(
         count = await stores.facts.erase_facts(what, dry_run=False, now=NOON)
         both = [
             *await seen(stores.facts, with_history=True),
-            *await stores.facts.select_facts(FactQuery(Whose(scope="other"))),
+            *await stores.facts.select_facts(FactQuery(FactView(scope="other"))),
         ]
         origin = await stores.facts.origin_of("0")
 
@@ -718,6 +718,6 @@ async def test_where_nothing_was_ever_learned_nobody_need_ask(opened: Open) -> N
 
     async with opened() as stores:
         assert stores.facts.knows(HERS)
-        assert not await stores.facts.facts_matching(Whose(room=ROOM), ["nyc"], limit=9)
+        assert not await stores.facts.facts_matching(FactView(room=ROOM), ["nyc"], limit=9)
         assert stores.facts.knows(HERS)
-        assert not stores.facts.knows(Whose(room=ROOM))
+        assert not stores.facts.knows(FactView(room=ROOM))

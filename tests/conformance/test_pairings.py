@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.domain.channels import Pairing, PairingState
-from gateway.domain.inbox import HeardMessage, NewDelivery
+from gateway.domain.inbox import NewDelivery, ReceivedMessage
 from gateway.domain.ports import Stores
 from tests.channels.people import commit
 from tests.conformance.test_ledger import opening
@@ -145,9 +145,9 @@ async def test_who_is_paired_stays_so_after_a_restart(tmp_path: Path) -> None:
 
 
 async def hear(stores: Stores, one: Pairing, *, platform_id: str = "1") -> bool:
-    heard = HeardMessage("chat", "default", platform_id, "told", one.asked_at)
+    heard = ReceivedMessage("chat", "default", platform_id, "told", one.asked_at)
     notice = NewDelivery(f"d-{one.person}", "chat", "default", one.person, None, "a code", "{}")
-    return await stores.channels.hear(heard, [notice], (), one)
+    return await stores.channels.record(heard, [notice], (), one)
 
 
 async def test_who_asks_and_what_the_person_is_told_are_one_commit(opened: Open) -> None:

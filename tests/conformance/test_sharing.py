@@ -6,7 +6,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from gateway.domain.cluster import Begun, Fenced, RunStanding, SharedRuns, Tenure
+from gateway.domain.cluster import Begun, Fenced, RunProgress, SharedRuns, Tenure
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import NO_CHOICE, SessionChoice
 from gateway.domain.journal import pack_text
@@ -91,10 +91,10 @@ async def test_an_earlier_owner_commits_nothing_once_a_later_one_has_opened_the_
 
     assert len(await stores.journal.read(RunId("run-a"))) == 1
     assert await runs.begin(RunId("run-a"), NEW) == Begun(2, 0, None)
-    assert await runs.states([RunId("run-a")]) == {"run-a": RunStanding(2, is_over=False)}
+    assert await runs.states([RunId("run-a")]) == {"run-a": RunProgress(2, is_over=False)}
     assert await runs.finish(an_ending("a"), NEW)
     assert await runs.states([RunId("run-a"), RunId("none")]) == {
-        "run-a": RunStanding(2, is_over=True)
+        "run-a": RunProgress(2, is_over=True)
     }
 
 

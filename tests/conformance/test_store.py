@@ -12,7 +12,7 @@ import pytest
 
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, HeardMessage, NewDelivery
+from gateway.domain.inbox import Accepted, Ending, NewDelivery, ReceivedMessage
 from gateway.domain.journal import pack_text
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
 from gateway.domain.outbox import TWICE, DeliveryState
@@ -719,15 +719,15 @@ async def test_the_story_of_a_run_is_its_record_its_journal_and_its_answer(opene
     async with opened() as stores:
         await deliver(stores, "a", "p", delivery(f"d_{name}"))
         await deliver(stores, "b", "q")
-        story = await stores.inbox.story(RunId("run-a"))
-        other = await stores.inbox.story(RunId("run-b"))
+        history = await stores.inbox.run_history(RunId("run-a"))
+        other = await stores.inbox.run_history(RunId("run-b"))
 
-        assert story.record == await stores.inbox.find_run(RunId("run-a"))
-        assert list(story.parts) == list(await stores.journal.read(RunId("run-a")))
-        assert story.delivery is not None
-        assert (story.delivery.new.id, other.delivery) == (f"d_{name}", None)
+        assert history.record == await stores.inbox.find_run(RunId("run-a"))
+        assert list(history.parts) == list(await stores.journal.read(RunId("run-a")))
+        assert history.delivery is not None
+        assert (history.delivery.new.id, other.delivery) == (f"d_{name}", None)
         with pytest.raises(NotFound):
-            await stores.inbox.story(RunId("run-z"))
+            await stores.inbox.run_history(RunId("run-z"))
 
 
 async def test_the_chunks_of_a_run_stand_in_its_journal(opened: Open) -> None:
@@ -864,10 +864,10 @@ async def test_what_was_being_sent_is_found_and_may_be_sent_again(opened: Open) 
 
 async def test_a_delivery_that_no_turn_made_waits_for_no_other(opened: Open) -> None:
     async with opened() as stores:
-        heard = [HeardMessage("telegram", "bot", name, "told", NOON) for name in "ab"]
+        heard = [ReceivedMessage("telegram", "bot", name, "told", NOON) for name in "ab"]
 
         for name, one in zip("ab", heard, strict=True):
-            await stores.channels.hear(one, [replace(delivery(f"d{name}"), whence="{}")])
+            await stores.channels.record(one, [replace(delivery(f"d{name}"), whence="{}")])
 
         first, second = await stores.outbox.due("telegram", now=LATER, limit=9)
         assert (first.new.whence, first.run_id, first.session_key) == ("{}", None, None)

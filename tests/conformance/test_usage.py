@@ -23,7 +23,7 @@ from gateway.domain.budgets import (
     scopes_of,
 )
 from gateway.domain.errors import Conflict
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.ports import Stores
 from tests.fakes.ledger import a_record, a_reservation
@@ -31,7 +31,7 @@ from tests.fakes.store import NOON
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
-DEED = Deed(NOON, "budget.raised", "operator", {})
+DEED = AuditEvent(NOON, "budget.raised", "operator", {})
 PHONE = SessionKey(AgentId("a"), "websocket", "phone")
 KEYS = (
     PHONE,

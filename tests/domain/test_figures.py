@@ -1,10 +1,10 @@
 """Counters and histograms are exact, and never more than a bound."""
 
-from gateway.domain.figures import OTHER, Figures, Histogram, Names, Room, Series
+from gateway.domain.figures import OTHER, Figures, Histogram, LabelValues, Series, SeriesQuota
 
 
 def test_an_observation_is_in_the_first_bucket_that_holds_it() -> None:
-    spread = Histogram("s", "", (), Room(), (1, 2, 5))
+    spread = Histogram("s", "", (), SeriesQuota(), (1, 2, 5))
     for seconds in (0.5, 1, 1.5, 5, 6):
         spread.observe((), seconds)
 
@@ -12,8 +12,8 @@ def test_an_observation_is_in_the_first_bucket_that_holds_it() -> None:
 
 
 def test_series_beyond_the_bound_are_dropped_and_counted() -> None:
-    room = Room(left=7)
-    counter, spread = Series("c", "", ("a",), room), Histogram("s", "", ("a",), room, (1, 2))
+    quota = SeriesQuota(left=7)
+    counter, spread = Series("c", "", ("a",), quota), Histogram("s", "", ("a",), quota, (1, 2))
     counter.add(("x",))
     spread.observe(("x",), 1)  # two buckets, one beyond, sum and count
     counter.add(("y",))
@@ -23,11 +23,11 @@ def test_series_beyond_the_bound_are_dropped_and_counted() -> None:
 
     assert counter.values == {("x",): 3, ("y",): 1}
     assert list(spread.rows) == [("x",)]
-    assert room.dropped == 2
+    assert quota.dropped == 2
 
 
 def test_names_that_others_choose_end_in_other() -> None:
-    names = Names(most=2)
+    names = LabelValues(most=2)
 
     assert [names.of(name) for name in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
 

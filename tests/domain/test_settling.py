@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, SaidSource, Told, form, in_order, predicate_form, settled
+from gateway.domain.facts import (
+    Claim,
+    SaidSource,
+    StoredClaim,
+    form,
+    in_order,
+    predicate_form,
+    settle_claims,
+)
 from tests.fakes.store import session_key
 
 NOON, KEY = datetime(2026, 11, 18, 12, tzinfo=UTC), session_key()
@@ -66,8 +74,10 @@ def stated(*places: str) -> list[Claim]:
     )
 
 
-def believed(told: list[Told]) -> list[tuple[str, datetime, datetime | None]]:
-    facts = [one.fact for one in settled("s", told, before={}, now=NOON + timedelta(days=1))]
+def believed(stored: list[StoredClaim]) -> list[tuple[str, datetime, datetime | None]]:
+    facts = [
+        one.fact for one in settle_claims("s", stored, before={}, now=NOON + timedelta(days=1))
+    ]
     return sorted((one.object, one.valid_from, one.valid_to) for one in facts)
 
 
@@ -76,8 +86,8 @@ def test_the_last_statement_of_a_message_is_believed_however_often_and_in_whatev
     places: list[str], random: Random
 ) -> None:
     claims = stated(*places)
-    first = [Told(f"f{n}", claim, NOON) for n, claim in enumerate(claims)]
-    again = [Told(f"g{n}", claim, NOON + timedelta(1)) for n, claim in enumerate(claims)]
+    first = [StoredClaim(f"f{n}", claim, NOON) for n, claim in enumerate(claims)]
+    again = [StoredClaim(f"g{n}", claim, NOON + timedelta(1)) for n, claim in enumerate(claims)]
     shuffled = random.sample(first, len(first))
 
     facts = believed(first)
@@ -92,7 +102,7 @@ def test_what_is_said_to_be_over_ends_nothing_else_wherever_it_is_said(places: l
     ends = {
         place: until is None
         for place, _, until in believed(
-            [Told(f"f{n}", claim, NOON) for n, claim in enumerate(stated(*places))]
+            [StoredClaim(f"f{n}", claim, NOON) for n, claim in enumerate(stated(*places))]
         )
     }
 

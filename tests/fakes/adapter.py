@@ -16,7 +16,7 @@ from gateway.channels.intake import Intake, OpenChannel
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import AdapterFailed
 from gateway.domain.ids import MessageId, RunId, Secret
-from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, Inbound, NewDelivery, ReceivedMessage
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import ChannelStore, Stores
 from gateway.outbound.secrets import Scrubber
@@ -72,16 +72,16 @@ class Taken:
 class KeptEvents(PartOfChannelStore):
     """Implements ChannelEvents, and shows what was heard."""
 
-    heard: list[HeardMessage] = field(default_factory=list)
+    heard: list[ReceivedMessage] = field(default_factory=list)
     inner: ChannelStore | None = None
 
     async def knows(self, channel: str, account: str, platform_id: str) -> bool:
         await checkpoint()
         return platform_id in {one.platform_id for one in self.heard}
 
-    async def hear(
+    async def record(
         self,
-        heard: HeardMessage,
+        heard: ReceivedMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -92,17 +92,17 @@ class KeptEvents(PartOfChannelStore):
 
     async def unread(
         self, channel: str | None, *, platform_id: str | None = None, limit: int
-    ) -> Sequence[HeardMessage]:
+    ) -> Sequence[ReceivedMessage]:
         unread = [one for one in self.heard if one.outcome == "unreadable"]
         return [one for one in unread if platform_id in {None, one.platform_id}][-limit:]
 
-    async def drop_unread(self, one: HeardMessage) -> None:
+    async def drop_unread(self, one: ReceivedMessage) -> None:
         self.heard.remove(one)
 
     async def count_unread(self) -> Mapping[str, int]:
         return Counter(one.channel for one in await self.unread(None, limit=99))
 
-    async def forget_heard(self, *, before: datetime, limit: int) -> int:
+    async def forget_received(self, *, before: datetime, limit: int) -> int:
         return 0
 
 

@@ -71,7 +71,7 @@ class LeaseTable:
         ]
         return Renewal(mine, free, members)
 
-    def take(self, node: str, partitions: Iterable[int], lease_s: float) -> list[Lease]:
+    def acquire(self, node: str, partitions: Iterable[int], lease_s: float) -> list[Lease]:
         taken = []
         for partition in partitions:
             row = self.rows[partition]
@@ -118,9 +118,11 @@ class FakeLeases:
         await self._called()
         return self.table.renew(presence, lease_s)
 
-    async def take(self, node: str, partitions: Sequence[int], lease_s: float) -> Sequence[Lease]:
+    async def acquire(
+        self, node: str, partitions: Sequence[int], lease_s: float
+    ) -> Sequence[Lease]:
         await self._called()
-        return self.table.take(node, partitions, lease_s)
+        return self.table.acquire(node, partitions, lease_s)
 
     async def release(self, node: str, leases: Sequence[Lease]) -> None:
         await self._called()

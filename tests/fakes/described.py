@@ -51,7 +51,7 @@ def everything() -> Document:
 def check(method: str, url: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
     """Raises AssertionError. What stands in no document is nobody's promise."""
     path = _path(method.lower(), urlsplit(url).path)
-    if path is None or b"there is nothing at this address" in body:
+    if path is None or b"there is no resource at this path" in body:
         return
     what, given = f"{method} {path} {status}", {name.lower() for name in headers}
     responses = everything()["paths"][path][method.lower()]["responses"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from gateway.domain.budgets import Amount, Grant, RecordQuery, Scope, Tally, scopes_of
 from gateway.domain.channels import ChannelMemo, Pairing
-from gateway.domain.events import Deed
-from gateway.domain.facts import Claim, FactQuery, SaidSource, Whose, scope_of
+from gateway.domain.events import AuditEvent
+from gateway.domain.facts import Claim, FactQuery, FactView, SaidSource, scope_of
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores
@@ -16,7 +16,7 @@ from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import NOON, a_space, an_ending, an_entry, an_exchange, session_key
 
 ANN, BOB = session_key("ann"), session_key("bob")
-HERS = Whose(scope=scope_of(ANN, None))
+HERS = FactView(scope=scope_of(ANN, None))
 SAID = "Luna the dog likes carrots"
 
 
@@ -44,8 +44,10 @@ async def live(stores: Stores) -> None:
     await stores.channels.write_memos(ChannelMemo("chat", "default", "adapter", '{"offset":7}'))
     await stores.tools.set(a_space(), "a/key", "a value")
     await stores.sessions.write_settings("ann", '{"a":1}', expected=None)
-    await stores.audit.append(Deed(NOON, "token.changed", "config", {"what": "tokens.laptop"}))
-    await stores.audit.append(Deed(NOON, "budget.refused", str(ANN), {"scope": "daily"}))
+    await stores.audit.append(
+        AuditEvent(NOON, "token.changed", "config", {"what": "tokens.laptop"})
+    )
+    await stores.audit.append(AuditEvent(NOON, "budget.refused", str(ANN), {"scope": "daily"}))
 
 
 async def _learn(stores: Stores) -> None:

@@ -6,9 +6,9 @@ import anyio
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall, Usage
-from gateway.domain.model import Delta, Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import Delta, ModelReply, ModelRequest, OnDelta, TextDelta
 
-Step = ModelReply | ModelFailed | Callable[[ModelRequest, Hear], Awaitable[ModelReply]]
+Step = ModelReply | ModelFailed | Callable[[ModelRequest, OnDelta], Awaitable[ModelReply]]
 
 
 def says(text: str, *calls: ToolCall, tokens: int = 10) -> ModelReply:
@@ -17,11 +17,11 @@ def says(text: str, *calls: ToolCall, tokens: int = 10) -> ModelReply:
     return ModelReply("fake", "fake-1", text, tool_calls=calls, usage=usage)
 
 
-def say(request: ModelRequest, hear: Hear, delta: Delta) -> None:
+def say(request: ModelRequest, on_delta: OnDelta, delta: Delta) -> None:
     """As a wire does: what was heard counts, in case that no more comes."""
     if request.progress is not None:
         request.progress.size += len(delta.text.encode())
-    hear(delta)
+    on_delta(delta)
 
 
 class ScriptedModel:
@@ -31,15 +31,15 @@ class ScriptedModel:
         self.script = list(script)
         self.asked: list[ModelRequest] = []
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self.asked.append(request)
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(step, ModelFailed):
             raise step
         if not isinstance(step, ModelReply):
-            return await step(request, hear)
+            return await step(request, on_delta)
         if step.text:
-            say(request, hear, TextDelta(step.text))
+            say(request, on_delta, TextDelta(step.text))
         return step
 
 
@@ -63,7 +63,7 @@ class GatedModel:
             self._asked = anyio.Event()
             await self._asked.wait()
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self.seen.append([message.text for message in request.messages])
         asked: list[str] = []
         for message in reversed(request.messages):
@@ -73,12 +73,12 @@ class GatedModel:
         self.questions.append(asked)
         self._asked.set()
         for delta in self.deltas:
-            say(request, hear, delta)
+            say(request, on_delta, delta)
         await self._let.acquire()
         text = " ".join(["to", *asked])
         if asked and asked[-1].startswith("use"):
             return says("", ToolCall(f"c{len(self.seen)}", "echo"))
-        say(request, hear, TextDelta(text))
+        say(request, on_delta, TextDelta(text))
         return says(text)
 
 
@@ -90,9 +90,9 @@ class StallingModel:
         self.reached = anyio.Event()
         self.cancelled = False
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         for delta in self.deltas:
-            say(request, hear, delta)
+            say(request, on_delta, delta)
         if request.progress is not None:
             request.progress.size = max(request.progress.size, self.characters)
         self.reached.set()

@@ -18,7 +18,7 @@ class PartOfInbox(_Part):
     finish: Any
     unfinished: Any
     find_run: Any
-    story: Any
+    run_history: Any
 
 
 class PartOfJournal(_Part):
@@ -93,11 +93,11 @@ class PartOfFactStore(_Part):
 
 class PartOfChannelStore(_Part):
     knows: Any
-    hear: Any
+    record: Any
     unread: Any
     drop_unread: Any
     count_unread: Any
-    forget_heard: Any
+    forget_received: Any
     read_memos: Any
     write_memos: Any
     find_pairing: Any

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from gateway.domain.facts import Recalled, RecallKind, Whose
+from gateway.domain.facts import FactView, Recalled, RecallKind
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.memory.recall import Recall
 
@@ -10,17 +10,17 @@ from gateway.memory.recall import Recall
 class FakeRecall(Recall):
     def __init__(self, *found: Recalled) -> None:
         self.found = found
-        self.asked: list[tuple[str, SessionKey, Whose]] = []
+        self.asked: list[tuple[str, SessionKey, FactView]] = []
 
     async def of(
         self,
         question: str,
         key: SessionKey,
-        whose: Whose,
+        view: FactView,
         *,
         kinds: Collection[RecallKind] = ("fact", "turn"),
         limit: int = 10,
         shown: Sequence[NodeId] = (),
     ) -> tuple[Recalled, ...]:
-        self.asked.append((question, key, whose))
+        self.asked.append((question, key, view))
         return tuple(one for one in self.found if one.kind in kinds)[:limit]

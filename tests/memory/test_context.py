@@ -372,7 +372,7 @@ def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_ar
     )
 
     def results(context: Context) -> list[str]:
-        return [one.result.told for one in context.messages if one.result]
+        return [one.result.for_model for one in context.messages if one.result]
 
     assert [len(text) < 1_000 for text in results(context)] == [True, True, True, False, False]
     assert results(context)[0].startswith("begin")

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.domain.agents import AgentDef, ContextRules, Extraction, FactScope
 from gateway.domain.errors import ModelFailed, StoreUnavailable
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, SaidMessage, scope_of, whose
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, SaidMessage, fact_view, scope_of
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import FactStore, Stores
@@ -57,7 +57,7 @@ class Site:
         self.extractor.extract(key, [said], answer(name))
 
     async def known(self, key: SessionKey = KEY, sender: str | None = None) -> list[str]:
-        return shown(await self.stores.facts.select_facts(FactQuery(whose(key, sender))))
+        return shown(await self.stores.facts.select_facts(FactQuery(fact_view(key, sender))))
 
 
 def shown(facts: Sequence[Fact]) -> list[str]:
@@ -145,7 +145,7 @@ async def test_a_fact_says_who_told_it_in_which_words_and_when() -> None:
         await site.turn("a", "Hello. I live in Oslo, by the way.")
         await site.extractor.settled(KEY)
 
-        (fact,) = await stores.facts.select_facts(FactQuery(whose(KEY, None)))
+        (fact,) = await stores.facts.select_facts(FactQuery(fact_view(KEY, None)))
         origin = await stores.facts.origin_of(fact.id)
 
     assert (fact.session_key, fact.learned_at, fact.source_message_ids) == (KEY, NOON, ("a-1",))
@@ -166,7 +166,8 @@ async def test_in_a_room_each_senders_own_words_make_their_own_facts() -> None:
         await site.extractor.settled(ROOM)
 
         scopes = [
-            fact.scope for fact in await stores.facts.select_facts(FactQuery(whose(ROOM, "ann")))
+            fact.scope
+            for fact in await stores.facts.select_facts(FactQuery(fact_view(ROOM, "ann")))
         ]
         anns = await site.known(session_key("ann"))
 
@@ -199,7 +200,7 @@ async def test_what_was_told_without_a_date_was_before_what_is_so_since_a_day(
         for place in order:
             claims = claims_in(said[place], KEY)
             await site.extractor.store(KEY, None, claims)
-        query = FactQuery(whose(KEY, None), with_history=True)
+        query = FactQuery(fact_view(KEY, None), with_history=True)
         nyc, la = await stores.facts.select_facts(query)
 
     moved = la.valid_from
@@ -235,7 +236,7 @@ async def test_facts_of_an_agent_are_shared_only_if_that_is_configured() -> None
         await site.turn("a", "I live in Oslo")
         await site.extractor.settled(KEY)
 
-        shared = await stores.facts.select_facts(FactQuery(whose(KEY, None, is_shared=True)))
+        shared = await stores.facts.select_facts(FactQuery(fact_view(KEY, None, is_shared=True)))
 
     assert shown(shared) == ["user location: Oslo"]
 

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, FoundTurns, Recalled, SaidSource, Whose, scope_of, whose
+from gateway.domain.facts import (
+    Claim,
+    FactView,
+    FoundTurns,
+    Recalled,
+    SaidSource,
+    fact_view,
+    scope_of,
+)
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
@@ -49,7 +57,7 @@ async def about(
     limit: int = 10,
     shown: Sequence[NodeId] = (),
 ) -> Sequence[Recalled]:
-    return await recall.of(question, key, whose(key, None), limit=limit, shown=shown)
+    return await recall.of(question, key, fact_view(key, None), limit=limit, shown=shown)
 
 
 async def test_the_answer_that_stands_beside_its_question_is_found() -> None:
@@ -161,7 +169,7 @@ async def test_only_the_kinds_that_are_wanted_come() -> None:
         await say(stores, "a", "The dog barks", "ok", key=ANN)
         await index(stores, ANN)
         await learn(stores, a_claim("user", "dog_name", "Luna"))
-        mine = whose(ANN, None)
+        mine = fact_view(ANN, None)
 
         facts = await recall.of("dog?", ANN, mine, kinds=["fact"])
         turns = await recall.of("dog?", ANN, mine, kinds=["turn"], limit=1)
@@ -213,7 +221,7 @@ class NoTurns:
 
     words: Sequence[str] = ()
 
-    def knows(self, whose: Whose) -> bool:
+    def knows(self, view: FactView) -> bool:
         return False
 
     def has_turns(self, key: SessionKey) -> bool:
@@ -229,7 +237,7 @@ class NoTurns:
 @given(st.text())
 def test_what_is_asked_for_is_a_bounded_number_of_plain_words(question: str) -> None:
     facts: Any = NoTurns()
-    anyio.run(Recall(facts).of, question, ANN, Whose(room=ANN))
+    anyio.run(Recall(facts).of, question, ANN, FactView(room=ANN))
     words = facts.words
 
     assert len(words) <= 24

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.facts import Claim, FoundTurns, Whose, scope_of
+from gateway.domain.facts import Claim, FactView, FoundTurns, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
@@ -99,7 +99,7 @@ class Silent:
     def has_turns(self, key: SessionKey) -> bool:
         return not self.is_empty
 
-    def knows(self, whose: Whose) -> bool:
+    def knows(self, view: FactView) -> bool:
         return False
 
     async def find_turns(self, *_: object, **__: object) -> FoundTurns:

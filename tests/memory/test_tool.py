@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain.errors import StoreUnavailable, ToolFailed
-from gateway.domain.facts import FactQuery, Recalled, SaidSource, Whose
+from gateway.domain.facts import FactQuery, FactView, Recalled, SaidSource
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.ports import Stores, ToolScope
 from gateway.memory.tool import MemoryTool
@@ -227,7 +227,7 @@ async def test_what_is_found_is_told_with_its_dates_and_not_at_any_length() -> N
     assert told["facts"] == []
     assert told["said"] == [{"at": "2025-01-02", "by": "user", "text": ("dog " * 250)}]
     assert isinstance(memory.recall, FakeRecall)
-    assert memory.recall.asked == [("dog", ANN, Whose(scope=str(ANN)))]
+    assert memory.recall.asked == [("dog", ANN, FactView(scope=str(ANN)))]
 
 
 @pytest.mark.requirement("S-003-Memory-05")
@@ -297,6 +297,6 @@ async def test_the_scope_is_never_taken_from_the_arguments() -> None:
         memory = tool(stores)
         hostile = {"scope": str(BOB), "session_key": str(BOB), "person": "42"}
         await use(memory, "remember", scope(), predicate="p", object="x", **hostile)
-        facts = await stores.facts.select_facts(FactQuery(Whose(scope=str(BOB))))
+        facts = await stores.facts.select_facts(FactQuery(FactView(scope=str(BOB))))
 
     assert facts == []

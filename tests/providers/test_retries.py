@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.errors import RETRYABLE, FailureKind, ModelFailed
-from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, ProviderDef
 from gateway.domain.ports import HttpFailed
 from gateway.providers.client import ProviderClient, pause_s
 from tests.fakes.clock import FakeClock
@@ -30,7 +30,7 @@ class Attempts:
         self.count = 0
         self.left_s: list[float] = []
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         self.left_s.append(request.deadline_s)
         self.count += 1
         outcome = self.outcomes.pop(0)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from gateway.config.values import GatewayConfig
-from gateway.domain.facts import Fact, FactQuery, whose
+from gateway.domain.facts import Fact, FactQuery, fact_view
 from gateway.domain.ids import SessionKey
 from tests.fakes.client import WAIT_S, connected
 from tests.fakes.gateway import Setup, Site, running
@@ -23,7 +23,7 @@ MODEL = '[context]\nextraction = "model"'
 
 
 async def facts_of(site: Site, key: str = KEY, *, with_history: bool = False) -> Sequence[Fact]:
-    query = FactQuery(whose(SessionKey.parse(key), None), with_history=with_history)
+    query = FactQuery(fact_view(SessionKey.parse(key), None), with_history=with_history)
     return await site.rooms.shared.stores.facts.select_facts(query)
 
 

@@ -12,7 +12,7 @@ from gateway.domain.agents import ContextRules
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import SessionKey
-from gateway.domain.model import Hear, ModelReply, ModelRequest
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta
 from gateway.domain.ports import Stores
 from gateway.memory.compaction import INSTRUCTIONS
 from gateway.memory.context import summary_of
@@ -36,7 +36,7 @@ class Writer:
     asked: list[ModelRequest] = field(default_factory=list)
     summed: list[str] = field(default_factory=list)  # what it was to write notes about
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    async def reply(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         if request.system != INSTRUCTIONS:
             self.asked.append(request)
             return says("ok")

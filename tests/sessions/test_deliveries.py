@@ -10,7 +10,7 @@ import pytest
 
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.events import Event
-from gateway.domain.inbox import HeardMessage, NewDelivery
+from gateway.domain.inbox import NewDelivery, ReceivedMessage
 from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
 from gateway.domain.ports import Stores
 from gateway.sessions.outbox import GIVES_UP_S, MOST_TRIES, Deliveries
@@ -307,8 +307,8 @@ async def test_a_dead_letter_that_is_sent_anew_leaves_before_what_came_after_it(
 async def test_an_answer_that_no_turn_made_goes_out_as_well() -> None:
     async with staged() as stage, running(stage):
         new = NewDelivery("d-x", "websocket", "local", "p", None, "pair first")
-        heard = HeardMessage("websocket", "local", "m1", "told", NOON)
-        await stage.stores.channels.hear(heard, [replace(new, whence="{}")])
+        heard = ReceivedMessage("websocket", "local", "m1", "told", NOON)
+        await stage.stores.channels.record(heard, [replace(new, whence="{}")])
         await stage.later(0)
 
         assert stage.got == ["d-x"]

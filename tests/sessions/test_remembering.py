@@ -20,7 +20,7 @@ from gateway.domain.facts import Recalled
 from gateway.domain.ids import MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import UnreachableServer
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
 from gateway.memory.context import Episode
@@ -280,7 +280,9 @@ NOTICE = Notice("told", id="n", to="both", data={"a": [1]}, expires_at=NOW)
 
 @given(st.lists(st.sampled_from([a_fact(1), a_turn(2, message_id="m")]), max_size=4), st.text())
 def test_what_a_run_read_comes_back_the_same(found: list[Recalled], missing: str) -> None:
-    read = RunInputs((NOTICE, Notice("x")), {"n": 1}, tuple(found), missing, (Lacking("s", "why"),))
+    read = RunInputs(
+        (NOTICE, Notice("x")), {"n": 1}, tuple(found), missing, (UnreachableServer("s", "why"),)
+    )
 
     assert read_in(written(read)) == read
     assert read_in(written(RunInputs())) == read_in(Attempt(())) == RunInputs()

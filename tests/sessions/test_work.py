@@ -18,7 +18,7 @@ from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending, Inbound
 from gateway.domain.messages import ToolCall, Usage
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, TextDelta
 from gateway.domain.ports import Inbox, Journal, SessionStore, Stores
 from gateway.domain.sessions import Path
 from gateway.sessions.worker import MOST_ATTEMPTS
@@ -155,7 +155,7 @@ async def test_a_model_that_fails_ends_the_run_with_an_error_and_keeps_the_quest
 
 
 async def test_a_defect_of_ours_ends_the_run_and_not_its_neighbours() -> None:
-    async def defect(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def defect(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         raise ZeroDivisionError
 
     model = ScriptedModel(defect, says("fine"))
@@ -228,7 +228,7 @@ async def test_a_tool_that_ended_before_the_crash_is_not_called_again() -> None:
     tool = FakeTool()
     stuck = anyio.Event()
 
-    async def stalls(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def stalls(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         stuck.set()
         await anyio.sleep_forever()
         raise AssertionError
@@ -652,7 +652,7 @@ async def test_news_outlive_a_run_that_is_stopped_before_its_model_says_anything
 ) -> None:
     asked_silent = anyio.Event()
 
-    async def silent(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def silent(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         asked_silent.set()
         await anyio.sleep_forever()
         raise AssertionError("it was stopped")
@@ -698,7 +698,7 @@ async def test_fifty_turns_and_a_clock_that_jumps_pass_no_daily_limit() -> None:
     is spent by ten more, and the day before does not come back for the last ten."""
     may_answer = anyio.Event()
 
-    async def as_long_as_allowed(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def as_long_as_allowed(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         await may_answer.wait()
         return replace(says("ok"), usage=Usage(10, request.max_tokens))
 

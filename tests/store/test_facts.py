@@ -17,11 +17,11 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    FactView,
     QueryRefused,
     SaidSource,
-    Told,
-    Whose,
-    settled,
+    StoredClaim,
+    settle_claims,
 )
 from gateway.domain.ports import FactStore
 from gateway.store.fact_search import MOST_WEIGHED, FactBase
@@ -75,9 +75,9 @@ async def test_nothing_of_what_was_erased_is_left_in_the_files(
             before = await anyio.to_thread.run_sync(traces, tmp_path)
             count = await stores.facts.erase_facts(what, dry_run=False, now=NOON)
             after = await anyio.to_thread.run_sync(traces, tmp_path)
-            left = await stores.facts.select_facts(FactQuery(Whose(scope="s")))
+            left = await stores.facts.select_facts(FactQuery(FactView(scope="s")))
             found = await stores.facts.facts_matching(
-                Whose(scope="s"), [CANARY, "words"], limit=999
+                FactView(scope="s"), [CANARY, "words"], limit=999
             )
 
     assert before
@@ -100,7 +100,7 @@ async def test_nothing_is_left_between_the_rows_of_others(tmp_path: Path) -> Non
                 await stores.facts.add_facts("t", [other], ids=[f"g{number}"], now=at)
             await stores.facts.erase_facts(Erasure(scope="s"), dry_run=False, now=NOON)
             after = await anyio.to_thread.run_sync(traces, tmp_path)
-            left = await stores.facts.select_facts(FactQuery(Whose(scope="t")))
+            left = await stores.facts.select_facts(FactQuery(FactView(scope="t")))
 
     assert after == []
     assert len(left) == 300
@@ -134,8 +134,8 @@ async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             (made,) = await stores.facts.add_facts("s", [a_claim(1, "x")], ids=["f1"], now=NOON)
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
-            assert await stores.facts.select_facts(FactQuery(Whose(scope="s"))) == [made]
-            assert await stores.facts.facts_matching(Whose(scope="s"), ["things"], limit=9) == [
+            assert await stores.facts.select_facts(FactQuery(FactView(scope="s"))) == [made]
+            assert await stores.facts.facts_matching(FactView(scope="s"), ["things"], limit=9) == [
                 made
             ]
 
@@ -150,7 +150,7 @@ class Counting:
 
 
 async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
-    bob, asked = Whose(scope="bob"), ["things"]
+    bob, asked = FactView(scope="bob"), ["things"]
     with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             await stores.facts.add_facts("ann", [a_claim(1, "x")], ids=["f1"], now=NOON)
@@ -163,31 +163,29 @@ async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
             nothing = [
                 await facts.facts_matching(bob, asked, limit=9),
                 await facts.facts_around(bob, ["x"], limit=9),
-                await facts.facts_matching(Whose(room=session_key("bob")), asked, limit=9),
+                await facts.facts_matching(FactView(room=session_key("bob")), asked, limit=9),
             ]
             unasked = readers.reads - before
-            ann = await facts.facts_matching(Whose(scope="ann"), asked, limit=9)
-            room = await facts.facts_around(Whose(room=ANN), ["x"], limit=9)
+            ann = await facts.facts_matching(FactView(scope="ann"), asked, limit=9)
+            room = await facts.facts_around(FactView(room=ANN), ["x"], limit=9)
             await facts.add_facts("bob", [a_claim(2, "y")], ids=["f2"], now=NOON)
-            told = await facts.facts_matching(bob, asked, limit=9)
+            stored = await facts.facts_matching(bob, asked, limit=9)
 
     assert (nothing, unasked) == ([[], [], []], 0)
-    assert [len(ann), len(room), len(told)] == [1, 1, 1]
+    assert [len(ann), len(room), len(stored)] == [1, 1, 1]
 
 
 async def test_what_was_believed_then_is_not_weighed_without_end(tmp_path: Path) -> None:
     many = [a_claim(number, "x") for number in range(MOST_WEIGHED + 1)]
-    whose, then = Whose(scope="s"), NOON + timedelta(days=1)
+    view, then = FactView(scope="s"), NOON + timedelta(days=1)
     with anyio.fail_after(60):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             await stores.facts.add_facts(
                 "s", many, ids=[f"f{n}" for n in range(len(many))], now=NOON
             )
             with pytest.raises(QueryRefused, match="name a subject"):
-                await stores.facts.select_facts(FactQuery(whose, known_at=then))
-            one = await stores.facts.select_facts(
-                FactQuery(whose, subject="thing 7", known_at=then)
-            )
+                await stores.facts.select_facts(FactQuery(view, known_at=then))
+            one = await stores.facts.select_facts(FactQuery(view, subject="thing 7", known_at=then))
 
     assert [fact.id for fact in one] == ["f7"]
 
@@ -201,11 +199,11 @@ async def test_people_are_known_though_there_are_many_of_them(tmp_path: Path) ->
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             facts = stores.facts
             for _ in range(4):
-                assert facts.knows(Whose(scope="p4499"))
-                await facts.facts_around(Whose(scope="nobody"), ["x"], limit=1)
+                assert facts.knows(FactView(scope="p4499"))
+                await facts.facts_around(FactView(scope="nobody"), ["x"], limit=1)
 
-            assert all(facts.knows(Whose(scope=f"p{number}")) for number in range(4_500))
-            assert sum(facts.knows(Whose(scope=f"q{number}")) for number in range(1_000)) < 50
+            assert all(facts.knows(FactView(scope=f"p{number}")) for number in range(4_500))
+            assert sum(facts.knows(FactView(scope=f"q{number}")) for number in range(1_000)) < 50
 
 
 @pytest.mark.requirement("S-003-Memory-08")
@@ -245,13 +243,13 @@ def outcome(facts: Iterable[Fact]) -> dict[str, Fact]:
     return {one.id: replace(one, superseded_at=one.superseded_at and NOON) for one in facts}
 
 
-async def told_to(facts: FactStore, scope: str, claims: list[Claim]) -> list[Told]:
-    told = list[Told]()
+async def told_to(facts: FactStore, scope: str, claims: list[Claim]) -> list[StoredClaim]:
+    stored = list[StoredClaim]()
     for at, claim in enumerate(claims):
-        one = Told(f"{scope}-{at}", claim, NOON + timedelta(days=30 + at))
+        one = StoredClaim(f"{scope}-{at}", claim, NOON + timedelta(days=30 + at))
         await facts.add_facts(scope, [claim], ids=[one.id], now=one.learned_at)
-        told.append(one)
-    return told
+        stored.append(one)
+    return stored
 
 
 @pytest.mark.requirement("S-003-Memory-08")
@@ -260,10 +258,10 @@ async def test_a_part_of_the_story_is_enough_to_settle_what_comes_late(tmp_path:
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             for number in [*range(60), 575, 825]:
                 scope = f"s{number}"
-                told = await told_to(stores.facts, scope, story(number))
+                stored = await told_to(stores.facts, scope, story(number))
                 kept = await stores.facts.select_facts(
-                    FactQuery(Whose(scope=scope), with_history=True)
+                    FactQuery(FactView(scope=scope), with_history=True)
                 )
 
-                every = settled(scope, told, before={}, now=told[-1].learned_at)
+                every = settle_claims(scope, stored, before={}, now=stored[-1].learned_at)
                 assert outcome(kept) == outcome(one.fact for one in every), number

@@ -103,7 +103,7 @@ async def test_a_gateway_that_was_alone_and_late_is_so_only_if_no_other_came(
 ) -> None:
     async with leases_of(4) as leases:
         await leases.join(ALONE, 4, 0.1)
-        await leases.take("alone", [0], 15.0)
+        await leases.acquire("alone", [0], 15.0)
         await anyio.sleep(0.15)
         renewal = await leases.renew(ALONE, 0.1)
         await anyio.sleep(0.15)
@@ -135,8 +135,8 @@ async def test_of_gateways_that_want_to_be_alone_one_is(surreal_database: Surrea
 
 async def test_a_free_lease_is_taken_with_a_new_epoch_and_only_once(leases_of: Open) -> None:
     async with leases_of(4) as leases:
-        assert await leases.take("a", [0, 1], 15.0) == [Lease(0, 1), Lease(1, 1)]
-        assert await leases.take("b", [0, 1, 2], 15.0) == [Lease(2, 1)]
+        assert await leases.acquire("a", [0, 1], 15.0) == [Lease(0, 1), Lease(1, 1)]
+        assert await leases.acquire("b", [0, 1, 2], 15.0) == [Lease(2, 1)]
         renewal = await leases.renew(A, 15.0)
         state = await leases.state()
 
@@ -149,11 +149,11 @@ async def test_a_lease_that_was_not_renewed_may_be_taken_and_its_owner_finds_out
     leases_of: Open,
 ) -> None:
     async with leases_of(4) as leases:
-        await leases.take("a", [0], 0.1)
-        await leases.take("a", [1], 15.0)
+        await leases.acquire("a", [0], 0.1)
+        await leases.acquire("a", [1], 15.0)
         await anyio.sleep(0.15)
         before = await leases.renew(A, 15.0)
-        taken = await leases.take("b", [0, 1], 15.0)
+        taken = await leases.acquire("b", [0, 1], 15.0)
         after = await leases.renew(A, 15.0)
 
     assert list(before.mine) == [Lease(1, 1)]
@@ -165,11 +165,11 @@ async def test_a_lease_that_was_not_renewed_may_be_taken_and_its_owner_finds_out
 
 async def test_a_release_frees_the_lease_of_its_epoch_alone(leases_of: Open) -> None:
     async with leases_of(4) as leases:
-        [first] = await leases.take("a", [0], 15.0)
+        [first] = await leases.acquire("a", [0], 15.0)
         await leases.release("b", [first])
         await leases.release("a", [first])
         await leases.release("a", [first])
-        [second] = await leases.take("b", [0], 15.0)
+        [second] = await leases.acquire("b", [0], 15.0)
         await leases.release("a", [first, second])
         await leases.release("b", [first])
         renewal = await leases.renew(B, 15.0)
@@ -200,14 +200,14 @@ async def test_the_members_are_those_who_were_seen_and_do_not_leave(leases_of: O
 async def test_nodes_that_want_the_same_partitions_get_each_of_them_once(leases_of: Open) -> None:
     taken: list[Lease] = []
 
-    async def take(leases: Leases, node: str, wanted: list[int]) -> None:
-        taken.extend(await leases.take(node, wanted, 15.0))
+    async def acquire(leases: Leases, node: str, wanted: list[int]) -> None:
+        taken.extend(await leases.acquire(node, wanted, 15.0))
 
     random = Random(1)
     async with leases_of(64) as leases, anyio.create_task_group() as group:
         for number in range(8):
             wanted = random.sample(range(64), 48)
-            group.start_soon(take, leases, f"node{number}", wanted)
+            group.start_soon(acquire, leases, f"node{number}", wanted)
 
     assert len({lease.partition for lease in taken}) == len(taken)
     assert len(taken) > 60

@@ -16,7 +16,7 @@ from gateway.domain.agents import speaker_in
 from gateway.domain.budgets import Amount, BudgetExceeded, Grant, Tally, day_of, scopes_of
 from gateway.domain.cluster import Tenure
 from gateway.domain.errors import Conflict, GatewayError, StoreRefused, StoreUnavailable
-from gateway.domain.facts import Claim, FactQuery, Whose, whose
+from gateway.domain.facts import Claim, FactQuery, FactView, fact_view
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.ports import Stores
@@ -151,7 +151,7 @@ async def test_what_a_turn_asks_about_first_is_read_at_once_and_anew_once_it_was
 ) -> None:
     async with gateways(surreal_database, 2) as (here, _):
         stores, key, tenure = here.stores, session_key(), Tenure(session_key(), 1)
-        person, theirs = speaker_in(key, None), whose(key, None)
+        person, theirs = speaker_in(key, None), fact_view(key, None)
         assert stores.shared is not None
         await stores.inbox.accept(an_entry("a"), begin=False)
         await stores.shared.open_session(tenure)
@@ -314,12 +314,15 @@ async def test_where_nothing_was_ever_learned_a_gateway_alone_need_not_ask(
         await gateway.stores.facts.add_facts("hers", [claim], ids=["f"], now=NOON)
     async with gateways(surreal_database, 1, is_alone=True) as (gateway,):
         facts = gateway.stores.facts
-        found = await facts.facts_matching(Whose(scope="hers"), ["tea"], limit=9)
+        found = await facts.facts_matching(FactView(scope="hers"), ["tea"], limit=9)
         gateway.asked.clear()
-        none = await facts.facts_matching(Whose(scope="his"), ["tea"], limit=9)
+        none = await facts.facts_matching(FactView(scope="his"), ["tea"], limit=9)
 
         assert ([one.object for one in found], none, gateway.asked) == (["tea"], [], [])
-        assert (facts.knows(Whose(scope="hers")), facts.knows(Whose(scope="his"))) == (True, False)
+        assert (facts.knows(FactView(scope="hers")), facts.knows(FactView(scope="his"))) == (
+            True,
+            False,
+        )
 
 
 async def test_what_another_gateway_changed_is_read_before_anything_is_written(
@@ -499,7 +502,7 @@ async def test_rows_of_several_moments_break_no_rule_of_the_tables(
         ours.connection.between = between
         await learn(ours.stores, 12)
         ours.connection.between = None
-        query = FactQuery(Whose("ann"), with_history=True)
+        query = FactQuery(FactView("ann"), with_history=True)
         facts = await theirs.stores.facts.select_facts(query)
 
     assert left == 0
@@ -540,7 +543,7 @@ async def test_sixty_facts_at_once_from_three_gateways_are_all_kept(
                 now = NOON + timedelta(hours=2, seconds=number)
                 group.start_soon(partial(add, ids=[f"f{number}"], now=now))
         facts = await some[0].stores.facts.select_facts(
-            FactQuery(Whose("ann"), with_history=True, limit=100)
+            FactQuery(FactView("ann"), with_history=True, limit=100)
         )
 
     assert len({one.id for one in facts}) == 60

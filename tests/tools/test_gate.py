@@ -231,16 +231,16 @@ async def test_of_a_result_beyond_its_share_the_model_is_shown_begin_and_end(
     large = await tools.call(AGENT, ToolCall("2", "echo", '{"more":60000}'), SCOPE)
     huge = await tools.call(AGENT, ToolCall("3", "echo", f'{{"more":{MOST_RESULT}}}'), SCOPE)
 
-    assert small.content in small.told
+    assert small.content in small.for_model
     assert len(large.content) == 60_008
     assert len(huge.content) < MOST_RESULT + 200
     most = AGENT.context.token_budget // 4
     for one in (large, huge):
         assert one.is_error is is_error
-        assert estimate_tokens(one.told) <= most
-        assert "\nbegin" in one.told
-        assert "end\n</" in one.told
-        assert "characters left out" in one.told
+        assert estimate_tokens(one.for_model) <= most
+        assert "\nbegin" in one.for_model
+        assert "end\n</" in one.for_model
+        assert "characters left out" in one.for_model
 
 
 def test_a_result_names_its_sources_unless_it_is_an_error() -> None:

@@ -16,7 +16,7 @@ from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import RunRecord
 from gateway.domain.messages import ToolCall, Usage
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, TextDelta
 from gateway.memory.context import PAGE
 from gateway.sessions.lanes import QueuePolicy
 from gateway.web.chat import ChatApi
@@ -252,9 +252,9 @@ async def test_a_very_long_answer_in_many_pieces_is_given_whole() -> None:
     pieces = [f"{n} " for n in range(50_000)]
     text = "".join(pieces)
 
-    async def speaks(request: ModelRequest, hear: Hear) -> ModelReply:
+    async def speaks(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
         for start in range(0, len(pieces), 100):
-            hear(TextDelta("".join(pieces[start : start + 100])))
+            on_delta(TextDelta("".join(pieces[start : start + 100])))
         return says(text)
 
     first = says("let me look", ToolCall("1", "echo", "{}"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain.channels import ChannelStatus, FlowProgress
-from gateway.domain.inbox import HeardMessage, NewDelivery
+from gateway.domain.inbox import NewDelivery, ReceivedMessage
 from gateway.web.metrics import ChannelFigures
 from tests.fakes.client import http, post_chat
 from tests.fakes.gateway import Setup, running
@@ -80,7 +80,7 @@ async def test_deliveries_are_counted_by_channel() -> None:
     async with open_memory() as stores:
         for name, state in {"a": "failed", "b": "unknown", "c": "sent", "d": "pending"}.items():
             new = NewDelivery(name, "chat", "bot", "p", None, "hi")
-            await stores.channels.hear(HeardMessage("chat", "bot", name, "told", NOON), [new])
+            await stores.channels.record(ReceivedMessage("chat", "bot", name, "told", NOON), [new])
             await stores.outbox.settle(name, state, at=NOON)  # type: ignore[arg-type]  # a table
         delivered = {("chat", "sent"): 1}
         figures = ChannelFigures(list, stores.outbox, {}, {}, delivered)

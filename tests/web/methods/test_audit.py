@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.api.errors import Forbidden
-from gateway.domain.events import AuditEntry, Deed
+from gateway.domain.events import AuditEntry, AuditEvent
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.operating import AuditMethods
@@ -22,7 +22,7 @@ async def told(stores: Stores, name: str, /, **params: Any) -> Any:
 
 async def filled(stores: Stores, count: int) -> None:
     for number in range(1, count + 1):
-        await stores.audit.append(Deed(NOON, "budget.changed", "config", {"n": number}))
+        await stores.audit.append(AuditEvent(NOON, "budget.changed", "config", {"n": number}))
 
 
 async def test_the_tail_is_told_in_pages() -> None:

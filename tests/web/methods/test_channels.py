@@ -10,7 +10,7 @@ import pytest
 from gateway.api.errors import Forbidden
 from gateway.domain.channels import ChannelStatus, FlowProgress
 from gateway.domain.errors import NotFound
-from gateway.domain.inbox import HeardMessage, NewDelivery
+from gateway.domain.inbox import NewDelivery, ReceivedMessage
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
@@ -37,13 +37,13 @@ class Desk:
 
     async def ended(self, name: str, state: DeliveryState, channel: str = "shop") -> None:
         new = NewDelivery(name, channel, "a", "p", None, f"text of {name}")
-        heard = HeardMessage(channel, "a", name, "told", NOON)
-        await self.stores.channels.hear(heard, [new])
+        heard = ReceivedMessage(channel, "a", name, "told", NOON)
+        await self.stores.channels.record(heard, [new])
         await self.stores.outbox.sending(name, 0)
         await self.stores.outbox.settle(name, state, at=NOON, why="it is full")
 
 
-async def _nobody_takes(letter: HeardMessage) -> None:
+async def _nobody_takes(letter: ReceivedMessage) -> None:
     raise AssertionError("nothing came in")
 
 
@@ -101,10 +101,10 @@ async def test_dead_letters_are_told_in_pages_the_newest_first() -> None:
 
 
 async def test_what_no_adapter_could_read_is_listed_and_cut() -> None:
-    lost = HeardMessage("shop", "a", "sha256:00", "unreadable", NOON, "x" * (LONGEST_TEXT + 1))
+    lost = ReceivedMessage("shop", "a", "sha256:00", "unreadable", NOON, "x" * (LONGEST_TEXT + 1))
     async with desk() as it:
-        await it.stores.channels.hear(lost)
-        await it.stores.channels.hear(replace(lost, platform_id="1", outcome="told"))
+        await it.stores.channels.record(lost)
+        await it.stores.channels.record(replace(lost, platform_id="1", outcome="told"))
 
         (one,) = (await it.told("channel.dead_letters"))["unread"]
         later = await it.told("channel.dead_letters", before=1)

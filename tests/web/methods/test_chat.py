@@ -12,7 +12,7 @@ from gateway.api.errors import Forbidden, InvalidParams, failure_of
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound, NotOfProject
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import ModelReply, ModelRequest, OnDelta, TextDelta
 from gateway.domain.ports import Stores
 from gateway.web.chat import PAGE_CHARACTERS
 from gateway.web.identity import Principal
@@ -31,9 +31,9 @@ def chat(stage: Stage) -> Mapping[str, Handler]:
     return handlers_of(chat_methods(stage.front))
 
 
-async def talkative(request: ModelRequest, hear: Hear) -> ModelReply:
+async def talkative(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
     for n in range(3 * REPLAYED_AT_ONCE):
-        hear(TextDelta(f"{n} "))
+        on_delta(TextDelta(f"{n} "))
     return says("")
 
 
@@ -55,8 +55,8 @@ async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> N
 async def test_resuming_gives_the_rest_without_a_gap(after: int, *, ended: bool) -> None:
     release = anyio.Event()
 
-    async def holds(request: ModelRequest, hear: Hear) -> ModelReply:
-        reply = await talkative(request, hear)
+    async def holds(request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        reply = await talkative(request, on_delta)
         await release.wait()
         return reply
 

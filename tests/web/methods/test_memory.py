@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 
 from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import NotFound
-from gateway.domain.facts import ClaimRefused, Recalled, Whose
+from gateway.domain.facts import ClaimRefused, FactView, Recalled
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
@@ -278,10 +278,10 @@ async def test_of_a_platforms_session_is_told_what_was_said_there_and_of_a_perso
             await call(handlers_of(methods_), "memory.search", query="x", **whose)
 
     assert [seen for _, _, seen in find.asked] == [
-        Whose(room=room),
-        Whose(scope="a:telegram:bot:42"),
-        Whose(scope=KEY),
-        Whose(scope="a"),
+        FactView(room=room),
+        FactView(scope="a:telegram:bot:42"),
+        FactView(scope=KEY),
+        FactView(scope="a"),
     ]
 
 

@@ -12,7 +12,7 @@ from gateway.api.spending import CreateToken, RevokeToken
 from gateway.budgets import LiveBudgets
 from gateway.domain.budgets import Budgets, Scope
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.events import Deed
+from gateway.domain.events import AuditEvent
 from gateway.domain.ports import Stores
 from gateway.web.identity import LOCAL, Identities
 from gateway.web.rpc import Call
@@ -69,8 +69,8 @@ async def test_what_one_gateway_hands_out_and_takes_back_holds_at_the_other_afte
         meanwhile = there.lets_in(token)
         limit = there.keys.limits.now.limit(Scope("token_day", "2026-01-01 phone"))
         await here.revoke()
-        deed = Deed(clock.now(), "budget.raised", "local", {})
-        await stores.ledger.raise_today("daily", 3, deed)
+        event = AuditEvent(clock.now(), "budget.raised", "local", {})
+        await stores.ledger.raise_today("daily", 3, event)
         await there.keys.refresh()
 
         assert (before, meanwhile, there.lets_in(token)) == (False, True, False)
