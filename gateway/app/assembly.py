@@ -80,6 +80,7 @@ from gateway.web.operating import (
     PairMethods,
 )
 from gateway.web.rpc import Handler, Registry, handlers_of
+from gateway.web.server import WebServer
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
 from gateway.web.spending import BudgetMethods
@@ -92,7 +93,6 @@ from gateway.web.status import (
     StatusMethods,
 )
 from gateway.web.tokens import TokenMethods
-from gateway.web.wire.server import WebServer
 
 log = logging.getLogger(__name__)
 
@@ -328,10 +328,9 @@ class Gateway:
             registry,
             routes=routes,
             ready=self.watch.reasons,
-            clock=clock,
             identities=identities,
+            degraded=lambda: self.health.degraded(),
         )
-        app.degraded = lambda: self.health.degraded()
         app.open_webhooks(self.channels.webhooks)
         return app
 

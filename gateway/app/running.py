@@ -35,7 +35,7 @@ from gateway.host.process import has_terminal, settle
 from gateway.store.faults import file_faults
 from gateway.store.opening import note_owner
 from gateway.web.asgi import build_closed
-from gateway.web.wire.server import ListenAddress, WebServer
+from gateway.web.server import ListenAddress, WebServer
 
 log = logging.getLogger(__name__)
 

@@ -104,7 +104,7 @@ class StoreNotInstalled(StoreMisconfigured):
     def __init__(self) -> None:
         super().__init__(
             "[store] url names a SurrealDB server, and what speaks to it is not installed: "
-            "pip install 'exogate[surrealdb]', or in a checkout pip install -r locks/surrealdb.lock"
+            "pip install 'exogate[surrealdb]', or in a checkout python3 -m pip --python .venv install -r locks/surrealdb.lock"
         )
 
 
@@ -112,7 +112,7 @@ class ClusterNotInstalled(StoreMisconfigured):
     def __init__(self) -> None:
         super().__init__(
             "[cluster] url names a NATS server, and what speaks to it is not installed: "
-            "pip install 'exogate[cluster]', or in a checkout pip install -r locks/cluster.lock"
+            "pip install 'exogate[cluster]', or in a checkout python3 -m pip --python .venv install -r locks/cluster.lock"
         )
 
 

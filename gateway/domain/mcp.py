@@ -27,7 +27,7 @@ class McpNotInstalled(GatewayError):
     def __init__(self) -> None:
         super().__init__(
             "MCP is configured, and not installed: pip install 'exogate[mcp]', "
-            "or in a checkout pip install -r locks/mcp.lock"
+            "or in a checkout python3 -m pip --python .venv install -r locks/mcp.lock"
         )
 
 

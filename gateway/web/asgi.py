@@ -1,4 +1,4 @@
-"""The web application: guards and identity in front of the routes, sockets beside them."""
+"""The web application: guards and authentication before the routes, and the sockets."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ from gateway.web.rpc import Call, Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.webhooks import WebhookRoutes, is_webhook
-from gateway.web.wire.visitors import BodyLimit, OriginGuard, SecurityHeaders, VisitorReader
+from gateway.web.wire.visitors import BodyLimit, OriginGuard, SecurityHeaders
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ Routes = Sequence[BaseRoute]
 
 
 class WebApp:
-    """ASGI for HTTP; `sockets` decides on WebSockets, which never become ASGI events.
+    """The ASGI application for HTTP; `sockets` serves WebSockets, which never become ASGI events.
 
-    Host and Origin are checked for everything; everything but `/healthz` and `/readyz` needs a
-    credential, also what does not exist. Webhooks prove in their own way who they are.
+    Every request has its Host and Origin checked. Every path but `/healthz` and `/readyz` needs a credential, also a
+    path that does not exist. Webhooks prove their origin in their own way.
     """
 
     def __init__(
@@ -63,24 +63,22 @@ class WebApp:
         *,
         routes: Routes,
         ready: Ready,
+        degraded: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.sockets = sockets
-        self.identities, self._ready = identities, ready
-        self.degraded: Callable[[], Sequence[str]] = tuple
+        self.identities, self._ready, self._degraded = identities, ready, degraded
         self._webhooks: WebhookRoutes | None = None
         self._guarded = SecurityHeaders(self._answer)
-        self._take(settings, routes)
+        self._configure(settings, routes)
 
     def renew(self, settings: WebSettings, registry: Registry, routes: Routes) -> None:
-        """From now on requests are let in and answered so; those at work are answered as they began. No
-        connection is closed but those of tokens that are gone."""
-        self._take(settings, routes)
+        """Applies other settings and routes to later requests. Only connections of removed tokens are closed."""
+        self._configure(settings, routes)
         self.sockets.renew(settings, registry, self._guard)
         self.identities.replace(settings)
 
-    def _take(self, settings: WebSettings, routes: Routes) -> None:
+    def _configure(self, settings: WebSettings, routes: Routes) -> None:
         self._guard = OriginGuard(settings)
-        self._visitors = VisitorReader(settings.trusted_proxies)
         starlette = Starlette(routes=list(routes), exception_handlers=_HANDLERS)
         starlette.router.redirect_slashes = False
         self._routes = BodyLimit(starlette, settings.max_body_bytes)
@@ -100,17 +98,22 @@ class WebApp:
             await self._webhooks(scope, receive, send)
             return
         try:
-            response = self._enter(scope)
+            response = self._admit(scope)
             if response is None:
-                response = await self._while_let_in(scope, receive, send)
+                response = await self._answer_while_valid(scope, receive, send)
         except GatewayError as error:
-            response = await _refusal_at_the_door(scope["path"], error)
+            response = _error_answer(scope["path"], error)
+            if delay_s := delay_of(error):
+                await anyio.sleep(delay_s)
+            elif isinstance(error, TooManyFailures):
+                response.headers["connection"] = "close"
         if response is not None:
             await response(scope, receive, send)
 
-    async def _while_let_in(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
-        """Answers until the token is no longer in force: an answer that has begun ends there, and what has
-        not begun is refused."""
+    async def _answer_while_valid(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> Response | None:
+        """Answers until the token ends: an answer that has begun is cut there, another request is refused."""
         has_begun = has_ended = False
 
         async def begun(message: Message) -> None:
@@ -119,28 +122,27 @@ class WebApp:
             await send(message)
             has_ended = message["type"] == "http.response.body" and not message.get("more_body")
 
-        with self.identities.lasting(scope["state"]["identity"]) as lasting:
+        with self.identities.cancel_when_lost(scope["state"]["identity"]) as cancelling:
             await self._routes(scope, receive, begun)
-        if not lasting.cancelled_caught or has_ended:
+        if not cancelling.cancelled_caught or has_ended:
             return None
         if not has_begun:
-            return _told(scope["path"], Unauthorized())
+            return _error_answer(scope["path"], Unauthorized())
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
 
-    def _enter(self, scope: Scope) -> ASGIApp | None:
-        """What is answered without any route; None once the visitor may go on to them."""
-        visitor = self._visitors.read(scope["headers"], scope["client"], scope["server"])
-        self._guard.check(visitor)
-        path, method = scope["path"], scope["method"]
+    def _admit(self, scope: Scope) -> ASGIApp | None:
+        """Returns the answer of a probe; None if the routes may answer. Raises GatewayError for a refusal."""
+        visitor = self._guard.admit(scope["headers"], scope["client"], scope["server"])
+        path = scope["path"]
+        if path in {"/healthz", "/readyz"} and scope["method"] not in {"GET", "HEAD"}:
+            raise MethodNotAllowed("GET, HEAD")
         if path == "/healthz":
-            _require_read(method)
             return json_response(Alive(status="ok"))
         identity = self.identities.identify(visitor, allow_any_key=path.startswith(OPENAI))
         if path == "/readyz":
-            _require_read(method)
             may_know = identity is not None and has_scope(identity.principal, "read")
-            return Readiness(self._ready, may_know, self.degraded)
+            return Readiness(self._ready, may_know, self._degraded)
         if identity is None:
             raise Unauthorized
         scope["state"]["principal"] = identity.principal
@@ -148,29 +150,14 @@ class WebApp:
         return None
 
 
-async def _refusal_at_the_door(path: str, error: GatewayError) -> Response:
-    """Whoever guesses tokens hears of it late, or has to connect anew for the next one."""
-    response = _told(path, error)
-    if delay_s := delay_of(error):
-        await anyio.sleep(delay_s)
-    elif isinstance(error, TooManyFailures):
-        response.headers["connection"] = "close"
-    return response
-
-
-def _require_read(method: str) -> None:
-    if method not in {"GET", "HEAD"}:
-        raise MethodNotAllowed("GET, HEAD")
-
-
 def principal_of(request: Request) -> Principal:
-    """Whose request it is; every route has one."""
+    """Returns the principal of a request that a route answers."""
     found: Principal = request.state.principal
     return found
 
 
 def require_scope(request: Request, what: str, *scopes: str) -> Principal:
-    """Whose request it is, if any of the scopes is theirs. Raises Forbidden."""
+    """Returns the principal if it has any of the scopes. Raises Forbidden. `what` names the request in the error."""
     principal = principal_of(request)
     if not any(has_scope(principal, scope) for scope in scopes):
         needed = " or ".join(repr(scope) for scope in scopes)
@@ -184,16 +171,16 @@ def query_of(request: Request, kind: type[T]) -> T:
 
 
 def _once(request: Request) -> dict[str, object]:
-    """Raises InvalidParams for what is said twice: nobody could know which of them counts."""
+    """Returns the parameters of the query. Raises InvalidParams for a repeated one, which would be ambiguous."""
     given = request.query_params.multi_items()
     once: dict[str, object] = dict(given)
     if len(once) < len(given):
-        raise InvalidParams("a parameter stands twice in the address")
+        raise InvalidParams("a query parameter is given twice")
     return once
 
 
 class Described(Route):
-    """No route of ours is made without saying what it does."""
+    """A route with its description, from which the OpenAPI document is made."""
 
     def __init__(self, operation: Operation, endpoint: Callable[..., Awaitable[object]]) -> None:
         super().__init__(operation.path, endpoint, methods=[operation.method])
@@ -201,14 +188,14 @@ class Described(Route):
 
 
 def method_routes(registry: Registry) -> Sequence[Described]:
-    """The routes of methods that `GET` does as well."""
+    """Returns the routes of the methods that also answer `GET`."""
     return [
         Described(twin(one), partial(_do, registry, one)) for one in registry.methods if one.http
     ]
 
 
 async def _do(registry: Registry, method: Method, request: Request) -> Response:
-    """Raises NotFound for what stands in the path and can be no name."""
+    """Runs a method for a `GET`. Raises NotFound if the path holds no valid name."""
     in_path = [str(part) for part in request.path_params.values()]
     named: dict[str, object] = dict(
         zip((name for name, _ in method.params.defaults), in_path, strict=False)
@@ -228,38 +215,37 @@ async def _do(registry: Registry, method: Method, request: Request) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     if failure_of(error) is INTERNAL:
         log.error("route_failed", extra={"path": request.url.path}, exc_info=error)
-    return _told(request.url.path, error)
+    return _error_answer(request.url.path, error)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return _told(request.url.path, error)  # Starlette raises it again, and the server logs it
+    return _error_answer(request.url.path, error)  # Starlette raises it again; the server logs it
 
 
-async def _of_starlette(request: Request, error: Exception) -> Response:
-    path = request.url.path
+async def _refused_by_starlette(request: Request, error: Exception) -> Response:
     match error:
         case HTTPException(status_code=405, headers=headers):
-            return _told(path, MethodNotAllowed((headers or {}).get("Allow", "")))
+            error = MethodNotAllowed((headers or {}).get("Allow", ""))
         case HTTPException(status_code=404):
-            return _told(path, NotHere())
-    return _told(path, error)
+            error = NotHere()
+    return _error_answer(request.url.path, error)
 
 
-def _told(path: str, error: Exception) -> Response:
-    """In the words that whoever asks there expects."""
+def _error_answer(path: str, error: Exception) -> Response:
+    """Returns the error in the form that clients of that path expect."""
     if not path.startswith(OPENAI):
         return error_response(error)
     return OpenAiFailure.of_request(error).response()
 
 
-async def _gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=400)  # nobody is there to read it
+async def _disconnected(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=400)  # the client does not read it any more
 
 
 _HANDLERS: Mapping[Any, Raised] = {
     GatewayError: _refused,
-    HTTPException: _of_starlette,
-    ClientDisconnect: _gone,
+    HTTPException: _refused_by_starlette,
+    ClientDisconnect: _disconnected,
     Exception: _failed,
 }
 
@@ -268,21 +254,20 @@ def build(
     settings: WebSettings,
     registry: Registry,
     *,
+    identities: Identities,
     ready: Ready,
-    clock: Clock,
     routes: Routes = (),
-    identities: Identities | None = None,
+    degraded: Callable[[], Sequence[str]] = tuple,
 ) -> WebApp:
-    """The whole front door. `identities` is given by whoever wants to replace tokens later."""
-    known = identities or Identities(settings, clock)
-    sockets = Sockets(settings, registry, OriginGuard(settings), known)
-    return WebApp(settings, sockets, known, routes=routes, ready=ready)
+    """Builds the application with its sockets."""
+    sockets = Sockets(settings, registry, OriginGuard(settings), identities)
+    return WebApp(settings, sockets, identities, routes=routes, ready=ready, degraded=degraded)
 
 
-# --- a door without rooms behind it ---------------------------------------------------------------
+# --- a gateway whose store does not answer yet ----------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Shut:
-    """Refuses whatever is asked, because of what `why` says now; implements the port Webhooks."""
+class Unavailable:
+    """Refuses every request with the current reason; implements the port Webhooks."""
 
     why: Callable[[], str]
 
@@ -305,11 +290,12 @@ class Shut:
 def build_closed(
     settings: WebSettings, methods: Iterable[Method], clock: Clock, why: Callable[[], str]
 ) -> WebApp:
-    """Alive, not ready, and shut: for a gateway whose store does not answer yet."""
-    closed, known = Shut(why), tuple(methods)
+    """Builds an application that is alive, not ready, and refuses every other request."""
+    closed, known = Unavailable(why), tuple(methods)
     registry = Registry(known, {one.name: closed.method for one in known})
     routes = [Route("/{path:path}", closed.route, methods=_ALL_VERBS)]
-    app = build(settings, registry, ready=closed.reasons, clock=clock, routes=routes)
+    identities = Identities(settings, clock)
+    app = build(settings, registry, identities=identities, ready=closed.reasons, routes=routes)
     app.open_webhooks(closed)
     return app
 

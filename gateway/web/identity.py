@@ -1,4 +1,4 @@
-"""Who is asking, and what may they: bearer tokens, the local operator, scopes, failed attempts."""
+"""Authentication and authorisation: bearer tokens, the local operator, scopes, failed attempts."""
 
 import logging
 from collections import deque
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 SCOPES = frozenset({"chat", "read", "admin", "impersonate", "metrics"})
 AGENT = "agent:"
-LOOK_S = 0.5  # between two looks at the clock, while some token expires
+CHECK_EXPIRY_S = 0.5  # while some token has an end
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whose requests these are. `agents`: the only ones it may reach; None: all."""
+    """The owner of requests, with its scopes and the agents that it can reach; None means all."""
 
     name: str
     scopes: frozenset[str]
@@ -38,7 +38,7 @@ class Principal:
 
 
 def principal(name: str, scopes: frozenset[str]) -> Principal:
-    """Sorts `agent:<id>` out of the scopes of a token."""
+    """Builds a principal from the scopes of a token, `agent:<id>` among them."""
     agents = frozenset(s.removeprefix(AGENT) for s in scopes if s.startswith(AGENT))
     return Principal(name, frozenset(s for s in scopes if not s.startswith(AGENT)), agents or None)
 
@@ -56,13 +56,13 @@ def can_use(principal: Principal, agent: str) -> bool:
 
 
 def can_speak_as(principal: Principal, channel: str, account: str) -> bool:
-    """Whether a message of theirs may come from there."""
+    """True if the principal may send messages as this account."""
     own = channel in OWN_CHANNELS and account == principal.name
     return own or has_scope(principal, "impersonate")
 
 
 def can_see(principal: Principal, channel: str, account: str) -> bool:
-    """Whether what belongs to that account exists for them."""
+    """True if the principal may read what belongs to this account."""
     own = channel in OWN_CHANNELS and account == principal.name
     return own or has_scope(principal, "read")
 
@@ -72,7 +72,7 @@ def can_see_session(principal: Principal, key: SessionKey) -> bool:
 
 
 def visible_key(principal: Principal, text: str) -> SessionKey:
-    """A session key that the principal may see; raises BadSessionKey, NotFound."""
+    """Parses the key of a session that the principal can see. Raises BadSessionKey, NotFound."""
     key = SessionKey.parse(text)
     if not can_see_session(principal, key):
         raise NotFound(f"session {text[:200]!r}")
@@ -80,13 +80,13 @@ def visible_key(principal: Principal, text: str) -> SessionKey:
 
 
 def require_own(principal: Principal, key: SessionKey) -> None:
-    """Only the owner may change a session. Raises Forbidden."""
+    """Raises Forbidden unless the principal may change the session."""
     if not can_speak_as(principal, key.channel, key.account):
-        raise Forbidden("your token may read this, but not change it")
+        raise Forbidden("your token may read this session, but not change it")
 
 
 def own_key(principal: Principal, text: str) -> SessionKey:
-    """Of a session that the principal may change; raises BadSessionKey, NotFound, Forbidden."""
+    """Parses the key of a session that the principal may change. Raises BadSessionKey, NotFound, Forbidden."""
     key = visible_key(principal, text)
     require_own(principal, key)
     return key
@@ -94,15 +94,15 @@ def own_key(principal: Principal, text: str) -> SessionKey:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A principal and what proved it; `proof` is None for the local operator without a token."""
+    """A principal and the digest of the token that proved it; None for the local operator without a token."""
 
     principal: Principal
     proof: bytes | None = field(default=None, repr=False)
 
 
 class FailedAttempts:
-    """Counts wrong tokens per address. An address that guesses hears late that it was wrong, so that
-    it cannot guess fast; only few answers are late at a time, so that they hold no seats."""
+    """Counts wrong tokens by address. Refusals to an address that guesses are delayed, so that it cannot guess fast.
+    Only a few refusals are delayed at a time, so that they occupy few connections."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class FailedAttempts:
         self._clock, self._audit = clock, audit
         self._recurrences = Recurrences()
         self._failed: dict[str, tuple[int, float]] = {}  # count, start of its window
-        self._slowed: dict[str, float] = {}  # until
-        self._late: deque[tuple[float, str]] = deque()  # when which answers are told, in order
+        self._slowed: dict[str, float] = {}  # with the time of the end
+        self._late: deque[tuple[float, str]] = deque()  # delayed refusals: time, address
 
     def refusal(self, address: IpAddress | None) -> GatewayError:
-        """What to tell whoever brought a wrong token: Unauthorized, or TooManyFailures."""
+        """Returns the refusal of a wrong token: Unauthorized or TooManyFailures."""
         settings, now, peer = self._settings, self._clock.monotonic(), address_group(address)
         self._note(peer)
         if self._slowed.get(peer, now) > now:
@@ -159,20 +159,20 @@ def _keep(kept: dict[str, T], peer: str, value: T, limit: int) -> None:
     kept.pop(peer, None)
     kept[peer] = value
     if len(kept) > limit:
-        del kept[next(iter(kept))]  # the oldest: memory is bounded whatever comes
+        del kept[next(iter(kept))]  # the oldest, so that memory is bounded
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a token of somebody gives."""
+    """The principal of a token, and its end."""
 
     principal: Principal
     expires_at: datetime | None = None
 
 
 class Identities:
-    """Tokens in force, by digest: those of the settings, and those that were created since. Whoever asked to
-    know is told when one is in force no more."""
+    """The valid tokens by digest, from the settings and from the store. Calls the callbacks of `on_change` and
+    cancels running requests when a token ends."""
 
     def __init__(
         self,
@@ -188,9 +188,9 @@ class Identities:
         self._known: dict[bytes, Credential] = {}
         self._created: Sequence[CreatedToken] = ()
         self._settings, self._renewed = settings, Event()
-        self._take()
+        self._index()
 
-    def _take(self) -> None:
+    def _index(self) -> None:
         settings = self._settings
         known = {
             one.digest: Credential(
@@ -209,45 +209,45 @@ class Identities:
             known[digest_of(settings.cli_secret)] = Credential(LOCAL)
         self._known = known
         self._near_is_local = not settings.has_tokens
-        # A token of the file may look like a created one, and have no checksum.
-        looks = [one.secret for one in settings.tokens if is_created(one.secret)]
-        self._are_checked = all(map(is_intact, looks))
+        # A token of the file may look like a created token and have no checksum.
+        similar = [one.secret for one in settings.tokens if is_created(one.secret)]
+        self._are_checked = all(map(is_intact, similar))
 
     def replace(self, settings: WebSettings) -> None:
-        """Puts others in the place of those of the settings."""
+        """Replaces the tokens of the settings."""
         self._settings = settings
         self._renew()
 
     def replace_created(self, tokens: Sequence[CreatedToken]) -> None:
+        """Replaces the tokens of the store."""
         self._created = tokens
         self._renew()
 
     def _renew(self) -> None:
-        self._take()
-        self._close_lost()
+        self._index()
+        self._end_lost()
         self._renewed.set()
         self._renewed = Event()
 
     async def watch(self) -> None:
-        """Ends what goes on by a token that expires, until it is cancelled. Looks often, for a clock may be
-        set; without such a token it waits."""
+        """Ends the sockets and requests of tokens that expire, until it is cancelled. Checks the clock often, as it
+        may be set; waits while no token has an end."""
         while True:
             if (end := self._next_expiry()) is None:
                 await self._renewed.wait()
                 continue
             while (now := self._clock.now()) < end:
-                await self._clock.sleep(min(LOOK_S, (end - now).total_seconds()))
+                await self._clock.sleep(min(CHECK_EXPIRY_S, (end - now).total_seconds()))
                 end = self._next_expiry() or now
-            self._close_lost()
+            self._end_lost()
 
     def _next_expiry(self) -> datetime | None:
-        """The first of those to come."""
         now = self._clock.now()
         ends = (one.expires_at for one in self._known.values())
         return min((end for end in ends if end is not None and end > now), default=None)
 
-    def _close_lost(self) -> None:
-        """Ends what goes on by a token that is no longer in force."""
+    def _end_lost(self) -> None:
+        """Ends the sockets and requests of tokens that are no longer valid."""
         for changed in self._changed:
             changed()
         for scope, identity in tuple(self._open.items()):
@@ -258,8 +258,8 @@ class Identities:
         self._changed.append(changed)
 
     @contextmanager
-    def lasting(self, identity: Identity) -> Iterator[CancelScope]:
-        """What is done inside is cancelled when the identity is lost."""
+    def cancel_when_lost(self, identity: Identity) -> Iterator[CancelScope]:
+        """Cancels the block when the identity is no longer valid."""
         with CancelScope() as scope:
             self._open[scope] = identity
             try:
@@ -268,15 +268,14 @@ class Identities:
                 del self._open[scope]
 
     @property
-    def of_file(self) -> Sequence[TokenDef]:
-        """The tokens of the settings."""
+    def file_tokens(self) -> Sequence[TokenDef]:
         return self._settings.tokens
 
     def identify(self, visitor: Visitor, *, allow_any_key: bool = False) -> Identity | None:
-        """By its header, or as the local operator; None if it brought nothing. `allow_any_key`: its kind
-        cannot but send a key, so where being near is enough, one that cannot be right is as none.
+        """Returns the identity by the header, or the local operator; None if there is neither.
 
-        Raises Unauthorized for a wrong token, TooManyFailures.
+        Clients of some kinds always send a key. With `allow_any_key`, a key that cannot be a token counts as none
+        where local clients need no token. Raises Unauthorized for a wrong token, TooManyFailures.
         """
         is_local = self._near_is_local and visitor.is_local
         if visitor.authorization is None:
@@ -284,40 +283,36 @@ class Identities:
         scheme, _, token = visitor.authorization.partition(" ")
         is_bearer = scheme.lower() == "bearer" and "authorization" not in visitor.repeated
         token = token.strip() if is_bearer else ""
-        may_be_any = allow_any_key and is_local
-        if may_be_any and self._says_nothing(token):
+        can_be_any = allow_any_key and is_local and token and not token.startswith(PREFIX)
+        if can_be_any and self._find(token) is None:
             return Identity(LOCAL)
         return self.authenticate(token, visitor)
 
-    def _says_nothing(self, token: str) -> bool:
-        """Whether a key is none of ours, nor was ever one, nor is one that is mistyped."""
-        return bool(token) and not token.startswith(PREFIX) and self._found(token) is None
-
     def authenticate(self, token: str, visitor: Visitor) -> Identity:
-        """A valid token is let in, also from an address where somebody guesses.
+        """Returns the identity of a valid token, also for an address that guesses.
 
         Raises Unauthorized, TooManyFailures.
         """
-        found = self._found(token)
+        found = self._find(token)
         if found is None:
             raise self._attempts.refusal(visitor.client)
-        digest, owner = found
-        self._used(digest)
-        return Identity(owner, digest)
+        assert found.proof is not None
+        self._used(found.proof)
+        return found
 
     def is_valid(self, identity: Identity) -> bool:
-        """Whether it would be given again now."""
+        """True if the identity would be granted now."""
         if identity.proof is None:
             return self._near_is_local
         return self._principal(identity.proof) == identity.principal
 
-    def _found(self, token: str) -> tuple[bytes, Principal] | None:
-        """Time tells nothing of a token that is looked up by its digest."""
+    def _find(self, token: str) -> Identity | None:
+        """Looks a token up by its digest, so that the time of the search reveals nothing of the token."""
         if self._are_checked and is_created(token) and not is_intact(token):
             return None  # mistyped
         digest = digest_of(token)
         owner = self._principal(digest)
-        return None if owner is None else (digest, owner)
+        return None if owner is None else Identity(owner, digest)
 
     def _principal(self, digest: bytes) -> Principal | None:
         known = self._known.get(digest)

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: frames to requests, methods with their parameters, answers to bytes."""
+"""JSON-RPC 2.0: parsing requests, validating parameters, running methods and encoding answers."""
 
 import asyncio
 import inspect
@@ -37,18 +37,18 @@ from gateway.web.responses import encode
 log = logging.getLogger(__name__)
 
 JsonId = str | int | float | None
-MAX_ID = 256  # characters; an answer repeats it
+MAX_ID = 256  # characters; an answer repeats the id
 MAX_PARAMS = 256
 MAX_PROBLEMS = 20
 P = TypeVar("P", bound=Params)
-MOST_VALUES = 32_768  # what a JSON text may hold besides long strings: each costs time and memory
+MOST_VALUES = 32_768  # in a JSON text: each costs time and memory, however short the text is
 _REQUEST_MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
-NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # %: a name of ours, and JSON
+NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # %: a method's name, and JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call. A notification wants no answer, not even an error."""
+    """A call. A notification gets no answer, not even an error."""
 
     id: JsonId
     method: str
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A broken request. The answer is `error`, under its id if that can be read."""
+    """An invalid request with the error to answer, under its id if the id could be read."""
 
     error: GatewayError
     id: JsonId = None
@@ -66,68 +66,67 @@ class Malformed:
 
 Item = Request | Malformed
 Frame = Item | tuple[Item, ...]
-
-
 Run = LiveRun | RunRecord
 FindRun = Callable[[str], Awaitable[Run]]  # raises NotFound
 
 
 class Peer(Protocol):
-    """The connection a call came by. Nothing here waits but `replay`."""
+    """The connection of a call. Only `replay` waits."""
 
     @property
     def is_open(self) -> bool: ...
 
     @property
     def traceparent(self) -> str | None:
-        """Of the handshake."""
+        """The header of the handshake."""
+        ...
 
     def notify(self, method: str, params_json: bytes) -> None: ...
 
     def stream_run(self, run: LiveRun, find: FindRun) -> None:
-        """Sends the events of a run until either of them ends."""
+        """Sends the events of a run until the run or the connection ends."""
         ...
 
     async def replay(self, run: Run, find: FindRun, after_seq: int) -> bool:
-        """Sends the missed events as fast as they are read, then follows the run. True if it is still live."""
+        """Sends the missed events as fast as they are read, then the new ones. Returns True if the run is live."""
         ...
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
-        """Calls it once when the connection ends. Returns how to remove it."""
+        """Calls `callback` once when the connection ends. Returns a function that removes it."""
         ...
 
 
 @dataclass(slots=True)
 class Call:
-    """On whose behalf a method runs, and by which connection its answer goes, if by one."""
+    """The context of a method: its principal, and its connection if it came by WebSocket."""
 
     principal: Principal
     method: str
     connection: Peer | None = None
-    after_answer: list[Callable[[], None]] = field(default_factory=list)  # runs when it is sent
+    after_answer: list[Callable[[], None]] = field(default_factory=list)  # run once it is sent
 
     @property
     def peer(self) -> Peer:
-        assert self.connection is not None, "no such call comes by HTTP"
+        assert self.connection is not None, "this method is not served over HTTP"
         return self.connection
 
 
 def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
-    """Calls each of them, also when another fails."""
+    """Calls all callbacks, also if one fails."""
     for callback in callbacks:
         try:
             callback()
-        except Exception:  # the JSON-RPC edge: one bad callback ends nothing else
+        except Exception:  # the JSON-RPC edge: a failing callback must not stop the others
             log.exception("connection_callback_failed")
 
 
-# A handler that is a plain function is run without any task: it must be quick.
+# A handler that is a plain function runs without a task, so it must be quick.
 Handler = Callable[[Call, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that may run."""
+    """An allowed request with valid parameters. `waits` is True if its handler is a coroutine function."""
 
     request: Request
     handler: Handler
@@ -136,7 +135,7 @@ class Prepared:
 
 
 def handlers_of(*families: object) -> Mapping[str, Handler]:
-    """By method: the handler of `session.list` is the function `session_list` of one of the families."""
+    """Returns the handlers by method: `session.list` is handled by `session_list` of one of the families."""
     wanted = {method.name.replace(".", "_"): method.name for method in METHODS}
     return {
         name: getattr(family, attribute)
@@ -147,12 +146,12 @@ def handlers_of(*families: object) -> Mapping[str, Handler]:
 
 
 class Registry:
-    """Methods by name, each with its handler."""
+    """The methods by name, each with its handler."""
 
     def __init__(self, methods: Iterable[Method], handlers: Mapping[str, Handler]) -> None:
         self._methods = {one.name: (one, handlers[one.name]) for one in methods}
         if unknown := handlers.keys() - self._methods.keys():
-            raise ValueError(f"no declaration of {', '.join(sorted(unknown))}")
+            raise ValueError(f"methods without a declaration: {', '.join(sorted(unknown))}")
         self._waits = {name: inspect.iscoroutinefunction(one) for name, one in handlers.items()}
 
     @property
@@ -160,7 +159,7 @@ class Registry:
         return [method for method, _ in self._methods.values()]
 
     def prepare(self, request: Request, principal: Principal) -> Prepared:
-        """Raises UnknownMethod, Forbidden, InvalidParams."""
+        """Checks a request. Raises UnknownMethod, Forbidden, InvalidParams."""
         name = request.method
         if name not in self._methods:
             raise UnknownMethod(f"no method {name[:100]!r}" + did_you_mean(name, self._methods))
@@ -169,13 +168,13 @@ class Registry:
         if method.scope is not None and scopes.isdisjoint(method.scope) and "admin" not in scopes:
             raise Forbidden(f"{name} needs the scope {' or '.join(method.scope)}")
         if method.all_agents and principal.agents is not None:
-            raise Forbidden(f"{name} concerns all agents, and your token reaches some only")
+            raise Forbidden(f"{name} concerns all agents; your token reaches only some")
         params = validate(method.params, request.params)
         return Prepared(request, handler, params, self._waits[name])
 
 
 def parse_json(data: bytes | str, max_depth: int = 64) -> object:
-    """JSON as RFC 8259 has it, no deeper than `max_depth`; the last of equal keys counts.
+    """Parses JSON of RFC 8259, no deeper than `max_depth`; the last of equal keys counts.
 
     Raises InvalidJson, also for NaN, numbers beyond a double, lone surrogates and too many values.
     """
@@ -192,7 +191,7 @@ def parse_json(data: bytes | str, max_depth: int = 64) -> object:
 
 
 def _check_inside(value: object, max_depth: int) -> None:
-    """Raises InvalidJson for what is nested too deep, and for a number that no double can hold."""
+    """Raises InvalidJson for a value that is nested too deep and for a number beyond a double."""
     level: list[Iterable[object]] = [(value,)]
     for _ in range(max_depth + 1):
         below: list[Iterable[object]] = []
@@ -210,7 +209,7 @@ def _check_inside(value: object, max_depth: int) -> None:
 
 
 def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
-    """A frame's request, or those of its batch in order."""
+    """Parses the request of a frame, or the requests of its batch in order."""
     try:
         value = parse_json(text, max_depth)
     except GatewayError as error:
@@ -218,9 +217,9 @@ def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
     if type(value) is dict:
         return _item(value)
     if type(value) is not list:
-        return Malformed(InvalidRequest("a request is an object"))
+        return Malformed(InvalidRequest("a request must be an object"))
     if not value:
-        return Malformed(InvalidRequest("an empty batch"))
+        return Malformed(InvalidRequest("the batch is empty"))
     if len(value) > max_batch:
         return Malformed(InvalidRequest(f"a batch holds at most {max_batch} requests"))
     return tuple(_item(item) for item in value)
@@ -228,10 +227,11 @@ def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
 
 def _item(value: object) -> Item:
     if not isinstance(value, dict):
-        return Malformed(InvalidRequest("a request is an object"))
+        return Malformed(InvalidRequest("a request must be an object"))
     id_, method, params = value.get("id"), value.get("method"), value.get("params")
     if id_ is not None and not _is_id(id_):
-        return Malformed(InvalidRequest("an id is a short string, a number or null"))
+        text = f"id must be a string of at most {MAX_ID} characters, a number or null"
+        return Malformed(InvalidRequest(text))
     if value.get("jsonrpc") != "2.0":
         return Malformed(InvalidRequest('jsonrpc must be "2.0"'), id_)
     if not isinstance(method, str):
@@ -240,7 +240,7 @@ def _item(value: object) -> Item:
         extra = str(min(value.keys() - _REQUEST_MEMBERS))[:100]
         return Malformed(InvalidRequest(f"a request has no member {extra!r}"), id_)
     if not isinstance(params, dict | None):
-        return Malformed(InvalidParams("params must be an object: they go by name"), id_)
+        return Malformed(InvalidParams("params must be an object with the parameters by name"), id_)
     return Request(id_, method, params or {}, "id" not in value)
 
 
@@ -258,7 +258,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def validate(kind: type[P], params: Mapping[str, object]) -> P:
-    """Raises InvalidParams naming every parameter that is wrong, with what may have been meant."""
+    """Validates parameters. Raises InvalidParams with every wrong one and the nearest known name."""
     if len(params) > MAX_PARAMS:
         raise InvalidParams(f"more than {MAX_PARAMS} parameters")
     of: Any = kind
@@ -270,45 +270,45 @@ def validate(kind: type[P], params: Mapping[str, object]) -> P:
 
 
 def read_body(kind: type[P], raw: bytes, what: str) -> P:
-    """Of an HTTP request. Raises InvalidRequest, InvalidParams."""
+    """Validates the body of an HTTP request. Raises InvalidRequest, InvalidParams."""
     value = parse_json(raw)
     if not isinstance(value, dict):
-        raise InvalidRequest(f"the body has to be a JSON object with {what}")
+        raise InvalidRequest(f"the body must be a JSON object with {what}")
     return validate(kind, value)
 
 
-# Where pydantic's own words speak of Python, or of our classes.
-_WORDS = {
-    "dataclass_type": "has to be an object",
-    "dict_type": "has to be an object",
-    "list_type": "has to be a list",
-    "tuple_type": "has to be a list",
-    "string_type": "has to be a text",
-    "bool_type": "has to be true or false",
-    "none_required": "has to be null",
+# Messages for errors where pydantic's own text names Python types or classes of the gateway.
+_MESSAGES = {
+    "dataclass_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "string_type": "must be a string",
+    "bool_type": "must be true or false",
+    "none_required": "must be null",
 }
 
 
 def invalid_params(error: ValidationError, kind: type[Params]) -> InvalidParams:
-    """Only names and rules: the values are the caller's own and may be secret or huge."""
+    """Describes the errors by names and rules only, as the values may be secret or huge."""
     if error.error_count() > MAX_PROBLEMS:
         return InvalidParams(f"{error.error_count()} parameters are wrong")
     problems = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False):
         place = problem["loc"]
-        what = _WORDS.get(problem["type"], problem["msg"])
+        what = _MESSAGES.get(problem["type"], problem["msg"])
         if problem["type"] == "unexpected_keyword_argument":
             known = [name.rstrip("_") for name, _ in kind.defaults] if len(place) == 1 else ()
             what = "unknown parameter" + did_you_mean(str(place[-1]), known)
-            place = (*without_branches(place[:-1]), place[-1])
+            place = (*_without_branches(place[:-1]), place[-1])
         else:
-            place = without_branches(place)
+            place = _without_branches(place)
         problems.append((".".join(str(part)[:100] for part in place), what))
     return InvalidParams("; ".join(f"{where}: {what}" for where, what in problems), problems)
 
 
-def without_branches(place: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Where several kinds of values may stand, pydantic puts its name of the kind into the path."""
+def _without_branches(place: Sequence[int | str]) -> tuple[int | str, ...]:
+    """Removes the names of types that pydantic adds to a path where values of several types are allowed."""
     return tuple(
         part
         for at, part in enumerate(place)
@@ -322,7 +322,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def encode_result(id_: JsonId, result: object) -> bytes:
-    """Raises ValueError for what JSON cannot hold."""
+    """Raises ValueError for a value that JSON cannot hold."""
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (
         to_json(id_),
         to_json(plain(result), inf_nan_mode="null"),
@@ -340,12 +340,12 @@ def answer_sync(prepared: Prepared, call: Call) -> bytes:
     request = prepared.request
     try:
         return encode_result(request.id, prepared.handler(call, prepared.params))
-    except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: one bad call ends nothing else
+    except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: a failing call must end no other
         return _failed(request, error)
 
 
 async def answer(prepared: Prepared, call: Call) -> bytes:
-    """Runs any handler."""
+    """Runs a handler, and waits for it if it is a coroutine function."""
     request = prepared.request
     try:
         result = prepared.handler(call, prepared.params)
@@ -353,8 +353,8 @@ async def answer(prepared: Prepared, call: Call) -> bytes:
     except asyncio.CancelledError as error:
         if not survives(error):
             raise
-        return _failed(request, error)  # no scope of ours did it
-    except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: one bad call ends nothing else
+        return _failed(request, error)  # no cancel scope of the gateway cancelled it
+    except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: a failing call must end no other
         return _failed(request, error)
 
 

@@ -1,4 +1,4 @@
-"""The `/ws` endpoint: who may talk, one JSON-RPC message a frame, calls side by side, pushes."""
+"""The `/ws` endpoint: authentication, one JSON-RPC message a frame, calls side by side, pushed events."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from gateway.web.identity import Identities, Identity, Principal
 from gateway.web.settings import WebSettings
 from gateway.web.wire.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.wire.http import Handshake
-from gateway.web.wire.visitors import OriginGuard, Visitor, VisitorReader
+from gateway.web.wire.visitors import OriginGuard, Visitor
 
 log = logging.getLogger(__name__)
 
@@ -36,34 +36,36 @@ PATH = "/ws"
 UNAUTHORIZED = 4401
 NOT_UTF8 = 1007
 KEPT_IDLE = 256  # workers
-BUSY_S = 0.1  # until a worker is asked for again
-CALLS, GUESS = "calls", "guess"  # why a socket is not read
-REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
+BUSY_S = 0.1  # between two requests for a worker
+CALLS, GUESS = "calls", "guess"  # reasons to pause reading
+REPLAYED_AT_ONCE = 200  # events before other tasks get their turn
 CHAT_EVENT = rpc.NOTIFICATION.replace(b"%b", b"chat.event", 1)
 Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
 Args = TypeVarTuple("Args")
 _BUSY = Busy("too many running calls; this one was not started")
 _TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
-_BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")
+_BATCH_TOO_LARGE = AnswerTooLarge(
+    "the answers of this batch are too large; send the requests one by one"
+)
 
 
 class Workers:
-    """Tasks that are kept and used again: a call that waits costs a wake-up, not a new task. Jobs start in
-    the order in which they are given; their tasks live in the group of `run`."""
+    """Reusable tasks: a call that waits costs a wake-up, not a new task. Jobs start in the order of `submit`; their
+    tasks live in the group of `run`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._group: TaskGroup | None = None
         self._idle: list[asyncio.Future[Job]] = []
         self._busy = 0
-        self._became_idle: anyio.Event | None = None  # of whoever waits until no job is at work
+        self._became_idle: anyio.Event | None = None  # None: nothing waits for it
 
     @property
     def busy(self) -> int:
         return self._busy
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """Works until it is cancelled."""
+        """Runs jobs until it is cancelled."""
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
@@ -74,7 +76,7 @@ class Workers:
             self._idle.clear()
 
     def submit(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
-        """False if too many jobs are at work: the job is not taken."""
+        """Starts a job. Returns False, and starts nothing, if too many jobs run."""
         if self._group is None or self._busy >= self._limit:
             return False
         self._busy += 1
@@ -87,7 +89,7 @@ class Workers:
         return True
 
     async def wait_until_idle(self) -> None:
-        """Returns once no job is at work."""
+        """Returns once no job runs."""
         while self._busy:
             self._became_idle = anyio.Event()
             await self._became_idle.wait()
@@ -111,12 +113,12 @@ class Workers:
                 if not survives(error):
                     raise
                 if waiting.cancelled():
-                    return  # another begins when it is needed
+                    return  # `submit` starts another task when it needs one
                 job = waiting.result()
 
 
 class Sockets:
-    """All WebSockets of the gateway: who is let in, and who has to leave again."""
+    """All WebSockets of the gateway: admits them and closes them when their token ends."""
 
     def __init__(
         self,
@@ -132,15 +134,12 @@ class Sockets:
         identities.on_change(self.close_revoked)
 
     def renew(self, settings: WebSettings, registry: rpc.Registry, guard: OriginGuard) -> None:
-        """From now on visitors are let in so, and calls answered by these methods: also those of sockets
-        that are open."""
+        """Applies other settings and methods to later handshakes and calls, also of open sockets."""
         self.settings, self.registry, self._guard = settings, registry, guard
-        self._visitors = VisitorReader(settings.trusted_proxies)
 
     def admit(self, handshake: Handshake) -> "SocketAdmission":
         """Raises HostRefused, OriginRefused, NotHere, Unauthorized, TooManyFailures."""
-        visitor = self._visitors.read(handshake.headers, handshake.client, handshake.server)
-        self._guard.check(visitor)
+        visitor = self._guard.admit(handshake.headers, handshake.client, handshake.server)
         identity = self.identities.identify(visitor)
         if handshake.path != PATH:
             raise NotHere if identity else Unauthorized
@@ -148,13 +147,14 @@ class Sockets:
 
     def close_revoked(self) -> None:
         """Closes the sockets whose token is no longer valid."""
-        for connection in tuple(self.connections):
-            connection.close_if_revoked()
+        for one in tuple(self.connections):
+            if one.identity is not None and not self.identities.is_valid(one.identity):
+                one.wire.close(UNAUTHORIZED, "your token is no longer valid")
 
 
 @dataclass(frozen=True, slots=True)
 class SocketAdmission:
-    """A visitor that was admitted and has no socket yet. Without an identity it has to `auth` first."""
+    """An admitted visitor without a socket yet. Without an identity the visitor must call `auth` first."""
 
     sockets: Sockets
     visitor: Visitor
@@ -171,40 +171,34 @@ class SocketAdmission:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One peer on one socket: who it is, and what it asks for. Its calls start in the order of their frames and
-    run side by side. With too many at work the connection is not read."""
+    """An open socket: its identity and its calls. Calls start in the order of their frames and run side by side.
+    While too many run, the socket is not read."""
 
     sockets: Sockets
     wire: Wire
     visitor: Visitor
     identity: Identity | None
     peer: "SocketPeer | None" = None
-    _deadline: asyncio.TimerHandle | None = None  # until which it says who it is
-    _late: asyncio.TimerHandle | None = None  # until a refusal is told
+    _deadline: asyncio.TimerHandle | None = None  # of authentication
+    _late: asyncio.TimerHandle | None = None  # of a delayed refusal
     _in_flight: int = 0  # calls
-    _unstarted: int = 0  # given to a worker that has not begun: nothing may overtake them
+    _unstarted: int = 0  # submitted calls that have not begun: later calls must not overtake them
 
     def __post_init__(self) -> None:
         self.sockets.connections.add(self)
         if self.identity is not None:
             self.wire.trust()
-            self.peer = self._seat_of(self.identity.principal)
+            self.peer = self._new_peer(self.identity.principal)
         else:
+            timeout_s, close = self.sockets.settings.pre_auth_timeout_s, self.wire.close
             self._deadline = asyncio.get_running_loop().call_later(
-                self.sockets.settings.pre_auth_timeout_s,
-                self.wire.close,
-                LAGGING,
-                "authenticate first",
+                timeout_s, close, LAGGING, "authenticate first"
             )
 
-    def _seat_of(self, principal: Principal) -> "SocketPeer":
+    def _new_peer(self, principal: Principal) -> "SocketPeer":
         return SocketPeer(self.wire, principal, self.sockets.workers, self.visitor.traceparent)
 
-    def close_if_revoked(self) -> None:
-        if self.identity is not None and not self.sockets.identities.is_valid(self.identity):
-            self.wire.close(UNAUTHORIZED, "your token is no longer valid")
-
-    # what the wire says
+    # callbacks of the wire
 
     def message_received(self, data: bytes) -> None:
         if self._late is not None:
@@ -212,24 +206,29 @@ class Connection:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            self.wire.close(NOT_UTF8, "text must be UTF-8")
+            self.wire.close(NOT_UTF8, "a text frame must be UTF-8")
             return
         settings, peer = self.sockets.settings, self.peer
         frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
         if peer is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
             return
-        work = self._prepare(frame, peer)
-        if work is None:
-            return
-        if not self.sockets.workers.submit(self._work, work, peer):
+        work = frame if isinstance(frame, tuple) else self._prepare(frame, peer)
+        if isinstance(work, bytes):
+            if work:
+                self.wire.out.send(work)
+        elif isinstance(work, rpc.Prepared) and not (work.waits or self._unstarted):
+            call = rpc.Call(peer.principal, work.request.method, peer)
+            self._send(work.request, rpc.answer_sync(work, call))
+            rpc.run_all(call.after_answer)
+        elif self.sockets.workers.submit(self._work, work, peer):
+            self._in_flight += 1
+            self._unstarted += 1
+            if self._in_flight >= settings.max_calls:
+                self.wire.pause_reading(CALLS)
+        else:
             id_ = None if isinstance(work, tuple) else work.request.id
             self.wire.out.send(rpc.encode_error(id_, _BUSY))
-            return
-        self._in_flight += 1
-        self._unstarted += 1
-        if self._in_flight >= settings.max_calls:
-            self.wire.pause_reading(CALLS)  # with too many calls at work the socket is not read
 
     def room_available(self) -> None:
         if self.peer is not None:
@@ -241,12 +240,12 @@ class Connection:
             if timer is not None:
                 timer.cancel()
         if self.peer is not None:
-            self.peer.leave()
+            self.peer.end()
 
-    # who it is
+    # authentication
 
     def _authenticate(self, frame: rpc.Frame) -> None:
-        """Handles `auth`, the only method without an identity. A failure closes the socket."""
+        """Answers `auth`, the only method without an identity. A failure closes the socket."""
         id_ = None if isinstance(frame, tuple) else frame.id
         try:
             if not isinstance(frame, rpc.Request) or frame.method != "auth":
@@ -263,13 +262,16 @@ class Connection:
         principal = self.identity.principal
         if self.peer is None or self.peer.principal != principal:
             if self.peer is not None:
-                self.peer.leave()
-            self.peer = self._seat_of(principal)
+                self.peer.end()
+            self.peer = self._new_peer(principal)
         if not frame.is_notification:
-            self.wire.out.send(rpc.encode_result(id_, introduction(principal)))
+            agents = None if principal.agents is None else sorted(principal.agents)
+            scopes = sorted(principal.scopes)
+            answer = Introduced(principal=principal.name, scopes=scopes, agents=agents)
+            self.wire.out.send(rpc.encode_result(id_, answer))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
-        """Delays the refusal of a guessed token."""
+        """Sends a refusal and closes the socket, later if the token was guessed."""
         code = TOO_MANY if isinstance(error, TooManyFailures) else UNAUTHORIZED
 
         def refuse() -> None:
@@ -282,32 +284,19 @@ class Connection:
         else:
             refuse()
 
-    # what it asks for
+    # calls
 
-    def _prepare(
-        self, item: rpc.Frame, peer: "SocketPeer"
-    ) -> rpc.Prepared | tuple[rpc.Item, ...] | None:
-        """A call or a batch that a worker runs; None if it is answered already."""
-        if isinstance(item, tuple):
-            return item
+    def _prepare(self, item: rpc.Item, peer: "SocketPeer") -> rpc.Prepared | bytes:
+        """Returns a call that may run, else the refusal to send; b"" for a notification."""
         if isinstance(item, rpc.Malformed):
-            self.wire.out.send(rpc.encode_error(item.id, item.error))
-            return None
+            return rpc.encode_error(item.id, item.error)
         try:
-            prepared = self.sockets.registry.prepare(item, peer.principal)
+            return self.sockets.registry.prepare(item, peer.principal)
         except GatewayError as error:
-            if not item.is_notification:
-                self.wire.out.send(rpc.encode_error(item.id, error))
-            return None
-        if prepared.waits or self._unstarted:
-            return prepared
-        call = rpc.Call(peer.principal, item.method, peer)
-        self._send(item, rpc.answer_sync(prepared, call))
-        rpc.run_all(call.after_answer)
-        return None
+            return b"" if item.is_notification else rpc.encode_error(item.id, error)
 
     async def _work(self, work: rpc.Prepared | tuple[rpc.Item, ...], peer: "SocketPeer") -> None:
-        """Answers a call, or those of a batch one after another in one frame."""
+        """Answers a call, or the calls of a batch in order in one frame."""
         self._unstarted -= 1
         try:
             if isinstance(work, rpc.Prepared):
@@ -327,7 +316,7 @@ class Connection:
     async def _answer_all(self, items: tuple[rpc.Item, ...], peer: "SocketPeer") -> list[rpc.Call]:
         answers: list[bytes] = []
         calls: list[rpc.Call] = []
-        # None is larger than that, so all of them are hardly twice that.
+        # No answer is larger than this, so all answers together are hardly twice as large.
         room = most = self.sockets.settings.send_queue_bytes // 2
         for item in items:
             if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
@@ -342,21 +331,19 @@ class Connection:
     async def _answer_one(
         self, item: rpc.Item, peer: "SocketPeer", calls: list[rpc.Call], most: int
     ) -> bytes:
-        """b"" for a notification."""
-        if isinstance(item, rpc.Malformed):
-            return rpc.encode_error(item.id, item.error)
-        try:
-            prepared = self.sockets.registry.prepare(item, peer.principal)
-        except GatewayError as error:
-            return b"" if item.is_notification else rpc.encode_error(item.id, error)
-        calls.append(rpc.Call(peer.principal, item.method, peer))
+        """Returns the answer; b"" for a notification."""
+        prepared = self._prepare(item, peer)
+        if isinstance(prepared, bytes):
+            return prepared
+        request = prepared.request
+        calls.append(rpc.Call(peer.principal, request.method, peer))
         payload = await rpc.answer(prepared, calls[-1])
-        if item.is_notification:
+        if request.is_notification:
             return b""
-        return payload if len(payload) <= most else rpc.encode_error(item.id, _BATCH_TOO_LARGE)
+        return payload if len(payload) <= most else rpc.encode_error(request.id, _BATCH_TOO_LARGE)
 
     def _send(self, request: rpc.Request, payload: bytes) -> None:
-        """Sends an answer. One that is larger than the send queue is replaced by an error."""
+        """Sends an answer, or an error in its place if it is larger than the send queue."""
         if request.is_notification:
             return
         if len(payload) > self.sockets.settings.send_queue_bytes:
@@ -364,16 +351,10 @@ class Connection:
         self.wire.out.send(payload)
 
 
-def introduction(principal: Principal) -> Introduced:
-    """Says who one is."""
-    agents = None if principal.agents is None else sorted(principal.agents)
-    return Introduced(principal=principal.name, scopes=sorted(principal.scopes), agents=agents)
-
-
 @dataclass(slots=True, eq=False)
 class SocketPeer:
-    """One principal on one socket. Nothing is sent to it once the socket has closed or belongs to another
-    principal. Methods and listeners never wait for it, but by `replay`."""
+    """A principal on a socket. It gets nothing once the socket has closed or belongs to another principal. Methods
+    and listeners never wait for it, except in `replay`."""
 
     wire: Wire
     principal: Principal
@@ -382,7 +363,7 @@ class SocketPeer:
     is_open: bool = True
     streams: set["RunStream"] = field(default_factory=set)
     _callbacks: dict[int, Callable[[], None]] = field(default_factory=dict)
-    _behind: dict[str, tuple[rpc.FindRun, int]] = field(default_factory=dict)  # after which event
+    _behind: dict[str, tuple[rpc.FindRun, int]] = field(default_factory=dict)  # last event sent
     _is_catching_up: bool = False
 
     def notify(self, method: str, params_json: bytes) -> None:
@@ -390,7 +371,7 @@ class SocketPeer:
             self.wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
 
     def stream_run(self, run: LiveRun, find: rpc.FindRun, *, after_seq: int = 0) -> None:
-        """Sends what there is after that event first."""
+        """Sends the events after `after_seq`, then new ones until the run or the peer ends."""
         seq = max(after_seq, run.first_seq - 1)
         for event in run.events_after(seq, len(run.events)) if run.events else ():
             if self.is_open and not self.wire.out.send(CHAT_EVENT % event, if_room=True):
@@ -426,12 +407,12 @@ class SocketPeer:
                 await checkpoint()
 
     def catch_up(self, run_id: str, find: rpc.FindRun, after_seq: int) -> None:
-        """Sends the events after that one as soon as the peer has read."""
+        """Sends the events after `after_seq` as soon as the peer has read."""
         if self.is_open:
             self._behind[run_id] = (find, after_seq)
 
     def room_available(self) -> None:
-        """Starts one worker for all catching up of this socket, so that it starves no other socket."""
+        """Starts one worker for all runs that this peer lags behind, so that it starves no other socket."""
         if not self._behind or self._is_catching_up or not self.is_open:
             return
         self._is_catching_up = self.workers.submit(self._catch_up)
@@ -452,15 +433,15 @@ class SocketPeer:
             self._is_catching_up = False
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
-        """Calls it when the peer ends, at once if it has ended. Returns how to remove it."""
+        """Calls `callback` when the peer ends, at once if it has ended. Returns a function that removes it."""
         if not self.is_open:
             callback()
             return _nothing
-        key = id(callback)  # the same callback twice is one
+        key = id(callback)  # a callback is called once, also if it was added twice
         self._callbacks[key] = callback
         return partial(self._callbacks.pop, key, None)
 
-    def leave(self) -> None:
+    def end(self) -> None:
         self.is_open = False
         self._behind.clear()
         callbacks = tuple(self._callbacks.values())
@@ -473,8 +454,8 @@ class SocketPeer:
 
 @dataclass(slots=True, eq=False)
 class RunStream:
-    """Sends the events of a run to a peer until either of them ends. Nothing is queued for a reader that is
-    behind: it catches up from the run's own events."""
+    """Sends the events of a run to a peer until either of them ends. Nothing is queued for a slow reader: it catches
+    up from the run's own events."""
 
     peer: SocketPeer
     run: LiveRun
@@ -490,8 +471,7 @@ class RunStream:
         elif not last:
             return
         peer.streams.discard(self)
-        self.stop = _nothing  # the other one refers to this stream
+        self.stop = _nothing  # else the stream and its stop would refer to each other
 
 
-def _nothing() -> None:
-    """The callback ran already."""
+def _nothing() -> None: ...

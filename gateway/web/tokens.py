@@ -121,7 +121,7 @@ class TokenMethods:
         await self.keys.load()
         now = self.keys.clock.now()
         rows = [_row(one, now) for one in self.keys.tokens]
-        of_file = [_file_row(one, now, self.keys.limits) for one in self.identities.of_file]
+        of_file = [_file_row(one, now, self.keys.limits) for one in self.identities.file_tokens]
         return api.TokenList(tokens=[*of_file, *rows])
 
     async def token_revoke(self, call: Call, params: api.RevokeToken) -> api.TokenRevoked:
@@ -140,7 +140,7 @@ class TokenMethods:
 
     @property
     def _file_names(self) -> frozenset[str]:
-        return frozenset(one.name for one in self.identities.of_file)
+        return frozenset(one.name for one in self.identities.file_tokens)
 
     def _require_free(self, name: str) -> None:
         if not is_token_name(name):

@@ -27,7 +27,7 @@ from gateway.config.values import GatewayConfig, Surroundings
 from gateway.domain.version import VERSION
 from gateway.host.files import make_key
 from gateway.sandbox.cache import CompileCache
-from gateway.web.wire.server import ListenAddress, WebServer
+from gateway.web.server import ListenAddress, WebServer
 from tests.fakes.commands import Forked, commands
 
 

@@ -21,8 +21,8 @@ from gateway.web.asgi import WebApp, build, method_routes, principal_of
 from gateway.web.identity import Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Handler, Registry
+from gateway.web.server import ListenAddress, WebServer
 from gateway.web.settings import TokenDef, WebSettings
-from gateway.web.wire.server import ListenAddress, WebServer
 from tests.fakes.clock import FakeClock
 
 ALICE = TokenDef("alice", "alice-secret-token", frozenset({"chat"}))
@@ -185,7 +185,6 @@ async def running(
         registry,
         routes=[*method_routes(registry), *routes],
         ready=ready,
-        clock=clock,
         identities=identities,
     )
     server = WebServer(app, settings)

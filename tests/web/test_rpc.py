@@ -269,11 +269,11 @@ class _Outer(Params):
 @pytest.mark.parametrize(
     ("params", "told"),
     [
-        ({"inner": 1}, "inner: has to be an object"),
-        ({"inner": {"on": []}}, "inner.on: has to be true or false"),
-        ({"several": [[]]}, "several.0: has to be an object"),
-        ({"several": {}}, "several: has to be a list"),
-        ({"name": None}, "name: has to be a text"),
+        ({"inner": 1}, "inner: must be an object"),
+        ({"inner": {"on": []}}, "inner.on: must be true or false"),
+        ({"several": [[]]}, "several.0: must be an object"),
+        ({"several": {}}, "several: must be a list"),
+        ({"name": None}, "name: must be a string"),
     ],
 )
 def test_what_is_wrong_is_said_in_the_words_of_json(params: dict[str, object], told: str) -> None:

@@ -14,9 +14,10 @@ from websockets.exceptions import ConnectionClosed
 
 from gateway.api.errors import AddressInUse, CannotListen
 from gateway.web.asgi import build
+from gateway.web.identity import Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Registry
-from gateway.web.wire.server import ListenAddress, WebServer, serve
+from gateway.web.server import ListenAddress, WebServer
 from tests.fakes.clock import FakeClock
 from tests.web.running import OPEN, always_ready, ask, parse_answer, read_all, running
 
@@ -36,20 +37,27 @@ async def test_a_free_port_is_found_and_told() -> None:
 async def test_a_busy_port_is_named() -> None:
     async with running() as site:
         settings = replace(OPEN, port=site.address.port)
-        app = build(settings, Registry((), {}), ready=always_ready, clock=FakeClock())
+        app = build(
+            settings,
+            Registry((), {}),
+            ready=always_ready,
+            identities=Identities(settings, FakeClock()),
+        )
 
         with pytest.raises(AddressInUse, match=str(site.address.port)):
-            await serve(app, settings)
+            await WebServer(app, settings).serve()
         assert (await site.get("/healthz")).status == 200
 
 
 @pytest.mark.parametrize("bind", ["192.0.2.1", "no.such.name.invalid"])
 async def test_an_address_that_is_not_ours_is_named(bind: str) -> None:
     settings = replace(OPEN, bind=bind)
-    app = build(settings, Registry((), {}), ready=always_ready, clock=FakeClock())
+    app = build(
+        settings, Registry((), {}), ready=always_ready, identities=Identities(settings, FakeClock())
+    )
 
     with pytest.raises(CannotListen, match=bind), anyio.fail_after(60):
-        await serve(app, settings)
+        await WebServer(app, settings).serve()
 
 
 def test_an_address_reads_as_it_is_dialled() -> None:
@@ -101,7 +109,7 @@ async def test_who_does_not_finish_in_time_is_cut_off() -> None:
         settings,
         Registry((), {}),
         ready=always_ready,
-        clock=FakeClock(),
+        identities=Identities(settings, FakeClock()),
         routes=(Route("/x", stuck),),
     )
     server = WebServer(app, settings)

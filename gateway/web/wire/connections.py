@@ -1,5 +1,4 @@
-"""All connections there are, of both kinds: how many and whose, how they are asked to leave, when all
-have."""
+"""The open connections of the server, HTTP and WebSocket: their limits, their addresses and how all of them end."""
 
 import asyncio
 import heapq
@@ -13,12 +12,12 @@ from uvicorn.server import ServerState
 from gateway.web.settings import WebSettings
 from gateway.web.wire.visitors import IpAddress, VisitorReader, address_group
 
-_REFUSED_AT_ONCE = 256
-_REFUSED_OF_ADDRESS = 16
+_REFUSED_AT_ONCE = 256  # connections beyond the limit that still get an answer
+_REFUSED_OF_GROUP = 16
 
 
 class Backlog:
-    """Bytes that wait for their readers, of all connections."""
+    """The bytes that wait for slow readers, over all connections."""
 
     __slots__ = ("bytes",)
 
@@ -29,38 +28,38 @@ class Backlog:
 class OpenConnection(Protocol):
     @property
     def is_known(self) -> bool:
-        """Whether what it sends now came with a credential."""
+        """True if its latest request came with a credential."""
         ...
 
     def shutdown(self) -> None:
-        """Leaves as soon as it politely can."""
+        """Closes the connection once the answers that it owes are sent."""
         ...
 
     def evict(self) -> None:
-        """Leaves, and is told that there are too many."""
+        """Closes the connection and tells the peer that there are too many."""
         ...
 
     def abort(self) -> None:
-        """Leaves now."""
+        """Closes the connection at once."""
         ...
 
 
-class Connections:
-    """The server's own set of connections, counted and waited for."""
+class OpenConnections:
+    """Counts the connections of the server, bounds them and waits for their end."""
 
     def __init__(self, settings: WebSettings) -> None:
         self.state = ServerState()
         self.backlog = Backlog()
         self._open: set[OpenConnection] = self.state.connections  # type: ignore[assignment]  # ours too
         self.renew(settings)
-        self._left = anyio.Event()
-        self._groups: dict[OpenConnection, str] = {}  # by address; those on loopback have none
-        self._group_sizes: Counter[str] = Counter()  # connections of each place
-        self._unauthenticated: dict[OpenConnection, float] = {}  # unauthenticated, since when
+        self._removed = anyio.Event()
+        self._groups: dict[OpenConnection, str] = {}  # address groups; loopback has none
+        self._group_sizes: Counter[str] = Counter()
+        self._unauthenticated: dict[OpenConnection, float] = {}  # with the time since when
         self._eviction: asyncio.TimerHandle | None = None
 
     def renew(self, settings: WebSettings) -> None:
-        """From now on connections are counted and bounded so; who is there stays."""
+        """Applies other limits to later checks. Open connections stay."""
         self._settings, self.visitor_reader = settings, VisitorReader(settings.trusted_proxies)
 
     def __len__(self) -> int:
@@ -72,7 +71,7 @@ class Connections:
 
     @property
     def is_overrun(self) -> bool:
-        """Too full even for saying so."""
+        """True if a new connection gets no answer, not even a refusal."""
         return len(self._open) > self._settings.max_connections + _REFUSED_AT_ONCE
 
     def remove(self, connection: OpenConnection) -> None:
@@ -80,49 +79,49 @@ class Connections:
         self._unauthenticated.pop(connection, None)
         self._forget_address(connection)
         if not self._open:
-            self._left.set()
+            self._removed.set()
             if self._eviction is not None:
                 self._eviction.cancel()
                 self._eviction = None
 
     def replace(self, connection: OpenConnection, other: OpenConnection) -> None:
-        """The same connection as another connection, of whom nothing is known yet."""
+        """Puts `other` in the place of a connection, as unauthenticated."""
         self._open.discard(connection)
         self._unauthenticated.pop(connection, None)
         self._open.add(other)
-        if place := self._groups.pop(connection, None):
-            self._groups[other] = place
+        if group := self._groups.pop(connection, None):
+            self._groups[other] = group
         self.mark_unknown(other)
 
     # whose they are
 
     def assign_address(self, connection: OpenConnection, address: IpAddress | None) -> bool:
-        """Counts it at that address, and nowhere else; False: there are too many."""
+        """Counts the connection at this address only. Returns False if the address has too many."""
         self._forget_address(connection)
         if address is None or address.is_loopback:
             return True
-        place = self._groups[connection] = address_group(address)
-        self._group_sizes[place] += 1
-        return self._group_sizes[place] <= self._settings.max_connections_per_address
+        group = self._groups[connection] = address_group(address)
+        self._group_sizes[group] += 1
+        return self._group_sizes[group] <= self._settings.max_connections_per_address
 
     def is_group_overrun(self, connection: OpenConnection) -> bool:
-        """Too many of its address even for saying so."""
-        crowd = self._group_sizes[self._groups.get(connection, "")]
-        return crowd > self._settings.max_connections_per_address + _REFUSED_OF_ADDRESS
+        """True if its address has so many connections that a new one gets no answer."""
+        size = self._group_sizes[self._groups.get(connection, "")]
+        return size > self._settings.max_connections_per_address + _REFUSED_OF_GROUP
 
     def _forget_address(self, connection: OpenConnection) -> None:
-        place = self._groups.pop(connection, None)
-        if place is not None:
-            self._group_sizes[place] -= 1
-            if not self._group_sizes[place]:
-                del self._group_sizes[place]
+        group = self._groups.pop(connection, None)
+        if group is not None:
+            self._group_sizes[group] -= 1
+            if not self._group_sizes[group]:
+                del self._group_sizes[group]
 
     def mark_known(self, connection: OpenConnection) -> None:
-        """It has brought a credential, or is answered just now."""
+        """Notes that the connection sent a credential, or that its request is being answered."""
         self._unauthenticated.pop(connection, None)
 
     def mark_unknown(self, connection: OpenConnection) -> None:
-        """It has brought no credential. It may do so within a moment, however many there are."""
+        """Notes that the connection sent no credential. It has a moment to send one, at any load."""
         if connection not in self._open:
             return
         loop, settings = asyncio.get_running_loop(), self._settings
@@ -131,17 +130,14 @@ class Connections:
             self._eviction = loop.call_later(settings.unauthenticated_grace_s, self._evict_excess)
 
     def _evict_excess(self) -> None:
-        """Who holds most seats loses the newest of them: nobody can take those of others."""
+        """Evicts the newest connections of the addresses with most, so that no address can displace others."""
         loop, settings = asyncio.get_running_loop(), self._settings
-        for connection in [
-            connection for connection in self._unauthenticated if connection.is_known
-        ]:
+        for connection in [one for one in self._unauthenticated if one.is_known]:
             del self._unauthenticated[connection]
         late = loop.time() - settings.unauthenticated_grace_s
-        old = [connection for connection, since in self._unauthenticated.items() if since <= late]
-        for connection in self._newest_of_largest_groups(
-            old, len(old) - settings.max_unauthenticated
-        ):
+        old = [one for one, since in self._unauthenticated.items() if since <= late]
+        excess = len(old) - settings.max_unauthenticated
+        for connection in self._newest_of_largest_groups(old, excess):
             del self._unauthenticated[connection]
             connection.evict()
         self._eviction = None
@@ -152,21 +148,21 @@ class Connections:
     def _newest_of_largest_groups(
         self, connections: list[OpenConnection], number: int
     ) -> list[OpenConnection]:
-        """So many of them, each the newest of the address that then has most."""
-        by_place: dict[str, list[OpenConnection]] = {}
+        """Returns `number` connections, each the newest of the address that then has most."""
+        by_group: dict[str, list[OpenConnection]] = {}
         for connection in connections:
-            by_place.setdefault(self._groups.get(connection, ""), []).append(connection)
-        sizes = [(-len(crowd), place) for place, crowd in by_place.items()]
+            by_group.setdefault(self._groups.get(connection, ""), []).append(connection)
+        sizes = [(-len(members), group) for group, members in by_group.items()]
         heapq.heapify(sizes)
         found: list[OpenConnection] = []
         while len(found) < number:
-            size, place = heapq.heappop(sizes)
-            found.append(by_place[place].pop())
+            size, group = heapq.heappop(sizes)
+            found.append(by_group[group].pop())
             if size < -1:
-                heapq.heappush(sizes, (size + 1, place))
+                heapq.heappush(sizes, (size + 1, group))
         return found
 
-    # how they leave
+    # how they end
 
     def shut_down_all(self) -> None:
         for connection in tuple(self._open):
@@ -177,11 +173,10 @@ class Connections:
             connection.abort()
 
     async def wait_until_empty(self) -> None:
-        """Returns when nobody is left."""
         while self._open:
-            self._left = anyio.Event()
-            await self._left.wait()
+            self._removed = anyio.Event()
+            await self._removed.wait()
 
     def reconnect_hint(self) -> str:
-        """When to come back; not everybody in the same moment."""
+        """Returns a delay as JSON, different for each client so that they do not all reconnect at once."""
         return f'{{"retry_after_s":{random.uniform(0.5, 5.0):.2f}}}'  # spread, not secret

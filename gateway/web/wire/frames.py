@@ -1,4 +1,4 @@
-"""A WebSocket on its transport: messages in, messages out, and how it ends."""
+"""A WebSocket on its transport: reading frames, writing frames and closing."""
 
 import asyncio
 import contextlib
@@ -23,19 +23,21 @@ from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
 from gateway.web.settings import WebSettings
-from gateway.web.wire.connections import Backlog, Connections
+from gateway.web.wire.connections import Backlog, OpenConnections
 
 log = logging.getLogger(__name__)
 
 LAGGING = 4408
 TOO_LARGE = 4409
 TOO_MANY = 4429
-ROOM = "room"  # why a socket is not read
-SLOWEST = 10_000  # bytes a second that a reader may take before it answers a ping
+ROOM = "room"  # a reason to pause reading
+SLOWEST = (
+    10_000  # bytes a second: the slowest reader that may still be busy before it answers a ping
+)
 MOST_GATHERED = 65_536
-LOOKS = 4  # at a peer that stalls, within its time
-_SLICE = 8_192  # what the parser is fed at once: a burst of tiny frames must not hold the loop
-_HEAD = 6  # of a short masked frame
+STALL_CHECKS = 4  # within the time of a StallTimer
+_SLICE = 8_192  # bytes parsed at once: a burst of tiny frames must not block the loop
+_HEAD = 6  # bytes before the payload of a short masked frame
 _LONG_HEAD = 8
 
 
@@ -43,15 +45,15 @@ class Listener(Protocol):
     """Receives the messages of a socket. Its methods must not wait."""
 
     def message_received(self, data: bytes) -> None:
-        """A complete text message, not yet decoded."""
+        """Gets one complete text message, not yet decoded."""
         ...
 
     def room_available(self) -> None:
-        """The send queue has room again."""
+        """Is called when the send queue has room again."""
         ...
 
     def socket_closed(self) -> None:
-        """The socket closes. It is called once; nothing can be sent any more."""
+        """Is called once, when nothing can be sent any more."""
         ...
 
 
@@ -61,17 +63,22 @@ class FrameOwner(Protocol):
     def answer_pings(self, pongs: bytes) -> None: ...
 
     def peer_ended(self, *, by_peer: bool) -> None:
-        """The peer closed the socket or broke the protocol. The parser's answer is still to be sent."""
+        """Is called when the peer closed the socket, or else broke the protocol. The parser still holds its
+        answer."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """At most one at a time: starting one that runs changes nothing."""
+    """A timer that runs at most once at a time: starting a running timer changes nothing."""
 
     _loop: asyncio.AbstractEventLoop
     _call: Callable[[], None]
     _handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._handle is not None
 
     def start(self, seconds: float) -> None:
         if self._handle is None:
@@ -87,44 +94,42 @@ class Timer:
         self._call()
 
 
-@dataclass(slots=True, eq=False)
 class StallTimer:
-    """Calls once a peer has taken nothing for so long of what is on its way to it. One that reads,
-    however slowly, is seen by what the buffers of the transport and of the kernel still hold."""
+    """Calls `call` once the peer has read nothing for `seconds`. The buffers of the transport and of the kernel
+    show whether it reads, however slowly."""
 
-    _loop: asyncio.AbstractEventLoop
-    _transport: asyncio.Transport
-    _seconds: float
-    _call: Callable[[], None]
-    _handle: asyncio.TimerHandle | None = None
-    _left: int = 0
-    _looks: int = 0
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        seconds: float,
+        call: Callable[[], None],
+    ) -> None:
+        self._transport, self._pause_s, self._call = transport, seconds / STALL_CHECKS, call
+        self._timer = Timer(loop, self._check)
+        self._left = self._idle_checks = 0
 
     def start(self) -> None:
-        """Changes nothing if it runs."""
-        if self._handle is None:
-            self._left, self._looks = _unsent(self._transport), 0
-            self._handle = self._loop.call_later(self._seconds / LOOKS, self._look)
+        if not self._timer.is_running:
+            self._left, self._idle_checks = _unsent(self._transport), 0
+            self._timer.start(self._pause_s)
 
     def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        self._timer.stop()
 
-    def _look(self) -> None:
-        self._handle = None
+    def _check(self) -> None:
         left = _unsent(self._transport)
-        self._looks = 0 if left < self._left else self._looks + 1
+        self._idle_checks = 0 if left < self._left else self._idle_checks + 1
         self._left = left
-        if self._looks >= LOOKS:
+        if self._idle_checks >= STALL_CHECKS:
             self._call()
         else:
-            self._handle = self._loop.call_later(self._seconds / LOOKS, self._look)
+            self._timer.start(self._pause_s)
 
 
 def _unsent(transport: asyncio.Transport) -> int:
-    """Bytes that the peer's machine has not taken; without those of the kernel where it keeps them
-    to itself."""
+    """Returns the bytes that the peer's machine has not acknowledged. Bytes in the kernel count only where
+    the kernel tells them."""
     size: int = transport.get_write_buffer_size()
     try:
         number = transport.get_extra_info("socket").fileno()
@@ -135,7 +140,7 @@ def _unsent(transport: asyncio.Transport) -> int:
 
 
 class FrameParser(ServerProtocol):
-    """The library's parser. `at_edge`: the next byte begins a frame."""
+    """The library's parser. `at_edge` is True if the next byte begins a frame."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(state=OPEN, max_size=max_size, logger=log)
@@ -151,8 +156,8 @@ class FrameParser(ServerProtocol):
 
 @dataclass(slots=True, eq=False)
 class FrameReader:
-    """Reads frames for its owner. `is_held`: bytes are kept for later. `is_over`: no message is delivered
-    any more, only the peer's close frame is read."""
+    """Reads frames for its owner. While `is_held`, bytes are kept for later. Once `is_over`, no message is
+    delivered and only the peer's close frame is read."""
 
     owner: FrameOwner
     parser: FrameParser
@@ -181,8 +186,8 @@ class FrameReader:
             self._handle_events()
 
     def _read_plain(self, data: bytes, at: int) -> int:
-        """Reads a whole short text frame without the parser: nearly every frame is one. Gives its
-        end, or 0 if the parser must look at it."""
+        """Reads a whole short text frame without the parser, as nearly every frame is one. Returns the end of
+        the frame, or 0 if the parser must read it."""
         if self.parser.current_size is not None or len(data) - at < _LONG_HEAD:
             return 0
         length, start = data[at + 1] - 0x80, at + _HEAD
@@ -194,7 +199,7 @@ class FrameReader:
         if end > len(data) or length > (self.parser.max_message_size or 0):
             return 0
         if not self.is_over:
-            assert self.listener is not None, "bytes came before anybody listened"
+            assert self.listener is not None, "bytes came before there was a listener"
             self.listener.message_received(apply_mask(data[start:end], data[start - 4 : start]))
         return end
 
@@ -221,23 +226,23 @@ class FrameReader:
         self._fragments.append(bytes(frame.data))
         if frame.fin:
             fragments, self._fragments = self._fragments, []
-            assert self.listener is not None, "bytes came before anybody listened"
+            assert self.listener is not None, "bytes came before there was a listener"
             self.listener.message_received(
                 fragments[0] if len(fragments) == 1 else b"".join(fragments)
             )
         elif len(self._fragments) >= self.max_fragments:
             self._fragments = []
-            self.owner.close(TOO_LARGE, "a message of too many fragments")
+            self.owner.close(TOO_LARGE, "the message has too many fragments")
 
 
 @dataclass(slots=True, eq=False)
 class FrameWriter:
-    """Sends text messages as frames. Frames that are sent in one pass of the loop go out in one write.
+    """Sends text messages as frames. Frames of one pass of the loop leave in one write.
 
-    Frames wait here only while the transport is full. With many waiting there is no room: `room_changed`
-    is called, and again once there is room. `lagging` is called for a peer that takes nothing for too
-    long, or of which too much waits that cannot be had later. It is never called from inside `push`: the
-    producer may be in the middle of its listeners."""
+    Frames wait here only while the transport is full. If many wait there is no room: `room_changed` is called,
+    and again once there is room. `lagging` is called if the peer reads nothing for too long, or if too many
+    messages wait that cannot be read again. `push` never calls it directly, because the producer may be in
+    the middle of its listeners."""
 
     _transport: asyncio.Transport
     _settings: WebSettings
@@ -246,8 +251,8 @@ class FrameWriter:
     _room_changed: Callable[[], None]
     is_full: bool = False  # the transport
     has_room: bool = True
-    written: int = 0  # bytes given to the transport
-    _is_shut: bool = False  # the peer lags, or the socket closes: what is sent is dropped
+    written: int = 0  # bytes passed to the transport
+    _is_shut: bool = False  # the peer lags or the socket closes: later messages are dropped
     _batch: list[bytes] = field(default_factory=list)
     _batched_bytes: int = 0
     _queue: deque[bytes] = field(default_factory=deque)
@@ -260,9 +265,9 @@ class FrameWriter:
         self._stall = StallTimer(self._loop, self._transport, deadline_s, self._report_lag)
 
     def send(self, data: bytes, *, if_room: bool = False, is_frame: bool = False) -> bool:
-        """Sends a text message, or a frame of the parser, and never waits. The owner of a socket reads
-        no more requests while there is no room. With `if_room`, a message that can be had later is
-        refused then: False."""
+        """Sends a text message, or a frame of the parser, and never waits. The owner of the socket reads no
+        requests while there is no room. Returns False if `if_room` and there is no room: the message is not
+        sent and can be read again later."""
         if self._is_shut:
             return True
         if not is_frame:  # unmasked and whole, as a server sends it
@@ -287,7 +292,7 @@ class FrameWriter:
         return True
 
     def push(self, data: bytes) -> None:
-        """Sends what cannot be had later: it waits for the reader, within a bound."""
+        """Sends a message that cannot be read again. It waits for the reader, within a limit."""
         self.send(data)
         limits, everywhere = self._settings, self._backlog.bytes
         is_crowded = not self.has_room and everywhere > limits.push_queues_bytes
@@ -318,7 +323,7 @@ class FrameWriter:
                 self._transport.write(gathered)
 
     def pause(self) -> None:
-        """The transport is full. Its own buffer counts too: one frame may have filled it."""
+        """Notes that the transport is full. Its own buffer counts too: one frame may have filled it."""
         self.is_full = True
         if self._is_shut:
             return
@@ -328,7 +333,7 @@ class FrameWriter:
             self._stall.start()
 
     def resume(self) -> None:
-        """Writes until the transport is full again, so that each stretch has a deadline."""
+        """Writes queued frames until the transport is full again, so that each stretch has a deadline."""
         self.is_full = False
         self._stall.stop()
         self._flush()
@@ -343,7 +348,7 @@ class FrameWriter:
             self._room_changed()
 
     def end(self, last: bytes) -> None:
-        """Drops the queue, and sends `last` after the bytes that the transport holds."""
+        """Drops the queue and sends `last` after the bytes that the transport holds."""
         self._stall.stop()
         self._flush()
         self._backlog.bytes -= self._queued_bytes
@@ -355,13 +360,13 @@ class FrameWriter:
 
 
 class Wire(asyncio.Protocol):
-    """One WebSocket after its handshake."""
+    """A WebSocket after its handshake."""
 
     def __init__(
         self,
         transport: asyncio.Transport,
         settings: WebSettings,
-        connections: Connections,
+        connections: OpenConnections,
         max_frame: int,
     ) -> None:
         self._transport, self._settings, self._connections = transport, settings, connections
@@ -370,7 +375,7 @@ class Wire(asyncio.Protocol):
         self._roomy = asyncio.Event()
         lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
         self.out = FrameWriter(transport, settings, connections.backlog, lag, self._room_changed)
-        self._heartbeat = Heartbeat(self, self._in, self.out, settings.ping_interval_s)
+        self._pinger = Pinger(self, self._in, self.out, settings.ping_interval_s)
         self._linger = Timer(asyncio.get_running_loop(), transport.abort)
         self._discarded = 0
         self._pongs = 0  # bytes, while the transport took nothing
@@ -381,11 +386,11 @@ class Wire(asyncio.Protocol):
         self._in.listener = listener
 
     def trust(self) -> None:
-        """The peer has said who it is."""
+        """Notes that the peer is authenticated."""
         self._connections.mark_known(self)
 
     async def wait_for_room(self) -> None:
-        """Returns once there is room, or the socket is closing."""
+        """Returns once there is room or the socket is closing."""
         while not self._in.is_over and not self.out.has_room:
             await self._roomy.wait()
 
@@ -393,16 +398,16 @@ class Wire(asyncio.Protocol):
         """Sends a close frame. The peer has `close_linger_s` to answer it."""
         if self._in.is_over:
             return
-        with contextlib.suppress(InvalidState):  # the parser has said it already
+        with contextlib.suppress(InvalidState):  # the parser has sent one already
             self._in.parser.send_close(code, reason)
         self._end()
 
     def limit_messages(self, max_frame: int) -> None:
-        """Sets the limit of size from the next message on."""
+        """Sets the size limit from the next message on."""
         self._in.parser.max_message_size = max_frame
 
     def pause_reading(self, why: str) -> None:
-        """Stops reading until `resume_reading` is called for each reason."""
+        """Stops reading until `resume_reading` has been called for each reason."""
         if self._in.is_over:
             return
         self._holds.add(why)
@@ -423,15 +428,14 @@ class Wire(asyncio.Protocol):
     # what the server may do
 
     def shutdown(self) -> None:
-        """The gateway restarts."""
         self.close(CloseCode.SERVICE_RESTART, self._connections.reconnect_hint())
 
     @property
     def is_known(self) -> bool:
-        return False  # whoever is known is no stranger any more: `trust`
+        return False  # `trust` has removed an authenticated socket from the unauthenticated ones
 
     def evict(self) -> None:
-        self.close(TOO_MANY, "too many connections without a token: authenticate at once")
+        self.close(TOO_MANY, "too many unauthenticated connections; authenticate at once")
 
     def abort(self) -> None:
         self._transport.abort()
@@ -439,7 +443,7 @@ class Wire(asyncio.Protocol):
     # what the transport says
 
     def data_received(self, data: bytes) -> None:
-        self._heartbeat.has_received = True
+        self._pinger.has_received = True
         if self._in.is_over:
             self._discarded += len(data)
             if self._discarded > (self._in.parser.max_message_size or 0):
@@ -448,7 +452,7 @@ class Wire(asyncio.Protocol):
         self._in.read(data)
 
     def answer_pings(self, pongs: bytes) -> None:
-        """Closes the socket of a peer that sends many pings and reads no pong."""
+        """Closes the socket if the peer sends many pings and reads no pong."""
         self._pongs = self._pongs + len(pongs) if self.out.is_full else 0
         if self._pongs > self._settings.send_queue_bytes // 4:
             self.close(LAGGING, "you read too slowly")
@@ -467,7 +471,7 @@ class Wire(asyncio.Protocol):
         self._connections.remove(self)
 
     def _room_changed(self) -> None:
-        """Stops reading requests of a peer that reads its answers slowly."""
+        """Pauses reading requests while the peer reads its answers slowly."""
         if not self.out.has_room:
             self._roomy = asyncio.Event()
             self.pause_reading(ROOM)
@@ -484,14 +488,14 @@ class Wire(asyncio.Protocol):
         if by_peer:
             self._transport.close()
         elif not self._transport.is_closing():
-            self._transport.write_eof()  # its goodbye could not be read any more
+            self._transport.write_eof()  # the peer's close frame could not be parsed any more
 
     def _end(self) -> None:
-        """Sends the last bytes, and tells the listener that the socket closes. Later calls do nothing."""
+        """Sends the last bytes and notifies the listener. Later calls do nothing."""
         if self._in.is_over:
             return
         self._in.is_over = True
-        self._heartbeat.stop()
+        self._pinger.stop()
         self.out.end(b"".join(self._in.parser.data_to_send()))
         self._linger.start(self._settings.close_linger_s)
         self._roomy.set()
@@ -502,10 +506,10 @@ class Wire(asyncio.Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Heartbeat:
-    """Pings a peer that was silent for a whole interval, and closes its socket if it stays silent: not
-    before it could have read the bytes in front of the ping. It pauses while the socket is not read or
-    not written."""
+class Pinger:
+    """Pings a peer that was silent for a whole interval, and closes its socket if it stays silent. The peer gets
+    the time to read the bytes before the ping. It pauses while the socket is not read or not
+    written."""
 
     _wire: "Wire"
     _in: FrameReader
@@ -513,7 +517,7 @@ class Heartbeat:
     _interval_s: float
     has_received: bool = True
     _silent: int = 0  # intervals
-    _read: int = 0  # bytes that had been written when the peer was heard last
+    _read: int = 0  # bytes written before the peer's latest bytes came
     _timer: Timer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -533,7 +537,7 @@ class Heartbeat:
             self._out.send(b"".join(self._in.parser.data_to_send()), is_frame=True)
         unread_s = (self._out.written - self._read) / SLOWEST
         if self._silent > 1 and (self._silent - 1) * self._interval_s > unread_s:
-            self._wire.close(CloseCode.INTERNAL_ERROR, "no sign of life")
+            self._wire.close(CloseCode.INTERNAL_ERROR, "no answer to a ping")
             return
         self.has_received = False
         self._timer.start(self._interval_s)

@@ -1,5 +1,4 @@
-"""HTTP on its transport, around uvicorn's parser: who is too slow, too many or too much hears why and is heard no
-more; and the handshake of a WebSocket."""
+"""HTTP on its transport, around uvicorn's parser, with limits and their refusals, and the handshake of a WebSocket."""
 
 import asyncio
 import binascii
@@ -34,33 +33,33 @@ from gateway.api.errors import (
 from gateway.domain.errors import GatewayError
 from gateway.web.responses import error_body
 from gateway.web.settings import WebSettings
-from gateway.web.wire.connections import Connections
+from gateway.web.wire.connections import OpenConnections
 from gateway.web.wire.frames import StallTimer, Timer, Wire
 from gateway.web.wire.visitors import SECURITY_HEADERS, parse_address
 
-_SLACK = 512  # what a head holds besides its target and headers: method, version, line ends
+_SLACK = 512  # bytes of a head besides its target and headers: method, version, line ends
 _WEBSOCKET = b"websocket"
 _VERSIONS = frozenset({"1.0", "1.1"})
-_RTSP = b" RTSP/"  # which the parser reads as well
-_UNREAD = "0.0"  # the parser has not come to the version
+_RTSP = b" RTSP/"  # the parser reads that protocol as well
+_UNREAD = "0.0"  # the version before the parser has read it
 
 
 def _ambiguity(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """What two servers could read in two ways is not read at all."""
+    """Returns why two servers could read the request in two ways; None if they could not."""
     hosts = [value for name, value in headers if name == b"host"]
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     lengths = [value for name, value in headers if name == b"content-length"]
     if len(hosts) != 1 or not hosts[0].strip():
-        return "a request has exactly one Host header"
+        return "a request must have exactly one Host header"
     if len(lengths) + len(codings) > 1 or codings not in ([], [b"chunked"]):
-        return "the length of the body is ambiguous"
+        return "the length of the body is ambiguous: send one Content-Length, or Transfer-Encoding: chunked"
     if not target.startswith(b"/"):
         return "the request target must be a path"
     return None
 
 
 def refusal(error: GatewayError) -> bytes:
-    """A whole HTTP answer that also ends the connection."""
+    """Returns a whole HTTP answer that also ends the connection."""
     body = error_body(error)
     status = HTTPStatus(failure_of(error).status)
     headers = [f"{name}: {value}" for name, value in error_headers(error).items()]
@@ -76,7 +75,7 @@ def refusal(error: GatewayError) -> bytes:
 
 
 class RequestApp:
-    """ASGI around the application, for one request."""
+    """The application for one request: answers HTTP/1.0, and ends the answer when the gateway stops."""
 
     def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
         self._app, self._cycle = app, cycle
@@ -90,11 +89,11 @@ class RequestApp:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or not task.cancelling():
-                raise  # not the end of the gateway: something that was awaited failed
+                raise  # the gateway does not stop: something that was awaited was cancelled
             self._cut_off()
 
     async def _send_unchunked(self, message: Message) -> None:
-        """HTTP/1.0 knows no chunks: an answer of unknown length ends with its connection."""
+        """Sends an answer of HTTP/1.0, which has no chunks: one of unknown length ends with its connection."""
         cycle = self._cycle
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message.get("headers", ())}
@@ -106,7 +105,7 @@ class RequestApp:
         await cycle.send(message)  # type: ignore[arg-type]  # Starlette's type for the same thing
 
     def _cut_off(self) -> None:
-        """Says that it is over, in whatever way is still open; waits for nobody."""
+        """Ends the answer without waiting: with a refusal if it has not begun, else with a last chunk."""
         cycle, transport = self._cycle, self._cycle.transport
         if not (cycle.disconnected or cycle.response_complete or transport.is_closing()):
             if not cycle.response_started:
@@ -119,7 +118,7 @@ class RequestApp:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """One that is in order as such; `answer` accepts it."""
+    """A valid handshake; `answer` accepts it."""
 
     path: str
     headers: Sequence[tuple[bytes, bytes]]
@@ -129,7 +128,7 @@ class Handshake:
 
 
 class Admission(Protocol):
-    """A visitor who was let in, until there is a socket to talk by."""
+    """The right to open one socket."""
 
     @property
     def max_frame(self) -> int: ...
@@ -139,21 +138,21 @@ class Admission(Protocol):
 
 class Admitter(Protocol):
     def admit(self, handshake: Handshake) -> Admission:
-        """Raises GatewayError: the handshake is refused with it."""
+        """Raises GatewayError, with which the handshake is refused."""
         ...
 
 
 def accept(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The answer to a proper handshake. Raises NotUpgradable."""
+    """Returns the answer to a valid handshake. Raises NotUpgradable."""
     given: dict[bytes, bytes] = {}
     for name, value in headers:
         if name.startswith(b"sec-websocket-") and name in given:
-            raise NotUpgradable(f"{name.decode('latin-1')} comes more than once")
+            raise NotUpgradable(f"{name.decode('latin-1')} must not be repeated")
         given[name] = value
     if method != b"GET" or version != "1.1":
-        raise NotUpgradable("a WebSocket begins with GET and HTTP/1.1")
+        raise NotUpgradable("a WebSocket handshake must be a GET of HTTP/1.1")
     if b"content-length" in given or b"transfer-encoding" in given:
-        raise NotUpgradable("a WebSocket handshake has no body")
+        raise NotUpgradable("a WebSocket handshake must not have a body")
     if given.get(b"sec-websocket-version") != b"13":
         raise NotUpgradable("Sec-WebSocket-Version must be 13")
     key = given.get(b"sec-websocket-key", b"").strip()
@@ -172,15 +171,19 @@ def _is_key(key: bytes) -> bool:
         return False
 
 
-_LINGER_S = 1.0  # how long a refused peer may take to read why
+_LINGER_S = 1.0  # the time that a refused peer has to read the refusal
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """One HTTP connection, until it ends or becomes a WebSocket. It stops the parser at what is too much, too many
-    or ambiguous; `refusal` says why. `read_timer` runs while a head or a body is half here."""
+    """An HTTP connection, until it ends or becomes a WebSocket. It stops the parser at a request that is too large,
+    too slow or ambiguous; `refusal` says why. `read_timer` runs while a head or a body is incomplete."""
 
     def __init__(
-        self, config: Config, settings: WebSettings, connections: Connections, admitter: Admitter
+        self,
+        config: Config,
+        settings: WebSettings,
+        connections: OpenConnections,
+        admitter: Admitter,
     ) -> None:
         super().__init__(config, connections.state, {})
         self.settings, self._connections, self._admitter = settings, connections, admitter
@@ -192,11 +195,9 @@ class GuardedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         super().connection_made(transport)
         self.read_timer = Timer(self.loop, self._time_out)
-        self._stall = StallTimer(  # an answer that nobody takes
-            self.loop, transport, self.settings.write_deadline_s, transport.abort
-        )
+        deadline_s = self.settings.write_deadline_s
+        self._stall = StallTimer(self.loop, transport, deadline_s, transport.abort)
         self._linger = Timer(self.loop, transport.abort)
-        self._late_refusal = Timer(self.loop, self._refuse_late)
         peer = parse_address(str(self.client[0])) if self.client else None
         self._proxy = peer if self._connections.visitor_reader.is_trusted(peer) else None
         has_seat = self._connections.assign_address(self, None if self._proxy else peer)
@@ -209,7 +210,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._connections.mark_unknown(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self.read_timer, self._stall, self._linger, self._late_refusal):
+        for timer in (self.read_timer, self._stall, self._linger):
             timer.stop()
         super().connection_lost(exc)
         self._connections.remove(self)
@@ -235,7 +236,6 @@ class GuardedHttp(HttpToolsProtocol):
 
     @property
     def is_known(self) -> bool:
-        """By its latest request: whoever was let in with it has a principal."""
         return self.scope is not None and "principal" in self.scope["state"]
 
     def evict(self) -> None:
@@ -261,8 +261,8 @@ class GuardedHttp(HttpToolsProtocol):
         super()._start_asgi_task(cycle, RequestApp(app, cycle))  # type: ignore[arg-type]  # uvicorn's scope types are its own
 
     def _watch(self) -> None:
-        """Whatever is half here has its time; a connection at rest has the keep-alive time, also
-        if it trickles what is no request."""
+        """Starts the timer for an incomplete head or body. An idle connection has the keep-alive time, also if it
+        sends bytes that are no request."""
         if self._is_refused or self.transport.is_closing():
             return
         if self.is_head_endless:
@@ -281,7 +281,7 @@ class GuardedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: GatewayError) -> None:
-        """Says why, unless an answer is under way, and hears no more."""
+        """Sends the refusal, unless an answer is under way, and reads no more."""
         self._is_refused = True
         self.read_timer.stop()
         self._unset_keepalive_if_required()
@@ -291,26 +291,18 @@ class GuardedHttp(HttpToolsProtocol):
         if self.in_body and (cycle.response_started or self.pipeline):
             self.transport.close()
         elif self.in_body or cycle is None or cycle.response_complete:
-            self._send_refusal(refusal(error))
+            self.transport.write(refusal(error))
+            self.transport.write_eof()
+            self._linger.start(_LINGER_S)  # a peer cut off while it sends never sees the answer
+            if self.in_body:
+                cycle.disconnected = True
+                cycle.message_event.set()
         else:
-            cycle.keep_alive = False  # a later request of a pipeline: the earlier is answered
-
-    def _refuse_late(self) -> None:
-        assert self.refusal is not None
-        self._refuse(self.refusal)
-
-    def _send_refusal(self, answer: bytes) -> None:
-        """And waits a moment: a peer that is cut off while it sends would never see the answer."""
-        self.transport.write(answer)
-        self.transport.write_eof()
-        self._linger.start(_LINGER_S)
-        if self.in_body:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            cycle.keep_alive = False  # a later request of a pipeline: the earlier one is answered
 
     def _upgrade(self, rest: bytes) -> None:
         if self.cycle is not None and (self.pipeline or not self.cycle.response_complete):
-            self._refuse(InvalidRequest("a WebSocket begins after all earlier answers"))
+            self._refuse(InvalidRequest("a WebSocket handshake must follow all earlier answers"))
             return
         target = self.url.partition(b"?")[0].decode("latin-1")
         method, version = self.parser.get_method(), self.parser.get_http_version()
@@ -320,10 +312,9 @@ class GuardedHttp(HttpToolsProtocol):
                 Handshake(target, self.headers, self.client, self.server, answer)
             )
         except GatewayError as error:
-            self.refusal = error
             if delay_s := delay_of(error):
                 self._is_refused = True
-                self._late_refusal.start(delay_s)
+                self.loop.call_later(delay_s, self._refuse, error)
             else:
                 self._refuse(error)
             return
@@ -340,8 +331,8 @@ class GuardedHttp(HttpToolsProtocol):
 
     @property
     def is_head_endless(self) -> bool:
-        """A header that does not end is seen by its bytes: the parser reports whole ones. So is a
-        trailer, or what stands beside the size of a chunk."""
+        """True if a header, a trailer or the extension of a chunk does not end. The parser reports only whole
+        ones, so their bytes are counted here."""
         limits = self.settings
         limit = limits.max_target_bytes + limits.max_header_bytes + _SLACK
         if self.in_body:
@@ -353,7 +344,7 @@ class GuardedHttp(HttpToolsProtocol):
         return bool(self.parser.should_upgrade()) and self._get_upgrade() == _WEBSOCKET
 
     def feed(self, data: bytes) -> None:
-        """Raises what the parser raises."""
+        """Raises HttpParserError and HttpParserUpgrade, as the parser does."""
         clean, self._begun = not self.in_body, 0
         first_line = data.lstrip(b"\r\n").partition(b"\n")[0] if _RTSP in data else b""
         if _RTSP in first_line and clean and not self.in_head:
@@ -361,10 +352,10 @@ class GuardedHttp(HttpToolsProtocol):
             raise HttpParserError
         self._unused_bytes += len(data)
         self.parser.feed_data(data)
-        if clean and self._begun <= 1:  # else part of it belonged to an earlier request
+        if clean and self._begun <= 1:  # else some bytes belonged to an earlier request
             self._head_bytes += len(data)
 
-    # what the parser says
+    # callbacks of the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -380,7 +371,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_body:
-            self._trailers += 1  # of a chunked body: counted and dropped, it is no header
+            self._trailers += 1  # a trailer of a chunked body is counted and dropped
         else:
             super().on_header(name, value)
         self._header_bytes += len(name) + len(value) + 4
@@ -389,7 +380,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._stop(HeadTooLarge())
 
     def on_headers_complete(self) -> None:
-        if self._proxy is not None:  # the seat is that of whom it names
+        if self._proxy is not None:  # the connection counts for the client that the proxy names
             address = self._connections.visitor_reader.forwarded_client(self.headers, self._proxy)
             if not self._connections.assign_address(self, address):
                 self._stop(TooManyOfAddress())
@@ -405,7 +396,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         self.in_body = True
         if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # an upgrade we do not know leaves the parser used up
+            self.cycle.keep_alive = False  # the parser cannot go on after an unknown upgrade
 
     def on_body(self, body: bytes) -> None:
         if self.wants_websocket:
@@ -425,13 +416,13 @@ class GuardedHttp(HttpToolsProtocol):
         self._connections.mark_known(self)  # until it is answered
 
     def reason(self, error: Exception) -> GatewayError:
-        """Why the parser gave up."""
+        """Returns why the parser stopped."""
         if self.refusal is not None:
             return self.refusal
         is_other = self.parser.get_http_version() not in {_UNREAD, *_VERSIONS}
         if is_other or str(error) == "Invalid HTTP version":
             return VersionNotSupported()
-        return InvalidRequest(f"not HTTP: {str(error)[:100]}")
+        return InvalidRequest(f"the request is not HTTP: {str(error)[:100]}")
 
     def _stop(self, error: GatewayError) -> None:
         self.refusal = error

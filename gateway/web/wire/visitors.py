@@ -1,5 +1,5 @@
-"""Who stands at the door, as far as addresses and headers tell, and what is refused before it is known who it is:
-foreign Hosts and Origins, bodies that are too large. Nothing here is believed yet."""
+"""The sender of a request by its addresses and headers, and the refusals before authentication: of foreign Hosts and
+Origins and of large bodies. Nothing here is proved yet."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
-_HOPS = b"x-forwarded-for"  # the one that is read; any of the others tells of a proxy all the same
+_HOPS = b"x-forwarded-for"  # the only one that is read; each of the others also shows a proxy
 _FORWARDED = frozenset(
     {
         b"forwarded",
@@ -33,11 +33,14 @@ _FORWARDED = frozenset(
         b"x-original-forwarded-for",
     }
 )
-_TRACE = b"traceparent"
 _SINGLE = frozenset({b"host", b"origin", b"authorization", b"sec-fetch-site"})
-
-
 _LONGEST = 100  # characters of an address with its zone
+
+
+def parse_address(text: str) -> IpAddress | None:
+    """Returns an address by its value; a mapped IPv4 address becomes IPv4, and the zone of an IPv6 address does
+    not count. Returns None if the text is no address."""
+    return _parsed(text) if len(text) <= _LONGEST else None  # the cache holds no long text
 
 
 @lru_cache(maxsize=4096)
@@ -54,15 +57,9 @@ def _parsed(text: str) -> IpAddress | None:
     return address
 
 
-def parse_address(text: str) -> IpAddress | None:
-    """An address by its value, never by its spelling; an IPv4 address in IPv6 clothes is IPv4. The
-    zone of an IPv6 address does not count."""
-    return _parsed(text) if len(text) <= _LONGEST else None
-
-
 def parse_hop(text: str) -> IpAddress | None:
-    """What a proxy writes into X-Forwarded-For: an address, with a port or without. An IPv6 address
-    with a port stands in brackets."""
+    """Parses an entry of X-Forwarded-For: an address, with or without a port. An IPv6 address with a port has
+    brackets."""
     host, port = text.strip(), ""
     if host.startswith("["):
         host, bracket, port = host[1:].partition("]")
@@ -83,7 +80,7 @@ def _is_port(text: str) -> bool:
 
 
 def _network(text: str) -> IpNetwork:
-    """A network of IPv4 addresses in IPv6 clothes is one of IPv4, as its addresses are."""
+    """Parses a network. A network of mapped IPv4 addresses becomes one of IPv4, as its addresses do."""
     network = ip_network(text, strict=False)
     if isinstance(network, IPv6Network) and network.prefixlen >= 96:
         mapped = network.network_address.ipv4_mapped
@@ -94,8 +91,8 @@ def _network(text: str) -> IpNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """`client` is the peer, or whom a trusted proxy names, or that proxy; None: nobody knows. `repeated`: a header
-    that must be single came more than once."""
+    """The sender of a request. `client` is the peer, or the client that a trusted proxy names, or that proxy; None
+    if it is unknown. `repeated` holds the headers that must be single and came more than once."""
 
     client: IpAddress | None
     server: str
@@ -103,13 +100,13 @@ class Visitor:
     origin: str | None = None
     authorization: str | None = field(default=None, repr=False)
     fetch_site: str | None = None
-    is_proxied: bool = False  # through whomever
+    is_proxied: bool = False  # by any proxy, trusted or not
     repeated: frozenset[str] = frozenset()
     traceparent: str | None = None
 
     @property
     def is_local(self) -> bool:
-        """On this machine, through no proxy, and no page of a browser."""
+        """True if the sender is on this machine, behind no proxy and no page of a browser."""
         return (
             self.client is not None
             and self.client.is_loopback
@@ -120,21 +117,17 @@ class Visitor:
 
 
 def address_group(address: IpAddress | None) -> str:
-    """One visitor holds a whole /64 of IPv6."""
+    """Returns the name under which an address is counted: itself, or its /64 if it is IPv6."""
     if isinstance(address, IPv6Address):
         return str(IPv6Network((address, 64), strict=False))
     return str(address)
 
 
-def _first(headers: Headers, wanted: bytes) -> str | None:
-    return next((value.decode("latin-1") for name, value in headers if name == wanted), None)
-
-
 class VisitorReader:
-    """Reads visitors out of requests."""
+    """Reads visitors from requests."""
 
     def __init__(self, trusted_proxies: Sequence[str]) -> None:
-        self._trusted: tuple[IpNetwork, ...] = tuple(_network(text) for text in trusted_proxies)
+        self._trusted: tuple[IpNetwork, ...] = tuple(map(_network, trusted_proxies))
 
     def read(
         self, headers: Headers, peer: Sequence[object] | None, server: Sequence[object] | None
@@ -143,11 +136,14 @@ class VisitorReader:
         repeated: set[str] = set()
         hops: list[str] = []
         is_proxied = False
+        traceparent: str | None = None
         for name, value in headers:
             if name in _SINGLE:
                 if name in found:
                     repeated.add(name.decode())
                 found[name] = value.decode("latin-1").strip()
+            elif name == b"traceparent" and traceparent is None:
+                traceparent = value.decode("latin-1")
             elif name in _FORWARDED or name.startswith(b"x-forwarded-"):
                 is_proxied = True
                 if name == _HOPS:
@@ -164,7 +160,7 @@ class VisitorReader:
             fetch_site=found.get(b"sec-fetch-site"),
             is_proxied=is_proxied,
             repeated=frozenset(repeated),
-            traceparent=_first(headers, _TRACE),
+            traceparent=traceparent,
         )
 
     def is_trusted(self, address: IpAddress | None) -> bool:
@@ -173,13 +169,13 @@ class VisitorReader:
         )
 
     def forwarded_client(self, headers: Headers, proxy: IpAddress | None) -> IpAddress | None:
-        """Whose request it is that a trusted proxy passes on."""
+        """Returns the client of a request that a trusted proxy forwards."""
         hops = [value.decode("latin-1") for name, value in headers if name == _HOPS]
         return self._client_behind(",".join(hops).split(",") if hops else (), proxy)
 
     def _client_behind(self, hops: Sequence[str], proxy: IpAddress | None) -> IpAddress | None:
-        """The last hop that is no proxy of ours: what stands before it anybody may have written. If it
-        cannot be read, or there is none, the proxy that says so."""
+        """Returns the last hop that is no trusted proxy, as any client can forge the hops before it. Returns the
+        proxy itself if that hop cannot be parsed or there is none."""
         for text in reversed(hops):
             address = parse_hop(text)
             if address is None:
@@ -202,44 +198,50 @@ SECURITY_HEADERS: Sequence[tuple[bytes, bytes]] = (
 
 
 class OriginGuard:
-    """Host and Origin: against rebound names and against pages of other sites.
+    """Checks Host and Origin, against DNS rebinding and pages of other sites.
 
-    A Host that is an address cannot be rebound, so a gateway that listens on every address takes
-    any address for its own. A name has to be listed.
+    A Host that is an address cannot be rebound, so a gateway that listens on every address accepts any address. A
+    name has to be listed.
     """
 
     def __init__(self, settings: WebSettings) -> None:
+        self._reader = VisitorReader(settings.trusted_proxies)
         self._any_address = settings.bind in _ANY_ADDRESS
         self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
         hosts = {urlsplit(origin).hostname or "" for origin in self._origins}
         self._hosts = frozenset({"localhost", settings.bind.lower(), *hosts} - {""})
 
+    def admit(
+        self, headers: Headers, peer: Sequence[object] | None, server: Sequence[object] | None
+    ) -> Visitor:
+        """Reads a visitor. Raises HostRefused, OriginRefused."""
+        visitor = self._reader.read(headers, peer, server)
+        self.check(visitor)
+        return visitor
+
     def check(self, visitor: Visitor) -> None:
         """Raises HostRefused, OriginRefused."""
-        if visitor.host is None or "host" in visitor.repeated or not self._is_own_host(visitor):
+        host, origin, repeated = visitor.host, visitor.origin, visitor.repeated
+        if host is None or "host" in repeated or not self._is_own_host(host, visitor.server):
             raise HostRefused
-        if visitor.origin is not None and not self._is_allowed_origin(visitor):
+        if origin is None:
+            return
+        own = {f"http://{host.lower()}", f"https://{host.lower()}"}
+        if "origin" in repeated or origin.lower() not in own | self._origins:
             raise OriginRefused
 
-    def _is_own_host(self, visitor: Visitor) -> bool:
-        host = _host_name(visitor.host or "")
-        if host in self._hosts:
+    def _is_own_host(self, host: str, server: str) -> bool:
+        name = _host_name(host)
+        if name in self._hosts:
             return True
-        address = parse_address(host)
+        address = parse_address(name)
         if address is None:
             return False
-        return self._any_address or address.is_loopback or address == parse_address(visitor.server)
-
-    def _is_allowed_origin(self, visitor: Visitor) -> bool:
-        if "origin" in visitor.repeated:
-            return False
-        origin = (visitor.origin or "").lower()
-        host = (visitor.host or "").lower()
-        return origin in {f"http://{host}", f"https://{host}"} or origin in self._origins
+        return self._any_address or address.is_loopback or address == parse_address(server)
 
 
 def _host_name(host: str) -> str:
-    """Without the port; "" for what is no host at all."""
+    """Returns the host without its port; "" if the text is no host."""
     if any(char in host for char in "/@?#\\ \t,"):
         return ""
     try:
@@ -249,13 +251,13 @@ def _host_name(host: str) -> str:
 
 
 class BodyLimit:
-    """ASGI: refuses a body whose Content-Length is too large, and one that turns out to be."""
+    """ASGI middleware: refuses a body that is too large by its Content-Length or by its bytes."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app, self._limit = app, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises BodyTooLarge, InvalidRequest, if possible before a byte of it is read."""
+        """Raises BodyTooLarge, InvalidRequest; before a byte is read if the Content-Length shows it."""
         check_length(scope["headers"], self._limit)
         seen = 0
 
@@ -271,20 +273,17 @@ class BodyLimit:
 
 
 def check_length(headers: Iterable[tuple[bytes, bytes]], limit: int) -> None:
-    """Raises BodyTooLarge, InvalidRequest before a byte of the body is read."""
+    """Raises BodyTooLarge, InvalidRequest."""
     for name, value in headers:
-        if name == b"content-length" and _length(value) > limit:
-            raise BodyTooLarge(limit)
-
-
-def _length(value: bytes) -> int:
-    if not value.isdigit() or len(value) > 18:
-        raise InvalidRequest("the Content-Length is not a number")
-    return int(value)
+        if name == b"content-length":
+            if not value.isdigit() or len(value) > 18:
+                raise InvalidRequest("the Content-Length is not a number")
+            if int(value) > limit:
+                raise BodyTooLarge(limit)
 
 
 class SecurityHeaders:
-    """ASGI: adds the headers that protect browsers, unless the answer has them."""
+    """ASGI middleware: adds the headers that protect browsers, unless the answer has them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -84,7 +84,7 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
         peer = FakePeer()
         sent = await call(chat(stage), "chat.send", on=peer, content="hi")
         await stalling.reached.wait()
-        peer.leave()
+        peer.end()
         heard = len(peer.events)
         run = stage.front.live.get(sent["run_id"])
         assert run is not None

@@ -150,7 +150,7 @@ async def test_a_second_subscription_takes_the_place_of_the_first_and_both_end_w
 
     bus.publish(event("query.start"))
     bus.publish(event("session.end"))
-    peer.leave()
+    peer.end()
     bus.publish(event("session.end"))
 
     assert [one["type"] for one in peer.told] == ["session.end"]
@@ -177,7 +177,7 @@ async def test_nothing_is_told_before_the_answer_nor_to_who_left_before_it() -> 
 
     methods(bus)["events.subscribe"](made, EventsSubscribe())
     bus.publish(event())
-    peer.leave()
+    peer.end()
     run_all(made.after_answer)
     bus.publish(event())
 

@@ -1,4 +1,4 @@
-"""Listens, serves until it is told to stop, and lets everybody go in good order."""
+"""The server: listens, serves until it is stopped, and ends all connections in order."""
 
 import asyncio
 import errno
@@ -7,45 +7,24 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
-from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 
 from gateway.api.errors import AddressInUse, CannotListen
+from gateway.web.asgi import WebApp
 from gateway.web.settings import WebSettings
-from gateway.web.wire.connections import Connections
-from gateway.web.wire.http import Admitter, GuardedHttp
+from gateway.web.wire.connections import OpenConnections
+from gateway.web.wire.http import GuardedHttp
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
-SEND_BUFFER = 262_144  # of the kernel, a connection: a stalled reader must not hold megabytes there
+SEND_BUFFER = (
+    262_144  # bytes in the kernel for a connection, so that a stalled reader holds no megabytes
+)
 LAST_MOMENT_S = 1.0
-
-
-class SocketWorkers(Protocol):
-    """Do what is asked for over WebSockets."""
-
-    async def run(self, *, task_status: TaskStatus[None]) -> None: ...
-
-    async def wait_until_idle(self) -> None: ...
-
-
-class SocketEndpoint(Admitter, Protocol):
-    @property
-    def workers(self) -> SocketWorkers: ...
-
-
-class App(Protocol):
-    """The ASGI application for HTTP, and who decides on WebSockets."""
-
-    @property
-    def sockets(self) -> SocketEndpoint: ...
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +37,15 @@ class ListenAddress:
 
 
 class WebServer:
-    """Runs in the task that calls `serve`; takes no signals and starts no thread."""
+    """Serves an application in the task that calls `serve`, without signals and threads. `bound` are sockets that
+    listen already."""
 
     def __init__(
-        self, app: App, settings: WebSettings, bound: Sequence[socket.socket] = ()
+        self, app: WebApp, settings: WebSettings, bound: Sequence[socket.socket] = ()
     ) -> None:
-        """`bound`: sockets that listen already."""
         self._app, self._settings = app, settings
         self._bound = bound
-        self._connections = Connections(settings)
+        self._connections = OpenConnections(settings)
         self._config = _config(app, settings)
         self._listeners: list[asyncio.Server] = []
         self._stop = anyio.Event()
@@ -74,7 +53,7 @@ class WebServer:
         self._grace_s = 0.0
 
     def renew(self, settings: WebSettings) -> None:
-        """From now on connections are bounded so. Where it listens stays."""
+        """Applies other limits to later connections. The addresses stay."""
         self._settings = settings
         self._connections.renew(settings)
 
@@ -100,17 +79,16 @@ class WebServer:
             self.stopped.set()
 
     def duplicate_sockets(self) -> Sequence[socket.socket]:
-        """What it listens on, for another server: nobody is refused in between."""
+        """Returns the listening sockets for another server, so that no connection is refused in between."""
         return [bound.dup() for bound in self._bound]
 
     def stop_accepting(self) -> None:
-        """New connections are refused by the system; those that are there go on."""
-        listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener.close()
+        """Closes the listeners, so that the system refuses new connections. Open connections stay."""
+        while self._listeners:
+            self._listeners.pop().close()
 
     def stop(self, grace_s: float) -> None:
-        """WebSockets are closed with 1012; requests under way have `grace_s` to finish."""
+        """Closes WebSockets with 1012. Requests under way have `grace_s` seconds to finish."""
         self._grace_s = grace_s
         self._stop.set()
 
@@ -126,7 +104,7 @@ class WebServer:
         for task in tuple(tasks):
             task.cancel()
         if tasks:
-            await asyncio.wait(tuple(tasks), timeout=LAST_MOMENT_S)  # each says that it is over
+            await asyncio.wait(tuple(tasks), timeout=LAST_MOMENT_S)  # each ends its answer
         self._connections.abort_all()
         with anyio.move_on_after(LAST_MOMENT_S):
             while tasks:
@@ -147,18 +125,8 @@ class WebServer:
         return GuardedHttp(self._config, self._settings, self._connections, self._app.sockets)
 
 
-async def serve(
-    app: App,
-    settings: WebSettings,
-    *,
-    task_status: TaskStatus[ListenAddress] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    """Serves until it is cancelled; gives the address once it listens."""
-    await WebServer(app, settings).serve(task_status=task_status)
-
-
-def _config(app: App, settings: WebSettings) -> Config:
-    """uvicorn with everything off that we do ourselves or do not want."""
+def _config(app: WebApp, settings: WebSettings) -> Config:
+    """Returns the settings of uvicorn, with all parts off that the gateway does itself or does not use."""
     config = Config(
         app,
         http="httptools",
@@ -179,7 +147,7 @@ def _config(app: App, settings: WebSettings) -> Config:
 
 
 async def _bind(host: str, port: int) -> Sequence[socket.socket]:
-    """A socket for each address that the name has, all on one port."""
+    """Returns a listening socket for each address of the host, all on one port."""
     sockets: list[socket.socket] = []
     try:
         found = await anyio.getaddrinfo(
@@ -192,7 +160,7 @@ async def _bind(host: str, port: int) -> Sequence[socket.socket]:
         for bound in sockets:
             bound.close()
         kind = AddressInUse if error.errno == errno.EADDRINUSE else CannotListen
-        raise kind(host, port, _reason(error)) from error
+        raise kind(host, port, (error.strerror or str(error)).lower()) from error
     return sockets
 
 
@@ -211,7 +179,3 @@ def _listener(family: int, address: tuple[object, ...]) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
