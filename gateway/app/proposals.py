@@ -1,4 +1,4 @@
-"""Changes of the configuration by API: proposed, shown and checked first, then written and put into force."""
+"""Changes of the configuration by API: a proposal shows and checks a change, then `apply` writes and reloads it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +22,12 @@ from gateway.config.toml import CannotEdit
 from gateway.config.values import Surroundings
 from gateway.domain.errors import Conflict
 
-MOST = 32  # proposals that are remembered; the oldest is forgotten
+MOST = 32  # remembered proposals; the oldest is dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the file would be, and the secret files that it refers to."""
+    """A new text of the file, and the secret files that it refers to."""
 
     path: Path
     around: Surroundings
@@ -38,17 +38,16 @@ class Proposal:
 
     @property
     def hash(self) -> str:
-        told = repr((str(self.path), self.before, self.after, sorted(self.secrets.items())))
-        return sha256(told.encode()).hexdigest()
+        text = repr((str(self.path), self.before, self.after, sorted(self.secrets.items())))
+        return sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """How the configuration of this process is found, read and judged. `usual`: the file that is made if there is
-    none."""
+    """Finds and reads the configuration of this process. `default` is the path of a new file."""
 
     path: Callable[[], Path | None]
-    usual: Path
+    default: Path
     around: Callable[[], Surroundings]
 
     def read(self, path: Path | None) -> LoadedConfig:
@@ -56,7 +55,7 @@ class ConfigFile:
 
 
 class Proposals:
-    """`origin` is the file that the gateway was started with; `file` is set once it is known."""
+    """The proposed changes. `origin` is the file of the start; `file` is None until `running` sets it."""
 
     def __init__(self, origin: Path | None, reload: Callable[[], Awaitable[api.Reloaded]]) -> None:
         self.file: ConfigFile | None = None
@@ -65,28 +64,30 @@ class Proposals:
         self._turn = anyio.Lock()
 
     async def examine(self, upkeep: Upkeep, *, is_live: bool) -> api.DoctorReport:
-        """Runs the checks of `exogate doctor` here; or only those of a gateway at work."""
+        """Runs the checks of `exogate doctor`; with `is_live` only those of a running gateway."""
         file, path = self._file, self._origin
 
-        def run() -> Examination:
+        def examine_file() -> Examination:
             found = path or file.path()
             return examine(lambda: file.read(found).config, found)
 
-        found = run_checks((check(upkeep) for check in UPKEEP_CHECKS), path)
-        return (found if is_live else (await to_thread.run_sync(run)).merge(found)).told
+        live = run_checks((check(upkeep) for check in UPKEEP_CHECKS), path)
+        if is_live:
+            return live.report
+        return (await to_thread.run_sync(examine_file)).merge(live).report
 
     @property
     def _file(self) -> ConfigFile:
         if self.file is None:
-            raise Conflict("this gateway was started without a way to read its configuration again")
+            raise Conflict("this gateway cannot read its configuration again")
         return self.file
 
     async def propose(
         self, patch: Mapping[str, object], secrets: Mapping[str, str]
     ) -> api.Proposed:
-        """Raises InvalidParams for what cannot be written at all."""
+        """Checks a patch of the configuration. Raises InvalidParams if it cannot be written."""
         try:
-            made = await to_thread.run_sync(self._made, patch, secrets)
+            made = await to_thread.run_sync(self._make, patch, secrets)
         except CannotEdit as error:
             raise InvalidParams(str(error), [("patch", str(error))]) from error
         self._known[made.hash] = made
@@ -99,9 +100,9 @@ class Proposals:
             hash=made.hash,
         )
 
-    def _made(self, patch: Mapping[str, object], secrets: Mapping[str, str]) -> Proposal:
+    def _make(self, patch: Mapping[str, object], secrets: Mapping[str, str]) -> Proposal:
         file = self._file
-        path, around = self._origin or file.path() or file.usual, file.around()
+        path, around = self._origin or file.path() or file.default, file.around()
         files, references = dict[str, str](), dict[str, object]()
         for key, value in secrets.items():
             name = key if is_file_name(key) and "." not in key else secret_name(parse_path(key))
@@ -118,15 +119,15 @@ class Proposals:
         return Proposal(path, around, before, after, files, ())
 
     async def apply(self, hash_: str) -> api.Applied:
-        """Raises Conflict if the file is not what it was, InvalidParams if it would not be valid."""
+        """Writes and reloads a proposal. Raises Conflict if the file has changed, InvalidParams if it is not valid."""
         async with self._turn:
             made = self._known.get(hash_)
             if made is None:
-                raise Conflict("there is no such proposal, or not any more; propose it again")
+                raise Conflict("there is no such proposal; propose the change again")
             _refuse(made.errors)
             undo = await to_thread.run_sync(_write, made)
             done = await self._reload()
-            if done.errors:  # valid, and still of no use: a plugin that cannot be built
+            if done.errors:  # such as a plugin that cannot be loaded
                 await to_thread.run_sync(undo)
                 await self._reload()
                 _refuse(done.errors)
@@ -141,21 +142,21 @@ def _refuse(errors: Sequence[ConfigProblem] | Sequence[api.ConfigError]) -> None
 
 
 def _write(made: Proposal) -> Callable[[], None]:
-    """Writes secrets, then the file; returns what takes it back. Raises Conflict."""
+    """Writes secrets, then the file. Returns the function that undoes both. Raises Conflict."""
     was_there = made.path.exists()
     try:
         if editing.current(made.path, made.around) != made.before:
-            raise CannotEdit("the file changed meanwhile; propose it again")
+            raise CannotEdit("the file has changed; propose the change again")
         undo = [write_secret(made.around.home, *one) for one in made.secrets.items()]
         if made.after != made.before:
             editing.save(made.path, made.before, made.after, made.around)
     except CannotEdit as error:
         raise Conflict(str(error)) from error
 
-    def back() -> None:
+    def revert() -> None:
         if made.after != made.before:
             editing.restore(made.path, made.before if was_there else None)
         for one in undo:
             one()
 
-    return back
+    return revert

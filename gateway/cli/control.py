@@ -1,4 +1,5 @@
-"""`exogate rule` and `exogate tree`: what the operator's rules and behaviour trees would do. No gateway has to run."""
+"""`exogate rule` and `exogate tree`: list, check and try the operator's rules and behaviour trees, with or without a
+gateway."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,9 +27,9 @@ from gateway.control.trees.tracing import BadScript, LeafScript, trace
 from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
-from gateway.web.status import rules as told_rules
+from gateway.web.status import rules as list_of_rules
 
-GIVEN_ROOTS = ROOTS[2:]  # without event and payload, which have options of their own
+SCOPE_ROOTS = ROOTS[2:]  # `event` and `payload` have their own options
 RULE_COLUMNS = ("id", "on", "core", "enabled", "quarantined", "errors", "last_error", "source")
 SHIPPED = Path(gateway.__file__).parent / "agent" / "trees"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -42,28 +43,27 @@ def rule() -> None: ...
 @click.pass_obj
 def list_rules(context: CliContext) -> None:
     try:
-        told = ask(context, "rule.list")
+        result = ask(context, "rule.list")
     except Unreachable:
         config = load_config(context)
-        told = plain(told_rules(rule_set(config, config.rule_folder)))
-    refused = (f"refused: {one['file']}\n{one['why']}" for one in told["refused"])
-    context.print_result(told, *table(told["rules"], RULE_COLUMNS), *refused)
+        result = plain(list_of_rules(rule_set(config, config.rule_folder)))
+    refused = (f"refused: {one['file']}\n{one['why']}" for one in result["refused"])
+    context.print_result(result, *table(result["rules"], RULE_COLUMNS), *refused)
 
 
 @rule.command("test")
 @click.argument("what", metavar="FILE_OR_ID")
 @click.option("--event", "event_name", required=True, help="The event, by any of its names.")
-@click.option("--payload", default="{}", type=JSON, help="What the event holds, as JSON.")
+@click.option("--payload", default="{}", type=JSON, help="The payload of the event, as JSON.")
 @click.option(
     "--scope",
-    "given",
     default="{}",
     type=JSON,
-    help="What else rules see, as JSON: a table for each root.",
+    help="The other variables of rules, as JSON: an object for each root.",
 )
 @click.pass_obj
 def test_rule(
-    context: CliContext, what: str, event_name: str, payload: JsonObject, given: JsonObject
+    context: CliContext, what: str, event_name: str, payload: JsonObject, scope: JsonObject
 ) -> None:
     kind = kind_named(event_name)
     event = Event(
@@ -72,22 +72,22 @@ def test_rule(
         *("test", SystemClock().now(), None, None),
         payload,
     )
-    if unknown := given.keys() - set(GIVEN_ROOTS):
+    if unknown := scope.keys() - set(SCOPE_ROOTS):
         name = min(unknown)
-        near = meant(name, GIVEN_ROOTS)
-        raise click.BadParameter(f'"{name}" cannot be given{near}', param_hint="--scope")
-    tried = [_tried(one, event, given) for one in _rules(context, what)]
+        near = meant(name, SCOPE_ROOTS)
+        raise click.BadParameter(f'there is no root "{name}"{near}', param_hint="--scope")
+    results = [_try_rule(one, event, scope) for one in _find_rules(context, what)]
     if context.json:
-        click.echo(json.dumps({"event": event.type, "rules": tried}, default=str))
+        click.echo(json.dumps({"event": event.type, "rules": results}, default=str))
         return
-    for one in tried:
+    for one in results:
         click.echo(f"{one['id']}: {one['verdict']}")
         for act in one["acts"]:
             click.echo(f"    {json.dumps(act, default=str, ensure_ascii=False)}")
 
 
-def _rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
-    """Those of a file, or the one of that id. Raises ConfigInvalid."""
+def _find_rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
+    """Returns the rules of a file, or the rule with that id. Raises ConfigInvalid."""
     path = Path(what)
     if path.is_file():
         reader = RuleReader(problems_of)
@@ -102,24 +102,24 @@ def _rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
     return found
 
 
-def _tried(rule: CompiledRule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]:
-    seen = view(event, scope, scope.get("plugin", {}))
-    told: dict[str, Any] = {"id": rule.definition.id, "hears": rule.hears(event.type)}
-    told |= {"when": None, "fires": False, "acts": []}
-    if not told["hears"] or not rule.is_severe_enough(event):
-        why = "is not severe enough" if told["hears"] else "is not among its events"
-        return told | {"verdict": f"does not fire: {event.type} {why}"}
+def _try_rule(rule: CompiledRule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]:
+    variables = view(event, scope, scope.get("plugin", {}))
+    result: dict[str, Any] = {"id": rule.definition.id, "hears": rule.hears(event.type)}
+    result |= {"when": None, "fires": False, "acts": []}
+    if not result["hears"] or not rule.is_severe_enough(event):
+        why = "is not severe enough" if result["hears"] else "is not among its events"
+        return result | {"verdict": f"does not fire: {event.type} {why}"}
     if not rule.definition.is_enabled:
-        return told | {"verdict": "does not fire: it is disabled"}
+        return result | {"verdict": "does not fire: it is disabled"}
     try:
-        told["when"] = rule.when(seen) if rule.when else True
-        if not told["when"]:
-            return told | {"verdict": f"does not fire: when gives {told['when']!r}"}
-        acts = rule.acts(event, seen)
-        told["acts"] = [{"act": act.kind, **asdict(act)["values"]} for act in acts]
+        result["when"] = rule.when(variables) if rule.when else True
+        if not result["when"]:
+            return result | {"verdict": f"does not fire: when gives {result['when']!r}"}
+        acts = rule.acts(event, variables)
+        result["acts"] = [{"act": act.kind, **asdict(act)["values"]} for act in acts]
     except ExpressionFailed as error:
-        return told | {"verdict": f"fails: {error}"}
-    return told | {"fires": True, "verdict": f"fires; when gives {told['when']!r}"}
+        return result | {"verdict": f"fails: {error}"}
+    return result | {"fires": True, "verdict": f"fires; when gives {result['when']!r}"}
 
 
 # -- trees
@@ -151,15 +151,16 @@ def check(context: CliContext, file: Path) -> None:
 def show_tree(name: str) -> None:
     names = sorted(path.stem for path in SHIPPED.glob("*.bt"))
     if name not in names:
-        there_are = ", ".join(names)
-        raise click.ClickException(f'no tree "{name}" is shipped; there are {there_are}')
+        raise click.ClickException(f'no tree "{name}" is shipped; there are {", ".join(names)}')
     click.echo((SHIPPED / f"{name}.bt").read_text(encoding="utf-8"), nl=False)
 
 
 @tree.command()
 @click.argument("file", type=FILE)
 @click.option("--write", is_flag=True, help="Write the file instead of printing it.")
-@click.option("--check", "only_check", is_flag=True, help="Only fail if the layout differs.")
+@click.option(
+    "--check", "only_check", is_flag=True, help="Print nothing; exit 1 if the layout differs."
+)
 @click.pass_obj
 def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> None:
     try:
@@ -181,7 +182,7 @@ def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> No
 
 @tree.command("trace")
 @click.argument("file", type=FILE)
-@click.option("--script", type=FILE, required=True, help="What the leaves answer, as JSON.")
+@click.option("--script", type=FILE, required=True, help="The answers of the leaves, as JSON.")
 @click.pass_obj
 def trace_tree(context: CliContext, file: Path, script: Path) -> None:
     try:

@@ -1,4 +1,4 @@
-"""The command line's way to a running gateway: its WebSocket, found through the data directory."""
+"""Connects the command line to the WebSocket of a running gateway, which it finds through the data directory."""
 
 import json
 import os
@@ -22,14 +22,14 @@ from gateway.host.files import read_key
 from gateway.store.opening import LOCK, read_owner
 
 ANSWER_S = 30.0
-BIGGEST_FRAME = 64 * 1024 * 1024
-MOST_OTHERS = 5  # conversations that are offered
+LARGEST_FRAME = 64 * 1024 * 1024
+MOST_OTHERS = 5  # other conversations that are listed
 
-_KINDS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed, -32005: Busy}
+_ERRORS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed, -32005: Busy}
 
 
 class Link:
-    """Calls methods one after another; events that arrive meanwhile wait for `watch`."""
+    """A connection that calls one method at a time. Events that arrive during a call wait for `watch`."""
 
     def __init__(self, socket: ClientConnection, answer_s: float) -> None:
         self._socket, self._answer_s = socket, answer_s
@@ -37,7 +37,7 @@ class Link:
         self._events: list[dict[str, Any]] = []
 
     def call(self, method: str, **params: object) -> Any:  # the wire's JSON
-        """The result; raises the GatewayError that fits the answer."""
+        """Returns the result. Raises the GatewayError of the answer."""
         self._count += 1
         given = {name: value for name, value in params.items() if value is not None}
         request = {"jsonrpc": "2.0", "id": self._count, "method": method, "params": given}
@@ -49,13 +49,13 @@ class Link:
         if "error" not in answer:
             return answer["result"]
         error = answer["error"]
-        kind, message = _KINDS.get(error["code"]), str(error["message"])
+        kind, message = _ERRORS.get(error["code"]), str(error["message"])
         raise kind(message) if kind else CommandRefused(message, error.get("data") or {})
 
     def watch(
         self, run_id: str, every_s: float | None = None
     ) -> Iterator[Mapping[str, Any] | None]:
-        """The events of a run until its last; with `every_s` None whenever nothing came for so long."""
+        """Yields the events of a run up to its last, and None after each `every_s` without an event."""
         while True:
             message = self._events.pop(0) if self._events else self._receive(every_s)
             if message is None:
@@ -81,10 +81,7 @@ class Link:
 
 @contextmanager
 def open_link(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
-    """A link to the gateway that owns the data directory.
-
-    Raises Unreachable with what to do about it, NotAllowed.
-    """
+    """Connects to the gateway that owns the data directory. Raises Unreachable, NotAllowed."""
     folder = data_dir(context)
     owner = read_owner(folder)
     if owner is None or owner.url is None:
@@ -102,7 +99,7 @@ def open_link(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]
     headers = {"Authorization": f"Bearer {key}"}
     try:
         socket = connect(
-            url, additional_headers=headers, max_size=BIGGEST_FRAME, compression=None, proxy=None
+            url, additional_headers=headers, max_size=LARGEST_FRAME, compression=None, proxy=None
         )
     except InvalidStatus as error:
         raise NotAllowed(f"{url} answered {error.response.status_code}") from error
@@ -118,7 +115,7 @@ def ask(
     given: Mapping[str, object] | None = None,
     answer_s: float = ANSWER_S,
 ) -> Any:
-    """The result of one call."""
+    """Connects, calls one method and returns its result."""
     given = given or {}
     with open_link(context, answer_s) as link:
         if isinstance(method, str):
@@ -131,9 +128,9 @@ def ask(
 def memory_owner(
     link: Link, *, session_key: object = None, person: object = None, **more: object
 ) -> dict[str, object]:
-    """Whose memory is meant: that of whoever chats from the command line, unless somebody is named."""
+    """Returns the params that name a memory. The default is the conversation of `exogate chat`."""
     if session_key is not None and person is not None:
-        raise click.UsageError("name --session or --person, not both")
+        raise click.UsageError("give either --session or --person")
     if person is not None:
         return {"person": SessionKey.parse(str(person))._asdict(), **more}
     if session_key is None:
@@ -142,19 +139,19 @@ def memory_owner(
         found = link.call("session.list", limit=MOST_OTHERS + 1)
         others = [one["session_key"] for one in found["sessions"]]
         others = [one for one in others if one != session_key]
-        click.echo(f"Shown is the memory of {session_key}: you, at the command line.", err=True)
+        click.echo(f"This is your memory at the command line: {session_key}", err=True)
         has_more = found["more"] or len(others) > MOST_OTHERS
-        more_of_them = " and more (exogate session list)" if has_more else ""
+        beyond = " and more (exogate session list)" if has_more else ""
         if others:
             shown = ", ".join(others[:MOST_OTHERS])
-            click.echo(f"Others, by --session or --person: {shown}{more_of_them}", err=True)
+            click.echo(f"For others give --session or --person: {shown}{beyond}", err=True)
         else:
             click.echo("There are no other conversations yet.", err=True)
     return {"session_key": session_key, **more}
 
 
 def data_dir(context: CliContext) -> Path:
-    """All that a verb needs to find the running gateway, whose configuration may be broken by now.
+    """Finds the data directory without validating the configuration, which may be broken by now.
 
     Raises ConfigInvalid if the file cannot be read.
     """

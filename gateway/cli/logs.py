@@ -1,4 +1,4 @@
-"""`exogate logs`: what the gateway logged, whether it runs or not, and the whole story of one run."""
+"""`exogate logs`: shows the log, with or without a running gateway, and the journal of one run."""
 
 import sys
 import time
@@ -22,17 +22,17 @@ from gateway.store.inbox import read_history
 from gateway.store.inspection import read_once
 from gateway.store.sqlite import FILE
 
-LOOK_EVERY_S = 0.25
-TIME = slice(0, 23)  # with date and milliseconds
-ASK = "one that several machines share is read by a gateway: start it, and ask again"
-SAME = frozenset({"run", "session", "agent", "channel", "person"})
+POLL_S = 0.25
+TIME = slice(0, 23)  # date, time and milliseconds
+SHARED_STORE = "only a running gateway can read a shared store: start it and try again"
+SAME_IN_RUN = frozenset({"run", "session", "agent", "channel", "person"})
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is logged from now on.")
-@click.option("--since", metavar="TIME", help="90s, 15m, 1h, 7d ago, or a moment in ISO 8601.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new lines until Ctrl+C.")
+@click.option("--since", metavar="TIME", help="90s, 15m, 1h, 7d ago, or an ISO 8601 time.")
 @click.option("--level", type=click.Choice(LEVELS), default=LEVELS[0], help="The lowest level.")
-@click.option("--run", metavar="RUN", help="One run, with what its journal tells.")
+@click.option("--run", metavar="RUN", help="One run, with the entries of its journal.")
 @click.option("--session", metavar="KEY", help="One session.")
 @click.option("--channel", metavar="NAME", help="One channel.")
 @click.option("--event", metavar="NAME", help="One kind of event.")
@@ -53,31 +53,31 @@ def logs(
     folder = data_dir(context) / FOLDER
     tail = LogTail(folder) if follow else None
     is_empty = True
-    for line in read_log(folder, wanted) if wanted.run is None else _of_run(context, wanted):
+    for line in read_log(folder, wanted) if wanted.run is None else _read_run(context, wanted):
         _show(context, wanted, line)
         is_empty = False
     if tail is None:
         if is_empty:
-            click.echo(f"no line in {folder} fits", err=True)
+            click.echo(f"no matching lines in {folder}", err=True)
         return
     while True:
         for line in tail.lines(wanted):
             _show(context, wanted, line)
         sys.stdout.flush()
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
 def _show(context: CliContext, wanted: LogFilter, line: Line) -> None:
     if context.json:
         click.echo(json_line(line))
         return
-    if wanted.run is not None:  # the same in every line
-        line = {name: value for name, value in line.items() if name not in SAME}
+    if wanted.run is not None:
+        line = {name: value for name, value in line.items() if name not in SAME_IN_RUN}
     click.echo(console_line({"at": "", "level": "", "event": "", **line}, TIME))
 
 
-def _of_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
-    """With what the journal tells: of the gateway, or without one of its store, of which nothing is changed."""
+def _read_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
+    """Returns the log and the journal of a run, from the running gateway or else from the store, read-only."""
     since = None if wanted.since is None else stamp(wanted.since)
     given = {
         name: getattr(wanted, name) for name in ("level", "run", "session", "channel", "event")
@@ -95,6 +95,7 @@ def _of_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
         asked = partial(read_history, run_id=RunId(str(wanted.run)))
         journal = describe_run(read_once(folder / FILE, asked), decode)
     except GatewayError as error:
-        why = str(error) if (folder / FILE).exists() else f"there is no store in {folder}; {ASK}"
-        click.echo(f"its journal is not shown: {why}", err=True)
+        why = f"there is no store in {folder}; {SHARED_STORE}"
+        why = str(error) if (folder / FILE).exists() else why
+        click.echo(f"the journal of the run is not shown: {why}", err=True)
     return merge_lines(read_log(folder / FOLDER, wanted), filter(wanted.fits, journal))

@@ -1,4 +1,4 @@
-"""`exogate store`: a whole store moved from one engine to the other."""
+"""`exogate store`: copies a whole store from one engine to the other."""
 
 from dataclasses import asdict
 from functools import partial
@@ -29,12 +29,8 @@ def store() -> None: ...
 def copy(context: CliContext, source: str, target: str) -> None:
     copied = anyio.run(partial(copy_store, load_config(context), source, target, SystemClock()))
     rows = [asdict(one) for one in copied]
-    if context.json:
-        context.print_json({"tables": rows})
-    else:
-        click.echo(
-            "\n".join(table([one for one in rows if one["rows"]], ["table", "rows", "digest"]))
-        )
-        click.echo(
-            f'copied from {source} to {target}; write [store] url = "{target}" before the next start'
-        )
+    context.print_result(
+        {"tables": rows},
+        *table([one for one in rows if one["rows"]], ["table", "rows", "digest"]),
+        f'copied from {source} to {target}; set [store] url = "{target}" before the next start',
+    )
