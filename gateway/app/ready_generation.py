@@ -99,7 +99,7 @@ async def prepare(
     config, stores, clock = generation.config, shared.stores, shared.clock
     if config.providers:  # now, because it would block the event loop during a call
         await to_thread.run_sync(generation.prices.warm)
-    souls, plans = souls_and_plans(config, generation.decisions, clock)
+    souls, plans = await to_thread.run_sync(souls_and_plans, config, generation.decisions, clock)
     findings = list[ConfigFinding]()
     sandbox = await _sandbox(config, shared)
     plugins = Plugins()

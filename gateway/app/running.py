@@ -3,12 +3,10 @@
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from socket import socket
-from types import TracebackType
-from typing import Self
 
 import anyio
 import anyio.lowlevel
@@ -131,15 +129,12 @@ async def _run(
     # From here on a signal ends the gateway in good order.
     by_hangup = has_terminal()
     with anyio.open_signal_receiver(*_stop_signals()) as signals:
-        startup = StartupServer(
-            config, partial(_stop, signals, None if by_hangup else anyio.lowlevel.checkpoint)
-        )
-        opening = open_shared(
-            config, logs=outside.logs, accept_loss=accept_loss, waiting=startup.wait
-        )
+        stop = partial(_stop, signals, None if by_hangup else anyio.lowlevel.checkpoint)
+        opening = partial(open_shared, config, logs=outside.logs, accept_loss=accept_loss)
+        opened = partial(open_gateway, config, version=version, read=outside.read)
         async with (
-            startup,
-            open_gateway(config, version=version, opening=opening, read=outside.read) as rooms,
+            startup_server(config, stop) as startup,
+            opened(opening=opening(waiting=startup.wait)) as rooms,
             anyio.create_task_group() as group,
         ):
             rooms.reloads.observe, rooms.changes.file = outside.observe, outside.file
@@ -223,31 +218,27 @@ async def open_doors(
 # -- before there is a store
 
 
+@asynccontextmanager
+async def startup_server(
+    config: GatewayConfig, stopped: Callable[[], Awaitable[None]]
+) -> AsyncIterator["StartupServer"]:
+    async with anyio.create_task_group() as group:
+        yield StartupServer(config, stopped, group)
+        group.cancel_scope.cancel()
+
+
 class StartupServer:
     """The front door of a gateway whose store does not answer yet: alive, not ready, accepting nothing. `wait` opens it and
     `leave` closes it. `stopped` returns when a signal stops the gateway."""
 
-    def __init__(self, config: GatewayConfig, stopped: Callable[[], Awaitable[None]]) -> None:
-        self._config, self._stopped = config, stopped
+    def __init__(
+        self, config: GatewayConfig, stopped: Callable[[], Awaitable[None]], group: TaskGroup
+    ) -> None:
+        self._config, self._stopped, self._group = config, stopped, group
         self._why = ""
         self._server: WebServer | None = None
         self._watch = anyio.CancelScope()
-        self._group: TaskGroup
-        self._stack = AsyncExitStack()
         self.was_stopped = False
-
-    async def __aenter__(self) -> Self:
-        self._group = await self._stack.enter_async_context(anyio.create_task_group())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        self._group.cancel_scope.cancel()
-        return await self._stack.__aexit__(kind, error, trace)
 
     async def wait(self, why: str) -> None:
         """Opens the door and notes why the store does not answer. Raises AddressInUse, CannotListen."""

@@ -3,6 +3,7 @@
 import select
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -92,13 +93,12 @@ class Conversation:
                 click.echo(HELP)
 
     def _say(self, line: str) -> None:
-        sent = self._link.call("chat.send", content=line, agent=self._asked_agent, peer=self._peer)
+        asked = {"content": line, "agent": self._asked_agent, "peer": self._peer}
+        run_id = self._link.call("chat.send", **asked)["run_id"]
         while True:
-            try:
-                self._stream(sent["run_id"])
-                return
-            except KeyboardInterrupt:
-                self._link.call("chat.abort", run_id=sent["run_id"])
+            with suppress(KeyboardInterrupt):
+                return self._stream(run_id)
+            self._link.call("chat.abort", run_id=run_id)
 
     def _stream(self, run_id: str) -> None:
         for event in self._link.watch(run_id, READ_EVERY_S):

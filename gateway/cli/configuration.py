@@ -220,4 +220,4 @@ class Edit:
             raise ReloadRefused(result["errors"])
         later = ", ".join(result["restart_needed"])
         rest = f"; after a restart: {later}" if later else ""
-        return f"{gateway} is at generation {result['generation']}{rest}."
+        return f"{gateway} uses it as generation {result['generation']}{rest}."

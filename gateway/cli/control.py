@@ -2,10 +2,11 @@
 gateway."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -133,10 +134,8 @@ def tree() -> None: ...
 @click.argument("file", type=FILE)
 @click.pass_obj
 def check(context: CliContext, file: Path) -> None:
-    try:
+    with _report_invalid(context, file):
         plan = load(_text(file), file.name, REGISTRY)
-    except TreeInvalid as error:
-        _refuse(context, file, error)
     found, count = list(map(_problem, plan.warnings)), len(plan.warnings)
     counted = f", with {count} warning{'s' if count > 1 else ''}" if count else ""
     context.print_result(
@@ -163,11 +162,9 @@ def show_tree(name: str) -> None:
 )
 @click.pass_obj
 def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> None:
-    try:
+    with _report_invalid(context, file):
         text = _text(file)
         laid_out = formatted(text, file.name)
-    except TreeInvalid as error:
-        _refuse(context, file, error)
     is_same = laid_out == text
     if write and not is_same:
         file.write_text(laid_out, encoding="utf-8", newline="")
@@ -185,10 +182,8 @@ def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> No
 @click.option("--script", type=FILE, required=True, help="The answers of the leaves, as JSON.")
 @click.pass_obj
 def trace_tree(context: CliContext, file: Path, script: Path) -> None:
-    try:
+    with _report_invalid(context, file):
         plan = load(_text(file), file.name)
-    except TreeInvalid as error:
-        _refuse(context, file, error)
     try:
         leaves = LeafScript.from_json(json.loads(script.read_bytes()))
     except (ValueError, RecursionError) as error:
@@ -208,16 +203,21 @@ def _text(file: Path) -> str:
     return decoded(file.read_bytes(), file.name)
 
 
-def _refuse(context: CliContext, file: Path, error: TreeInvalid) -> NoReturn:
-    failed = failure("tree_invalid", f"{file} is not a valid tree")
-    found, count = list(map(_problem, error.problems)), len(error.problems)
-    more = f", and {error.left_out} more" if error.left_out else ""
-    context.print_result(
-        {**failed, "file": str(file), "problems": found, "left_out": error.left_out},
-        str(error),
-        f"{file}: {count} problem{'s' if count > 1 else ''}{more}",
-    )
-    raise SystemExit(FAILED)
+@contextmanager
+def _report_invalid(context: CliContext, file: Path) -> Iterator[None]:
+    """Prints the problems of an invalid tree and exits."""
+    try:
+        yield
+    except TreeInvalid as error:
+        failed = failure("tree_invalid", f"{file} is not a valid tree")
+        found, count = list(map(_problem, error.problems)), len(error.problems)
+        more = f", and {error.left_out} more" if error.left_out else ""
+        context.print_result(
+            {**failed, "file": str(file), "problems": found, "left_out": error.left_out},
+            str(error),
+            f"{file}: {count} problem{'s' if count > 1 else ''}{more}",
+        )
+        raise SystemExit(FAILED) from None
 
 
 def _problem(problem: TreeProblem) -> dict[str, object]:

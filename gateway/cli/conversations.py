@@ -6,7 +6,7 @@ from typing import IO, Any
 
 import click
 
-from gateway.cli.command import CliContext
+from gateway.cli.command import CliContext, json_object
 from gateway.cli.link import Link, ask, memory_owner, open_link
 from gateway.domain.sessions import ImportRefused
 
@@ -131,12 +131,9 @@ def _parts(text: str, name: str) -> Iterator[Mapping[str, Any]]:
 
 def _message(line: str, where: str) -> Mapping[str, Any]:
     try:
-        one = json.loads(line)
+        return json_object(line)
     except ValueError as error:
-        raise ImportRefused(f"{where}: this is not JSON ({error})") from error
-    if not isinstance(one, dict):
-        raise ImportRefused(f"{where}: this is not a JSON object")
-    return one
+        raise ImportRefused(f"{where}: {error}") from error
 
 
 @click.group()

@@ -70,8 +70,10 @@ def _values(context: CliContext, config: GatewayConfig, kind: str) -> Mapping[st
     if kind == "systemd":
         data_dir, file = SYSTEM_DATA, (file if context.config_path else SYSTEM_CONFIG)
         interpreter = Path(sys.executable).resolve()  # the interpreter of the script `program`
-        for path in filter(_is_hidden, (program, interpreter, file)):
-            click.echo(f"the unit cannot see {path} (ProtectHome=yes): move it elsewhere", err=True)
+        for path in (program, interpreter, file):
+            if any(path.is_relative_to(folder) for folder in _HIDDEN):
+                text = f"the unit cannot see {path} (ProtectHome=yes): move it elsewhere"
+                click.echo(text, err=True)
     drain_s = config.gateway.drain_s
     return {
         "EXOGATE": str(program),
@@ -84,10 +86,6 @@ def _values(context: CliContext, config: GatewayConfig, kind: str) -> Mapping[st
         "PORT": str(config.gateway.port or DEFAULT_PORT),
         "VERSION": VERSION,
     }
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _HIDDEN)
 
 
 def _credentials(config: Path | None) -> str:

@@ -139,7 +139,7 @@ def memory_owner(
         found = link.call("session.list", limit=MOST_OTHERS + 1)
         others = [one["session_key"] for one in found["sessions"]]
         others = [one for one in others if one != session_key]
-        click.echo(f"This is your memory at the command line: {session_key}", err=True)
+        click.echo(f"This is the memory of {session_key}: you, at the command line.", err=True)
         has_more = found["more"] or len(others) > MOST_OTHERS
         beyond = " and more (exogate session list)" if has_more else ""
         if others:

@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import click
 
@@ -79,15 +79,10 @@ def _show(context: CliContext, wanted: LogFilter, line: Line) -> None:
 def _read_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
     """Returns the log and the journal of a run, from the running gateway or else from the store, read-only."""
     since = None if wanted.since is None else stamp(wanted.since)
-    given = {
-        name: getattr(wanted, name) for name in ("level", "run", "session", "channel", "event")
-    }
-    known = {name: value for name, value in {"since": since, **given}.items() if value is not None}
-    try:
-        found: Mapping[str, Any] = ask(context, "logs.tail", {**known, "limit": MOST_LINES})
-    except Unreachable:
-        pass
-    else:
+    names = ("level", "run", "session", "channel", "event")
+    filters = {name: getattr(wanted, name) for name in names}
+    with suppress(Unreachable):
+        found = ask(context, "logs.tail", {**filters, "since": since, "limit": MOST_LINES})
         return list(found["lines"])
     folder = data_dir(context)
     journal: Iterable[Line] = ()

@@ -295,7 +295,7 @@ def asked_lines(asked: Iterable[Capability], new: Iterable[Capability] = ()) -> 
     fresh = set(new)
     for capability in asked:
         mark = "   NEW" if capability in fresh else ""
-        yield f"{capability}: {describe_capability(capability)}{mark}"
+        yield f"{capability}   {describe_capability(capability)}{mark}"
 
 
 def import_lines(imports: Mapping[str, str | None]) -> Iterator[str]:

@@ -244,12 +244,8 @@ def _problem(case: Case, status: str, text: str) -> Iterator[str]:
         if case.expect_contains not in text:
             yield f"expected something with {case.expect_contains!r}"
             yield f"got {text!r}"
-    elif not _is_same(case.expect, text):
+    elif case.expect not in (_read(text), text):
         yield from _difference(case.expect, _read(text))
-
-
-def _is_same(expected: object, text: str) -> bool:
-    return expected in (_read(text), text)
 
 
 def _read(text: str) -> Any:

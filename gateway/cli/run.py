@@ -99,13 +99,8 @@ def _mode(config: GatewayConfig) -> str:
 
 
 def _store(config: GatewayConfig) -> str:
-    match config.store.url:
-        case "embedded":
-            return "embedded SQLite"
-        case "memory":
-            return "in memory: lost on exit"
-        case url:
-            return f"store: {url}"
+    names = {"embedded": "embedded SQLite", "memory": "in memory: lost on exit"}
+    return names.get(config.store.url, f"store: {config.store.url}")
 
 
 def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:

@@ -39,6 +39,8 @@ def command_of(name: str) -> click.Command:
         if one in arguments:
             params.append(click.Argument([one], type=type_, required=default is MISSING))
             continue
+        # To click a default of None is a value, so that `required` would have no effect.
+        kept: dict[str, Any] = {"default": default} if isinstance(default, int | str) else {}
         flags = [f"--{OPTIONS.get(one, one).rstrip('_').replace('_', '-')}", one]
         params.append(
             click.Option(
@@ -47,9 +49,9 @@ def command_of(name: str) -> click.Command:
                 is_flag=type_ is bool,
                 multiple=is_repeated,
                 required=default is MISSING,
-                default=default if isinstance(default, int | str) else None,
                 show_default=type_ is not bool,
                 help=text,
+                **kept,
             )
         )
     if verb.watch_s:

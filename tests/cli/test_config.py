@@ -230,7 +230,7 @@ def test_path_prints_the_file_that_counts(shell: Shell) -> None:
     shell.file.write_text("")
 
     assert (missing.exit_code, missing.stdout) == (0, f"{shell.file}\n")
-    assert "defaults are used" in missing.stderr
+    assert "defaults are in force" in missing.stderr
 
     assert shell.run("path").stdout == f"{shell.file}\n"
     assert json.loads(shell.run("path", as_json=True).stdout) == {"path": str(shell.file)}

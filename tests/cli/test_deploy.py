@@ -69,7 +69,7 @@ def test_an_interpreter_that_the_unit_hides_is_named(alone: Shell) -> None:
 
     interpreter = Path(sys.executable).resolve()
     is_hidden = interpreter.parts[1] in {"home", "root"}
-    assert (f"the unit hides {interpreter} (ProtectHome=yes)" in ran.err) == is_hidden
+    assert (f"the unit cannot see {interpreter} (ProtectHome=yes)" in ran.err) == is_hidden
 
 
 def test_launchd_can_read_the_agent(alone: Shell) -> None:

@@ -61,7 +61,7 @@ def test_who_may_not_look_into_the_data_directory_is_told_so(
         os.seteuid(user)
 
     assert ended.value.code == 77
-    assert f"this user may not use {folder}/lock: run" in capsys.readouterr().err
+    assert f"this user has no access to {folder}/lock: run" in capsys.readouterr().err
 
 
 def test_without_its_key_it_is_not_allowed_in(shell: Shell) -> None:

@@ -41,7 +41,7 @@ def test_json_after_the_verb_gives_json(alone: Shell) -> None:
     [
         ("vresion", "No such command 'vresion'; did you mean \"version\"?"),
         ("budget sett daily 5", "No such command 'sett'; did you mean \"set\"?"),
-        ("budget set daily -5", 'A number below zero stands behind "--": -- -5'),
+        ("budget set daily -5", 'Write a negative number after "--": -- -5'),
         ("budget set daily -- -5", '"-5" is no number of tokens'),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_body_is_sent_as_it_stands_if_it_is_a_text() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (None, "ships no platform"),
+        (None, "has no simulated platform"),
         ("{", "cannot be used"),
         ('{"transport": "socket", "answers": [], "steps": []}', "transport"),
         ('{"transport": "webhook", "answers": [], "steps": [{}]}', "steps.0.name"),

@@ -65,7 +65,7 @@ def test_python_is_found_although_it_is_not_in_the_path(tmp_path: Path) -> None:
             'command = "no-such-compiler"\nneeds = ["rustc"]',
             r"failed \(exit 127\); it needs rustc$",
         ),
-        ('command = "true"', "the build ended without making .*tool.wasm"),
+        ('command = "true"', "the build did not make .*tool.wasm"),
     ],
 )
 def test_a_build_that_fails_says_what_it_needs(tmp_path: Path, build: str, problem: str) -> None:
@@ -76,7 +76,7 @@ def test_a_build_that_fails_says_what_it_needs(tmp_path: Path, build: str, probl
 def test_a_plugin_without_a_command_cannot_be_built(tmp_path: Path) -> None:
     (tmp_path / "plugin.toml").write_text('name = "echoes"\n')
 
-    with pytest.raises(BadPlugin, match="says nothing of how it is built"):
+    with pytest.raises(BadPlugin, match=r"has no \[build\] command"):
         run_build(tmp_path, ENVIRONMENT)
 
 

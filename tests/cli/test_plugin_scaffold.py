@@ -38,7 +38,7 @@ def test_a_scaffold_has_its_own_name_everywhere(kind: str, language: str, tmp_pa
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
 
-    with pytest.raises(BadPlugin, match="there already and not empty"):
+    with pytest.raises(BadPlugin, match="exists and is not empty"):
         write_scaffold("weather", "tool", "zig", tmp_path)
 
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]

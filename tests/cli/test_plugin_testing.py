@@ -79,7 +79,7 @@ def test_a_namespace_that_nobody_names_is_asked_for(data: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         anyio.run(try_all, data, source, [a_case(expect=1)])
 
-    asked = r"which needs store:NAME: name it in plugin.toml, or in a case"
+    asked = r"which needs store:NAME: name it in plugin.toml or in a case"
     assert caught.group_contains(BadPlugin, match=asked)
 
 

@@ -17,9 +17,9 @@ def test_what_can_be_printed_stays_as_it_is() -> None:
     [
         ("http:wttr.in", "may send requests to https://wttr.in"),
         ("http:http://127.0.0.1:8080", "may send requests to http://127.0.0.1:8080"),
-        ("store:a", "may keep texts in a store of its own, a (each person has another)"),
-        ("store:a:shared:ro", "may read a store of its own, a (one for all persons)"),
-        ("host_function:clock", "may look at the clock"),
+        ("store:a", "may read and write its own store a (separate for each person)"),
+        ("store:a:shared:ro", "may read its own store a (shared by all people)"),
+        ("host_function:clock", "may read the clock"),
         ("host_function:folder", "may call the operator's host function folder"),
     ],
 )
