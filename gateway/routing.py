@@ -57,11 +57,11 @@ class Router:
         self._agents = {str(agent): agent for agent in agents}
         self._closed: Mapping[str, frozenset[str]] = {str(one): closed[one] for one in closed}
         self._bindings = tuple(bindings)
-        self._given = [_given(binding) for binding in bindings]
+        self._values = [_binding_values(binding) for binding in bindings]
         self._default = default
         # The bindings that give the same fields, by what they give; the best rank first.
         tables: dict[tuple[int, ...], dict[object, int]] = {}
-        for index, given in enumerate(self._given):
+        for index, given in enumerate(self._values):
             fields = tuple(place for place, value in enumerate(given) if value is not None)
             tables.setdefault(fields, {}).setdefault(itemgetter(*fields)(given), index)
         self._tables = [
@@ -84,7 +84,7 @@ class Router:
             agent = self._default
             index = self._winner(address) if self._tables else None
             if index is not None:
-                agent, matched_by = self._bindings[index].agent_id, _tier(self._given[index])
+                agent, matched_by = self._bindings[index].agent_id, _tier(self._values[index])
             elif agent is None:
                 raise NoRoute(address.channel, address.account, address.peer)
         if agent in self._closed:
@@ -106,14 +106,14 @@ class Router:
 
     def rejected(self, address: Address) -> tuple[Rejection, ...]:
         """Every binding that did not decide, with the reason, in file order."""
-        winner, said = self._winner(address), _said(address)
-        others = [index for index in range(len(self._given)) if index != winner]
+        winner, said = self._winner(address), _address_values(address)
+        others = [index for index in range(len(self._values)) if index != winner]
         return tuple(
-            Rejection(one, self._why_not(self._given[one], said, winner)) for one in others
+            Rejection(one, self._why_not(self._values[one], said, winner)) for one in others
         )
 
     def _winner(self, address: Address) -> int | None:
-        said = _said(address)
+        said = _address_values(address)
         best: tuple[Rank, int] | None = None
         for rank, fields_of, table in self._tables:
             if best is not None and rank > best[0]:
@@ -130,7 +130,7 @@ class Router:
                 return f"{name} {what}, the binding wants {want!r}"
         # It matches, so some winner exists and outranks it.
         assert winner is not None
-        better = self._given[winner]
+        better = self._values[winner]
         if _tier(better) != _tier(given):
             return f"binding {winner} matches by {_tier(better)}, this one by {_tier(given)}"
         more, fewer = (len(values) - values.count(None) for values in (better, given))
@@ -139,12 +139,12 @@ class Router:
         return f"binding {winner} is as specific and comes first in the file"
 
 
-def _given(binding: Binding) -> Values:
+def _binding_values(binding: Binding) -> Values:
     place = (binding.peer_id, binding.guild_id, binding.team_id)
     return (*place, binding.account_id, binding.channel)
 
 
-def _said(address: Address) -> Values:
+def _address_values(address: Address) -> Values:
     return (address.peer, address.guild, address.team, address.account, address.channel)
 
 

@@ -235,7 +235,7 @@ class RunJournal:
     def result(self, step: int, call: ToolCall) -> ToolResult | None:
         return self.results.get((step, call.id))
 
-    async def take(self, step: int, said: Steered) -> None:
+    async def keep_taken(self, step: int, said: Steered) -> None:
         if said.run_id not in self.taken:
             self.taken[said.run_id] = (step, said)
             await self.grant(f"taken:{said.run_id}", "taken", step, said.run_id, said.text)
@@ -324,15 +324,15 @@ class Driver:
     async def drive(self) -> RunResult:
         """Runs until the tree is over. Cancelling it cancels everything that it waits for."""
         turn, control, queue = self.turn, self.control, self._queue
-        control.wake = self._take_requests
+        control.wake = self._queue_requests
         control.forget = lambda run_id: any(
             drop_said(said, run_id) for said in (queue.items, turn.queued)
         )
         if self.journal.taken:
             self._recall_said(0)
         if control.requests:
-            self._take_requests()
-        self._tell()
+            self._queue_requests()
+        self._pass_events()
         turn.advance()
         # One reply after the other needs no task. From the first call of a tool on there is a group.
         while (ask := self._begin(None)) is not None:
@@ -384,7 +384,7 @@ class Driver:
 
     # -- events
 
-    def _take_requests(self) -> None:
+    def _queue_requests(self) -> None:
         """Puts what others want of the run into the queue. A stop ends a call that is waited for in
         line; the tree's end is not stopped."""
         requests, asking = self.control.requests, self._asking
@@ -401,7 +401,7 @@ class Driver:
             if taken_at == step:
                 self._queue.put(said)
 
-    def _tell(self) -> None:
+    def _pass_events(self) -> None:
         """Tells the turn what has happened."""
         events = self._queue.items
         if events:
@@ -429,13 +429,13 @@ class Driver:
             has_come = await journal.wait(queue, until - now)
         if not has_come:
             self._pass_time(deadline, is_ending=is_ending)
-        self._tell()
+        self._pass_events()
 
     def _pass_time(self, deadline: float, *, is_ending: bool) -> None:
         if self.journal.moment().at < deadline:
             self._queue.put(TimePassed())
         elif is_ending:
-            self.turn.give_up()
+            self.turn.abort()
         else:
             self._queue.put(StopRequested("timeout"))
 
@@ -479,7 +479,7 @@ class Driver:
             self._recall_said(ask.step + 1)
             return ModelReplied(ask.ticket, known, was_heard=False)
         for said in ask.taken:
-            await self.journal.take(ask.step, said)
+            await self.journal.keep_taken(ask.step, said)
         if ask.timeout_s is None:
             return await self._answered(ask)
         try:

@@ -155,7 +155,7 @@ class Fail:
 
     partial: ClassVar = True
 
-    told: str
+    message: str
     text: str
     error_type: ErrorType = "provider_error"
     retryable: bool = False

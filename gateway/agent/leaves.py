@@ -100,8 +100,8 @@ def add_tree_history(turn: Turn) -> None:
 def add_user_question(turn: Turn) -> None:
     context = turn.job.context
     if context.memory is not None:
-        turn.tell(context.memory, is_kept=False)
-    turn.tell(context.question, is_kept=False)  # its node is there already
+        turn.add_message(context.memory, is_kept=False)
+    turn.add_message(context.question, is_kept=False)  # its node is there already
 
 
 @_plain("oracle.get_tool_schemas")
@@ -178,14 +178,14 @@ def save_exchange(turn: Turn) -> bool:
 
 
 # `session.end` itself is published once the end is durable, also for a tree that does not ask for it.
-_plain("oracle.yield_sources", "oracle.emit_session_end")(Turn.tell_sources)
+_plain("oracle.yield_sources", "oracle.emit_session_end")(Turn.send_sources)
 
 
 @_plain("oracle.emit_termination", "oracle.emit_iteration_exceeded", "oracle.emit_done_warning")
 def emit_termination(turn: Turn) -> None:
     turn.close_round()
     turn.find_reason()
-    turn.state.tell_stop()
+    turn.state.report_stop()
 
 
 # -- for older trees

@@ -213,7 +213,7 @@ class RunState:
             self.reason, self.why = reason, why or stop_text(reason, self.limits)
             self._output.verdict("stop", self.turn, reason=reason)
 
-    def tell_stop(self) -> None:
+    def report_stop(self) -> None:
         """Tells once why the run is stopped."""
         reason = self.reason
         if reason is None or self._is_stop_sent:
@@ -298,7 +298,7 @@ class RunState:
             }
             if self.reason is None:
                 self.ask_policy("on_tool_result", facts)
-                self._tell_repeat(mark, call.name)
+                self._report_repeat(mark, call.name)
         self._output.event("agent.turn.ended", {"turn": self.turn})
         self.turn += 1
 
@@ -323,7 +323,7 @@ class RunState:
             self.terminate("no_progress")
         return refused
 
-    def _tell_repeat(self, mark: str, tool: str) -> None:
+    def _report_repeat(self, mark: str, tool: str) -> None:
         """Tells that the next call of this kind will be refused, once that is so."""
         most = self.limits.no_progress_repeats
         if not any(one.signature == mark and one.count == most for one in self.circles.repeats):

@@ -94,7 +94,7 @@ class Subagents:
         answer = await self._answer(await self._child(name, scope), task, scope)
         end = answer.end
         if isinstance(end, Fail):
-            raise ToolFailed(f"{name} could not do it: {end.told}")
+            raise ToolFailed(f"{name} could not do it: {end.message}")
         if end.partial:
             return f"[{name} was stopped before it was done ({end.reason}). It has so far:]\n{end.text}"
         return _text_of(answer)
@@ -124,7 +124,7 @@ class Subagents:
         answer = await self._answer(child, f"{question}\n\n{text}", scope)
         end = answer.end
         if end.partial:
-            why = end.told if isinstance(end, Fail) else end.reason
+            why = end.message if isinstance(end, Fail) else end.reason
             raise ToolFailed(f"{name} could not sum it up: {why}")
         if end.text == EMPTY:
             raise ToolFailed(f"{name} said nothing about it.")

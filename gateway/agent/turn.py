@@ -293,14 +293,14 @@ class Turn:
             self.state.stop_after = self.state.stop_after or event.reason
             self.state.is_cancelled = True
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Ends it although the `:finally` of its tree is not done."""
         self.run.give_up()
         self.advance()
 
     # -- messages
 
-    def tell(self, message: Message, *, is_kept: bool = True) -> None:
+    def add_message(self, message: Message, *, is_kept: bool = True) -> None:
         """Shows a message to the model; `is_kept` makes it part of the conversation."""
         self.messages.append(message)
         self.state.context_tokens += message_tokens(message)
@@ -319,7 +319,7 @@ class Turn:
         if told:
             notice = Message("user", told)
             self.noticed.append(message_tokens(notice))
-            self.tell(notice, is_kept=False)
+            self.add_message(notice, is_kept=False)
 
     # -- replies
 
@@ -338,7 +338,7 @@ class Turn:
         taken, self.queued = tuple(self.queued), []
         self.taken.extend(taken)
         for message in said:
-            self.tell(message)
+            self.add_message(message)
         if state.context_tokens != state.shown:
             state.show_context()
         state.asked += 1
@@ -389,7 +389,7 @@ class Turn:
         self.replies += 1
         self.pieces.clear()
         calls, thinking, extras = reply.tool_calls, reply.thinking, reply.extras
-        self.tell(Message("assistant", reply.text, calls, thinking=thinking, extras=extras))
+        self.add_message(Message("assistant", reply.text, calls, thinking=thinking, extras=extras))
         state.spend(reply)
         if reply.finish == "overrun":
             output.system("notice", OVERRUN.format(provider=reply.provider))
@@ -486,7 +486,7 @@ class Turn:
         step = self.replies - 1
         known = known or self._refused(step, wanted)
         if known is not None:
-            return _given(leaf, known)
+            return _pass_result(leaf, known)
         self._executed.add(wanted.id)
         arguments = wanted.arguments[:SHOWN_ARGUMENTS]
         facts = {"tool": wanted.name, "call_id": wanted.id, "arguments": arguments}
@@ -547,7 +547,7 @@ class Turn:
             self.output.event("tool.call.success", facts, source="tools")
         for spent in result.spent:
             self.state.spend(spent)
-        ticket.complete(_given(ticket.leaf, result))
+        ticket.complete(_pass_result(ticket.leaf, result))
 
     def close_round(self) -> None:
         """Adds the results of the last reply's calls to the messages, in the order of the calls."""
@@ -560,7 +560,7 @@ class Turn:
             else:
                 self._show_result(result)
         for call in calls:
-            self.tell(Message("tool", result=self.results[call.id]))
+            self.add_message(Message("tool", result=self.results[call.id]))
             self.state.show_context()
         if calls:
             self.state.end_turn(executed)
@@ -575,7 +575,7 @@ class Turn:
         }
         self.output.emit(Chunk("tool_result", {"tool_call": shown}))
 
-    def tell_sources(self) -> None:
+    def send_sources(self) -> None:
         """Sends the sources of the results so far, each once a run."""
         for source, call_id in self.uncited:
             shown = {"id": source.id, "title": source.title, "url": source.url}
@@ -606,9 +606,9 @@ class Turn:
             outcome = TreeOutcome(outcome.status, "internal_error", str(error))
         self.end = end = self._end(outcome)
         if state.reason is not None:
-            state.tell_stop()
+            state.report_stop()
         if self.uncited:
-            self.tell_sources()
+            self.send_sources()
         shown = tuple(self.output.shown)
         if shown or not self.is_answered or self.said[-1].text != end.text:
             self.said[:] = with_last_word(self.said, end.text, shown)
@@ -666,7 +666,7 @@ def _failed(failure: ModelFailed | BudgetExceeded, heard: str) -> Fail:
     )
 
 
-def _given(leaf: LeafCall, result: ToolResult) -> bool:
+def _pass_result(leaf: LeafCall, result: ToolResult) -> bool:
     """Gives the result to the loop around the leaf; whether the leaf succeeds."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
     offered = leaf.plan.function

@@ -493,7 +493,7 @@ class Gateway:
         shared = self.shared
         shared.settings.known.clear()
         if shared.cluster is not None:
-            await shared.cluster.work.look_at_choices()
+            await shared.cluster.work.read_choices()
         self.access.forget_all()
         await shared.keys.refresh()
         await shared.meter.write_what_waits()
@@ -512,8 +512,8 @@ class Gateway:
         lanes.pause()
         log.info("draining", extra={"running": lanes.working})
         with anyio.move_on_after(self.current.generation.config.gateway.drain_s) as scope:
-            await lanes.rest()
-            await self.stateless.rest()
+            await lanes.wait_idle()
+            await self.stateless.wait_idle()
         if scope.cancelled_caught:
             log.warning("runs_interrupted", extra={"running": lanes.working})
         await self.channels.drain()

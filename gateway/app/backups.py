@@ -46,7 +46,7 @@ from gateway.host.archive import (
     ReadArchive,
     give_to_owner,
     new_archive,
-    opened_archive,
+    open_archive,
     sweep_parts,
     sync_file,
     sync_folder,
@@ -292,7 +292,7 @@ def _plugins(config: GatewayConfig) -> Iterator[PinnedPlugin]:
 # --- verify --------------------------------------------------------------------------------------
 def verify(path: Path) -> Backup:
     """Checks every byte. Raises ArchiveDamaged, and BackupRefused if this version cannot use the archive."""
-    with opened_archive(path) as archive:
+    with open_archive(path) as archive:
         manifest = _manifest(archive, path)
         for member in manifest.members:
             if member.name != FILE:
@@ -441,7 +441,7 @@ def _lock(folder: Path, held: ExitStack, made: list[Path], *, force: bool) -> bo
 
 def _build(path: Path, building: Path, held: ExitStack) -> Backup:
     """Extracts an archive as a new data directory."""
-    with _file_errors(building), opened_archive(path) as archive:
+    with _file_errors(building), open_archive(path) as archive:
         manifest = _manifest(archive, path)
         if building.exists():  # left by a restore that was killed
             shutil.rmtree(building)

@@ -15,11 +15,11 @@ from gateway.config.values import GatewayConfig, StoreSettings
 from gateway.domain.backups import CopiedTable, CopyRefused
 from gateway.domain.ports import Clock
 from gateway.store.copying import copy_rows, reading_sqlite, writing_sqlite
-from gateway.store.opening import COPYING, make_private, note_node, ours_alone
+from gateway.store.opening import COPYING, make_private, note_node, own_data_dir
 from gateway.store.sqlite import FILE, open_sqlite
 from gateway.store.surreal_connection import SurrealConnection
 from gateway.store.surreal_rows import SurrealRows
-from gateway.store.surreal_schema import bring_up
+from gateway.store.surreal_schema import upgrade_tables
 from gateway.store.writer import MARK
 
 _EMBEDDED = "embedded"
@@ -37,7 +37,7 @@ async def copy_store(
     settings = replace(config.store, url=url)
     data_dir = config.gateway.data_dir
     async with (
-        ours_alone(data_dir) as ended,
+        own_data_dir(data_dir) as ended,
         _connected(settings, clock, ended, partial(note_node, data_dir)) as connection,
     ):
         if source == _EMBEDDED:
@@ -73,7 +73,7 @@ async def _out(
 
 
 async def _back(data_dir: Path, connection: SurrealConnection) -> Sequence[CopiedTable]:
-    await bring_up(connection)
+    await upgrade_tables(connection)
     folder = data_dir / COPYING
     await to_thread.run_sync(_begin, data_dir, folder)
     async with connection.moment() as moment, writing_sqlite(folder / FILE) as target:

@@ -40,7 +40,7 @@ from gateway.host.clock import SystemClock
 from gateway.host.files import KEY
 from gateway.memory.souls import LONG_SOUL_TOKENS
 from gateway.providers.prices import DEFAULT_MODELS, is_listed
-from gateway.store.inspection import look_over
+from gateway.store.inspection import check_database
 from gateway.store.opening import LOCK, read_owner
 from gateway.store.sqlite import FILE
 
@@ -235,7 +235,7 @@ def store(config: GatewayConfig) -> Iterator[Finding]:
     if config.store.url != "embedded" or read_owner(folder) is not None:
         return
     try:
-        look_over(folder / FILE)
+        check_database(folder / FILE)
     except (StoreRefused, StoreUnavailable) as error:
         kept = shlex.quote(f"{folder}.damaged")
         fix = f"mv {shlex.quote(str(folder))} {kept}"

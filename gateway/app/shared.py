@@ -50,7 +50,7 @@ from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.worker import SettingsBook
-from gateway.store.opening import note_node, open_store, ours_alone
+from gateway.store.opening import note_node, open_store, own_data_dir
 from gateway.web.status import ProviderTrial
 from gateway.web.tokens import TokenRegistry
 
@@ -224,7 +224,7 @@ async def open_stores(
     except ModuleNotFoundError as error:
         raise StoreNotInstalled from error
     async with (
-        ours_alone(data_dir) as ended,
+        own_data_dir(data_dir) as ended,
         open_shared_store(
             settings,
             clock,

@@ -18,7 +18,7 @@ from gateway.domain.ids import Secret
 from gateway.domain.ports import Clock
 from gateway.store.leases import SurrealLeases
 from gateway.store.shared_ledger import SharedLedger
-from gateway.store.surreal import Waiting, open_surreal, when_there
+from gateway.store.surreal import Waiting, open_surreal, retry_until_open
 from gateway.store.surreal_connection import ConnectionSettings, Credentials, SurrealConnection
 
 Note = Callable[[str], Awaitable[None]]
@@ -77,7 +77,7 @@ async def open_shared_store(  # noqa: PLR0913  # the options of a store
             assert isinstance(stores.ledger, SharedLedger)
             group.start_soon(stores.ledger.run)
             yield SharedStore(node.presence().node, stores, node, cluster, usual.figures)
-            await stores.ledger.rest()
+            await stores.ledger.drain()
             group.cancel_scope.cancel()
 
 
@@ -121,7 +121,7 @@ async def claim_store(  # noqa: PLR0913  # the options of a node
             own.bound, own.figures = bound.bound, bound.figures
         group.start_soon(own.run)
         try:
-            await when_there(claim, own, waiting)
+            await retry_until_open(claim, own, waiting)
             if cluster is None:
                 group.start_soon(node.run)
             yield node

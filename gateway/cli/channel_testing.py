@@ -309,7 +309,7 @@ def _config(source: PluginSource, script: Script, base: str, folder: Path) -> Ga
     text = editing.with_named(text, "channels", source.name, channel)
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
-    path.chmod(editing.OWNERS_ALONE)
+    path.chmod(editing.NEW_FILE_MODE)
     return load(path, environment={}, home=folder, cwd=folder, known=known_names())
 
 

@@ -11,7 +11,7 @@ from gateway.app import running as app
 from gateway.app.proposals import ConfigFile
 from gateway.cli.command import CliContext
 from gateway.cli.configuration import config_path, load_config, surroundings, usual_path
-from gateway.config.environment import take_service_variables
+from gateway.config.environment import pop_service_variables
 from gateway.config.secrets import secrets_in
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
@@ -36,7 +36,7 @@ from gateway.host.process import allow_open_files, hold_hangup
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     hold_hangup()
     detach_streams()
-    notify = Notifier.of(take_service_variables())
+    notify = Notifier.of(pop_service_variables())
     config = load_config(context, port=port)
     allow_open_files()
     observability = config.observability

@@ -1,1 +1,1 @@
-"""config.toml becomes one frozen GatewayConfig; the only reader of the environment and of secrets."""
+"""Reads config.toml into one frozen GatewayConfig; the only room that reads the environment and secrets."""

@@ -1,5 +1,5 @@
-"""Who may reach the gateway and what they reach: its address, its tokens and their scopes, the agents of
-projects; and what a start changes about authority and money, for the audit."""
+"""Access to the gateway: its address, its tokens with their scopes, the agents of projects; and the audit of changes
+to permissions and budgets at a start."""
 
 import json
 import re
@@ -30,13 +30,13 @@ from gateway.domain.ports import Audit
 from gateway.domain.text import choose, quoted
 
 SCOPES = ("chat", "read", "admin", "impersonate", "metrics")
-LEAST_TOKEN = 16  # characters of the operator's, where others can reach the gateway
-RESERVED = ("local", "operator")  # principals that are not made by a token of the file
-NEW_TOKEN = "make one: openssl rand -hex 32"
+LEAST_TOKEN = 16  # characters of the operator's token if other machines can reach the gateway
+RESERVED = ("local", "operator")  # principals that the gateway itself defines
+NEW_TOKEN = "generate one: openssl rand -hex 32"
 OPERATOR: KeyPath = ("gateway", "token")
-NO_AGENT = "agent:"  # a scope that limits to an agent that nobody can define
+NO_AGENT = "agent:"  # a scope that allows no agent: ids are never empty
 
-Authority = Mapping[str, object]  # plain data by place in the configuration, without any secret
+Authority = Mapping[str, object]  # JSON values by key of the configuration, without secrets
 
 KINDS: Mapping[str, AuditKind] = {
     "budgets": "budget.changed",
@@ -49,8 +49,8 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
     written, overrides = config.gateway, reading.around.overrides
     port = written.port if overrides.port is None else overrides.port
     if not 0 <= port <= 65_535:
-        message, path = f"{port} is out of range", ("gateway", "port")
-        reading.wrong(Code.OUT_OF_RANGE, path, message, "0 to 65535", variable="--port")
+        path, message = ("gateway", "port"), f"{port} is out of range"
+        reading.wrong(Code.OUT_OF_RANGE, path, message, "write 0 to 65535", variable="--port")
     data_dir = overrides.data_dir or reading.around.path(str(written.data_dir), reading.folder)
     token = _operator_token(reading, written)
     if not is_loopback(written.bind):
@@ -61,83 +61,77 @@ def resolve_gateway(reading: Reading, config: GatewayConfig) -> GatewaySettings:
 
 
 def _operator_token(reading: Reading, written: GatewaySettings) -> Secret | None:
-    token = None
     if TOKEN in reading.around.environment:
         token = reading.variable(OPERATOR, TOKEN)
-    elif written.token is not None:
-        token = reading.follow(OPERATOR, written.token.reveal())
-    return None if token is None or _is_blank(reading, OPERATOR, token) else Secret(token)
+    else:
+        token = reading.secret(OPERATOR, written.token)
+    return None if token is None or _is_blank(reading, OPERATOR, token) else token
 
 
 def resolve_tokens(
     reading: Reading, tokens: Iterable[TokenGrant], operator: Secret | None
 ) -> tuple[TokenGrant, ...]:
-    values: dict[str, str] = {operator.reveal(): "[gateway] token"} if operator else {}
+    """Returns the tokens with their references resolved, without those that have a problem."""
+    names = {operator: "[gateway] token"} if operator else {}
     grants = []
     for index, written in enumerate(tokens):
         path: KeyPath = ("tokens", index)
-        where: KeyPath = (*path, "token")
+        where, name = (*path, "token"), quoted(written.name)
         if written.name in RESERVED:
-            message = f"{quoted(written.name)} is reserved for the local operator"
+            message = f"{name} is reserved for the local operator"
             reading.wrong(Code.MALFORMED, (*path, "name"), message, "choose another name")
         for at, scope in enumerate(written.scopes):
             _check_scope(reading, (*path, "scopes", at), scope)
-        token = reading.follow(where, written.token.reveal())
+        token = reading.secret(where, written.token)
         if token is None or _is_blank(reading, where, token):
             continue
-        if token in values:
-            message = f"the same token as that of {values[token]}"
-            reading.wrong(Code.DUPLICATE, where, message, "make another: openssl rand -hex 32")
-        values[token] = quoted(written.name)
-        grants.append(replace(written, token=Secret(token)))
+        if token in names:
+            message = f"{names[token]} has the same token"
+            reading.wrong(Code.DUPLICATE, where, message, NEW_TOKEN)
+        names[token] = name
+        grants.append(replace(written, token=token))
     return tuple(grants)
 
 
 def resolve_store(reading: Reading, written: StoreSettings) -> StoreSettings:
-    """With the password of the server. `store copy` may name one although none is configured."""
-    where: KeyPath = ("store", "password")
+    """Returns the settings with the server's password resolved."""
     if written.is_shared and not reading.known.has_surrealdb:
-        message, _, fix = str(StoreNotInstalled()).partition(": ")
-        reading.wrong(Code.NOT_INSTALLED, ("store", "url"), message, fix)
+        reading.not_installed(("store", "url"), StoreNotInstalled())
     if (written.username is None) != (written.password is None):
-        missing, there = ("username", "password")[:: 1 if written.username is None else -1]
-        message = f'"{there}" is there, and "{missing}" is missing'
-        reading.wrong(Code.MISSING, ("store", there), message, f"add {missing} = ...")
-    if written.password is None:
-        return written
-    text, around = written.password.reveal(), reading.around
-    password: str | None = None
+        missing, present = ("username", "password")[:: 1 if written.username is None else -1]
+        message = f'"{missing}" is missing: "{present}" needs it'
+        reading.wrong(Code.MISSING, ("store", present), message, f"add {missing} = ...")
+    password: Secret | None = None
     if written.is_shared:
-        password = reading.follow(where, text)
-    else:
-        with suppress(SecretProblem):
-            password = resolve(text, around.environment, around.home)
-    return replace(written, password=None if password is None else Secret(password))
+        password = reading.secret(("store", "password"), written.password)
+    elif written.password is not None:
+        with suppress(SecretProblem):  # only `store copy` uses it
+            text, around = written.password.reveal(), reading.around
+            password = Secret(resolve(text, around.environment, around.home))
+    return replace(written, password=password)
 
 
 def token_budgets(config: GatewayConfig) -> Mapping[str, TokenBudget]:
-    """Of the tokens of the file that have one."""
+    """Returns the budgets of the tokens in the file, by name; tokens without a budget are absent."""
     return {one.name: one.budget for one in config.tokens if one.budget is not None}
 
 
 def resolve_cluster(reading: Reading, written: GatewayConfig) -> Clustering | None:
-    """With the credentials of NATS."""
+    """Returns the settings with the credentials of NATS resolved."""
     found = written.cluster
     if found is None:
         return None
     if not written.store.is_shared:
-        message = f"[cluster] needs a store that gateways can share, and [store] url is {written.store.url!r}"
+        message = f"[cluster] needs a shared store, but [store] url is {written.store.url!r}"
         reading.wrong(Code.MISSING, ("cluster",), message, 'write [store] url = "ws://HOST:PORT"')
     if found.url is not None and not _HINTS.fullmatch(found.url):
-        message = "this is not nats://HOST:PORT or tls://HOST:PORT, without a user or password"
-        reading.wrong(Code.MALFORMED, ("cluster", "url"), message, "write credentials beside it")
+        message = "this is not nats://HOST:PORT or tls://HOST:PORT"
+        fix = "write the address alone; user and password belong in credentials"
+        reading.wrong(Code.MALFORMED, ("cluster", "url"), message, fix)
     elif found.url is not None and not reading.known.has_nats:
-        message, _, fix = str(ClusterNotInstalled()).partition(": ")
-        reading.wrong(Code.NOT_INSTALLED, ("cluster", "url"), message, fix)
-    if found.credentials is None:
-        return found
-    told = reading.follow(("cluster", "credentials"), found.credentials.reveal())
-    return replace(found, credentials=None if told is None else Secret(told))
+        reading.not_installed(("cluster", "url"), ClusterNotInstalled())
+    credentials = reading.secret(("cluster", "credentials"), found.credentials)
+    return replace(found, credentials=credentials)
 
 
 _ONE = r"(nats|tls|ws|wss)://([^/?#@:,\s]+|\[[^\]]*\])(:[0-9]{1,5})?/?"
@@ -150,26 +144,27 @@ def _check_scope(reading: Reading, where: KeyPath, scope: str) -> None:
         reading.refers(where, "agent", agent_id)
     elif scope not in SCOPES:
         fix = choose(scope, (*SCOPES, "agent:ID"))
-        reading.wrong(Code.NOT_A_CHOICE, where, f"{quoted(scope)} is no scope", fix)
+        reading.wrong(Code.NOT_A_CHOICE, where, f"{quoted(scope)} is not a scope", fix)
 
 
 def _check_door(reading: Reading, bind: str, operator: Secret | None, *, has_tokens: bool) -> None:
-    """Of an address that other machines reach."""
-    reached = f"{quoted(bind)} can be reached from other machines"
+    """Checks the tokens of a gateway that other machines can reach."""
+    reached = f"other machines can reach {quoted(bind)}"
     if not has_tokens:
         message = f"{reached}, and no token is set: anyone could control the gateway"
         fix = f'set {TOKEN} or [gateway] token, or write bind = "127.0.0.1"'
         reading.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)
     if operator is not None and len(operator.reveal().strip()) < LEAST_TOKEN:
-        message = f"the operator's token is shorter than {LEAST_TOKEN} characters, and {reached}"
-        _wrong_token(reading, OPERATOR, Code.OPEN_DOOR, f"{message}: it could be guessed")
+        message = f"{reached}, and the operator's token has fewer than {LEAST_TOKEN} characters"
+        _wrong_token(reading, OPERATOR, Code.OPEN_DOOR, message)
 
 
-def _is_blank(reading: Reading, path: KeyPath, token: str) -> bool:
-    """Reports it: who wrote it meant a token, and without one anybody nearby is the operator."""
-    if not token.strip():
-        _wrong_token(reading, path, Code.MALFORMED, "the token is blank")
-    return not token.strip()
+def _is_blank(reading: Reading, path: KeyPath, token: Secret) -> bool:
+    """True if the token is blank, which is reported: without a token every local program is the operator."""
+    if token.reveal().strip():
+        return False
+    _wrong_token(reading, path, Code.MALFORMED, "the token is blank")
+    return True
 
 
 def _wrong_token(reading: Reading, path: KeyPath, code: Code, message: str) -> None:
@@ -177,13 +172,13 @@ def _wrong_token(reading: Reading, path: KeyPath, code: Code, message: str) -> N
     reading.wrong(code, path, message, NEW_TOKEN, variable=TOKEN if is_variable else None)
 
 
-# ------------------------------------------------------------------------------------- the audit
+# -- the audit
 
 
 async def note_start(
     audit: Audit, config: GatewayConfig, plugins: Sequence[PluginInfo], version: str, at: datetime
 ) -> None:
-    """What this start changes, what it refuses, and all that is in force now."""
+    """Records the changes since the previous start, the refused plugins, and the authority now in force."""
     now = authority(config)
     for entry in await audit.newest(kind="config.applied"):
         before = json.loads(entry.detail)["authority"]
@@ -194,52 +189,52 @@ async def note_start(
                 await audit.append(AuditEvent(at, kind, "config", detail))
     for plugin in plugins:
         if plugin.state == "refused":
-            told = {"plugin": plugin.name, "why": plugin.why}
-            await audit.append(AuditEvent(at, "plugin.refused", "config", told))
+            detail = {"plugin": plugin.name, "why": plugin.why}
+            await audit.append(AuditEvent(at, "plugin.refused", "config", detail))
     applied = {"version": version, "file": str(config.origin or ""), "authority": now}
     await audit.append(AuditEvent(at, "config.applied", "config", applied))
 
 
 def authority(config: GatewayConfig) -> Authority:
-    """As JSON gives it back."""
+    """Returns the permissions and limits of a configuration, as JSON decodes them."""
     settings = config.gateway
-    told: dict[str, object] = {
+    shown: dict[str, object] = {
         "gateway.bind": settings.bind,
         "gateway.has_token": settings.token is not None,
         "gateway.allowed_origins": frozenset(settings.allowed_origins),
         "gateway.trusted_proxies": frozenset(settings.trusted_proxies),
     }
-    told |= {f"tokens.{one.name}": _rights(one) for one in config.tokens}
+    shown |= {f"tokens.{one.name}": _rights(one) for one in config.tokens}
     for plugin in config.plugins:
-        told[f"plugins.{plugin.name}"] = {
+        shown[f"plugins.{plugin.name}"] = {
             "enabled": plugin.is_enabled,
             "capabilities": frozenset(map(str, plugin.capabilities)),
             "sha256": plugin.sha256,
             "secrets": _origins(plugin.secrets),
         }
-    for channel in config.channels:  # by whom it is spoken for, and who may talk there
-        told[f"channels.{channel.name}"] = {
+    for channel in config.channels:
+        shown[f"channels.{channel.name}"] = {
             **_attributes(channel, "plugin", "account", "dm_policy", "allow_from"),
             "groups": {name: rule.allow_from for name, rule in channel.groups.items()},
             "secrets": _origins(channel.secrets),
         }
-    told |= {f"mcp.{one.name}": _attributes(one, "url", "command") for one in config.mcp.servers}
-    told |= _agents(config)
+    shown |= {f"mcp.{one.name}": _attributes(one, "url", "command") for one in config.mcp.servers}
+    shown |= _agents(config)
     for name, provider in config.providers.items():
         prices = {model: asdict(price) for model, price in provider.prices.items()}
-        told[f"providers.{name}"] = {"base_url": provider.base_url, "prices": prices}
-    told |= _limits(config.budgets)
-    found: Authority = json.loads(json.dumps(told, default=sorted))
-    return found
+        shown[f"providers.{name}"] = {"base_url": provider.base_url, "prices": prices}
+    shown |= _limits(config.budgets)
+    decoded: Authority = json.loads(json.dumps(shown, default=sorted))
+    return decoded
 
 
 def _rights(token: TokenGrant) -> object:
-    """Its scopes; with the other limits, if it has any."""
+    """Returns the scopes of a token, with its expiry and budget if it has one of them."""
     if token.expires is None and token.budget is None:
         return frozenset(token.scopes)
     expires = token.expires and token.expires.isoformat()
     budget = token.budget and {
-        name: _told(limit)
+        name: _limit(limit)
         for name, limit in _attributes(token.budget, "session", "daily", "monthly").items()
         if limit != Limit()
     }
@@ -247,25 +242,25 @@ def _rights(token: TokenGrant) -> object:
 
 
 def _agents(config: GatewayConfig) -> dict[str, object]:
-    told: dict[str, object] = {}
+    shown: dict[str, object] = {}
     for agent in config.agents:
         models = [f"{link.provider}/{link.model}" for link in agent.chain]
-        told[f"agents.{agent.id}"] = {"models": models, "tools": agent.tools}
+        shown[f"agents.{agent.id}"] = {"models": models, "tools": agent.tools}
     for one in config.subagents:
-        told[f"subagents.{one.name}"] = _attributes(one, "provider", "model", "tools")
+        shown[f"subagents.{one.name}"] = _attributes(one, "provider", "model", "tools")
     for project in config.projects:
         agents = frozenset(agent.id for agent in config.agents if agent.project == project.id)
-        told[f"projects.{project.id}"] = {"users": frozenset(project.users), "agents": agents}
-    return told
+        shown[f"projects.{project.id}"] = {"users": frozenset(project.users), "agents": agents}
+    return shown
 
 
 def _limits(budgets: Budgets) -> dict[str, object]:
     limits = _attributes(budgets, "session", "daily", "monthly", "per_agent")
     limits |= {f"agent:{name}": limit for name, limit in budgets.agents.items()}
-    return {f"budgets.{name}": _told(limit) for name, limit in limits.items() if limit != Limit()}
+    return {f"budgets.{name}": _limit(limit) for name, limit in limits.items() if limit != Limit()}
 
 
-def _told(limit: Limit) -> dict[str, object]:
+def _limit(limit: Limit) -> dict[str, object]:
     return {
         "tokens": limit.tokens,
         "usd": None if limit.nano_usd is None else limit.nano_usd / NANO,
@@ -277,19 +272,19 @@ def _attributes(value: object, *names: str) -> dict[str, Any]:
 
 
 def _origins(secrets: Iterable[PluginSecret]) -> Mapping[str, object]:
-    """Where each secret may go."""
+    """Returns the origins that may receive each secret."""
     return {one.name: frozenset(map(str, one.origins)) for one in secrets}
 
 
 def closed_agents(config: GatewayConfig) -> Mapping[AgentId, frozenset[str]]:
-    """Agents of projects, and the users whom they answer."""
+    """Returns the users of each agent that belongs to a project."""
     users = {project.id: frozenset(project.users) for project in config.projects}
     return {agent.id: users[agent.project] for agent in config.agents if agent.project in users}
 
 
 def reach(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
-    """The scopes of a token, narrowed to agents of its own projects: others do not exist for it.
-    A token that reads everything, or speaks for others, sees them nevertheless."""
+    """Returns the scopes of a token without agents of other projects, which the token must not see. The scopes
+    admin, read and impersonate see all agents."""
     given, closed = frozenset(scopes), closed_agents(config)
     if given & {"admin", "read", "impersonate"} or all(name in users for users in closed.values()):
         return given

@@ -1,4 +1,4 @@
-"""Agents and subagents with everything merged and checked that they name; projects and bindings."""
+"""Agents and subagents with their models, files and tools checked; projects and bindings."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -28,12 +28,13 @@ from gateway.domain.agents import (
 from gateway.domain.mcp import FAMILY
 from gateway.domain.text import choose, quoted
 
-AUTO_SHARE = 0.8  # of the model's window
+AUTO_SHARE = 0.8  # share of the model's window that "auto" stands for
 MOST_FALLBACKS = 5
+ENABLE = "remove it, or write enabled = true in its [[plugins]]"
 
 
 def places(config: GatewayConfig) -> list[tuple[KeyPath, AgentDef]]:
-    """Each agent as it is written, with where it stands in the file."""
+    """Returns the written agents with their paths in the file, the default agent first."""
     own: list[tuple[KeyPath, AgentDef]] = [(("agent",), config.agent)] if config.agent else []
     return own + [(("agents", index), agent) for index, agent in enumerate(config.agents)]
 
@@ -51,22 +52,22 @@ def _agent(reading: Reading, config: GatewayConfig, path: KeyPath, written: Agen
     for index, name in enumerate(written.rules if "rule" in reading.names else ()):
         reading.refers((*path, "rules", index), "rule", name)
 
-    def file(key: str, otherwise: str = "") -> str:
-        fix = f"create it, or remove {key} {otherwise}".rstrip()
+    def file(key: str, otherwise: str) -> str:
+        fix = f"create the file, or remove {key} to use {otherwise}"
         return reading.file((*path, key), getattr(written, key), fix)
 
     tree, soul, template = written.tree, written.soul_path, written.prompt_template
     if tree.endswith(".bt"):
-        tree = file("tree", "for the one that is shipped")
+        tree = file("tree", "the shipped tree")
     else:
         reading.refers((*path, "tree"), "tree", tree, or_else=", or name a .bt file")
     if template:
-        template = file("prompt_template")
+        template = file("prompt_template", "the built-in one")
         _check_template(reading, (*path, "prompt_template"), Path(template))
     agent = replace(
         written,
         tools=(*written.tools, *(DELEGATE + name for name in dict.fromkeys(written.subagents))),
-        soul_path=soul and file("soul_path", "for the soul that is shipped"),
+        soul_path=soul and file("soul_path", "the shipped soul"),
         prompt_template=template,
         tree=tree,
     )
@@ -80,24 +81,24 @@ def _agent(reading: Reading, config: GatewayConfig, path: KeyPath, written: Agen
 def _models(
     reading: Reading, config: GatewayConfig, path: KeyPath, written: AgentDef
 ) -> list[dict[str, Any]]:
-    """What the agent and each of its fallbacks has of its own."""
+    """Returns the fields of the agent and of each fallback that depend on its model."""
     links, models, tried = written.chain, list[dict[str, Any]](), set[object]()
     for depth, link in enumerate(links[: MOST_FALLBACKS + 1]):
         where = (*path, *["fallback"] * depth)
         model = _model(reading, config, where, link)
-        way = tuple(model[name] for name in ("provider", "model", "thinking", "stream"))
-        if way in tried and model["model"] and len(links) <= MOST_FALLBACKS + 1:
+        request = tuple(model[name] for name in ("provider", "model", "thinking", "stream"))
+        if request in tried and model["model"] and len(links) <= MOST_FALLBACKS + 1:
             what = f"{model['provider']}/{model['model']}"
-            message = f"this fallback repeats {what}, which has already failed at that point"
+            message = f"this fallback repeats {what}, which has already failed by then"
             fix = "name another provider or model, or remove it"
             reading.wrong(Code.NO_USE, where, message, fix, at="table")
-        tried.add(way)
+        tried.add(request)
         context = _context(reading, where, written.context, model["context_window"])
         models.append({**model, "context": context})
     if len(links) > MOST_FALLBACKS + 1:
         where = (*path, *["fallback"] * (MOST_FALLBACKS + 1))
         message = f"an agent has at most {MOST_FALLBACKS} nested fallbacks"
-        reading.wrong(Code.OUT_OF_RANGE, where, message, "remove this one", at="table")
+        reading.wrong(Code.OUT_OF_RANGE, where, message, "remove this fallback", at="table")
     return models
 
 
@@ -130,7 +131,7 @@ def _model(
 def _check_thinking(
     reading: Reading, config: GatewayConfig, path: KeyPath, model: Mapping[str, Any]
 ) -> None:
-    """Of a provider that does not exist, or lacks its wire, nothing is said: that is wrong already."""
+    """Reports a model that cannot think. An unknown provider or a missing wire is already reported."""
     provider = model["provider"]
     own = reading.known.presets.get(provider) or config.providers.get(provider)
     wire = own.wire if own else None
@@ -138,19 +139,19 @@ def _check_thinking(
         return
     why = reading.known.no_thinking(provider, wire, model["model"], model["max_tokens"])
     if why is not None:
-        fix = "remove it, or choose a model that can"
+        fix = "remove thinking, or choose a model that supports it"
         reading.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
 
 
 def _context(reading: Reading, path: KeyPath, context: ContextRules, window: int) -> ContextRules:
-    """A budget that the model cannot read becomes what it can."""
+    """Returns the context with a token budget that fits the model's window."""
     budget, most, key = context.token_budget, int(AUTO_SHARE * window), ("context", "token_budget")
     if budget != AUTO and budget <= window:
         return context
     is_given = reading.given(key) is not None or reading.given((*path, *key)) is not None
     if budget != AUTO and "fallback" not in path and is_given:
-        message = f"{budget} tokens exceed the model's window of {window}"
-        fix = f"{most} is used; write that or set context_window"
+        message = f"{budget} tokens exceed the model's window of {window}; {most} is used"
+        fix = f"write {most}, or set context_window"
         reading.note("context-clamped", (*path, *key), message, fix)
     return replace(context, token_budget=most)
 
@@ -166,11 +167,11 @@ def _check_template(reading: Reading, where: KeyPath, file: Path) -> None:
         message = f"{name} is not UTF-8 (byte {error.start})"
         reading.wrong(Code.MALFORMED, where, message, "save it as UTF-8")
     except OSError:
-        pass  # is reported already
+        pass  # already reported
 
 
 def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | None) -> str:
-    """The model that is asked for, or the provider's usual one; the provider is used then."""
+    """Returns the model, or the default of the provider; empty after a problem is reported. Marks the provider as used."""
     is_known = provider in reading.names["provider"]
     if not is_known:
         message = f"{quoted(provider)} is not a known provider"
@@ -188,16 +189,16 @@ def usual_model(reading: Reading, path: KeyPath, provider: str, model: str | Non
 def check_tools(
     reading: Reading, path: KeyPath, who: str, tools: Sequence[str], more: Collection[str] = ()
 ) -> None:
-    """`more`: names that are no plugins."""
+    """Reports unknown and disabled tools. `more` are valid names that are not plugins."""
     plugins = {**reading.plugins, **dict.fromkeys((*OWN_TOOLS, *more), True)}
     for index, tool in enumerate(tools):
         where = (*path, "tools", index)
         plugin = tool if tool in plugins else tool.partition("/")[0]
         if tool.startswith(FAMILY) and plugin not in plugins:
             server, slash, one = tool.removeprefix(FAMILY).partition("/")
-            fix = "; or add [mcp.servers.NAME]"
-            is_there = reading.refers(where, "MCP server", server, or_else=fix)
-            if is_there and slash and not one:
+            or_else = "; or add [mcp.servers.NAME]"
+            is_known = reading.refers(where, "MCP server", server, or_else=or_else)
+            if is_known and slash and not one:
                 message, fix = (
                     f"{quoted(tool)} names no tool",
                     "write mcp:SERVER or mcp:SERVER/TOOL",
@@ -208,12 +209,8 @@ def check_tools(
             fix = _how_to_add(reading, plugin, plugins)
             reading.wrong(Code.UNKNOWN_NAME, where, message, fix)
         elif not plugins[plugin]:
-            note_disabled(reading, where, f"{who} lists {quoted(tool)}, which is not enabled")
-
-
-def note_disabled(reading: Reading, where: KeyPath, message: str) -> None:
-    fix = "remove it, or write enabled = true in its [[plugins]]"
-    reading.note("plugin-disabled", where, message, fix)
+            message = f"{who} lists {quoted(tool)}, which is not enabled"
+            reading.note("plugin-disabled", where, message, ENABLE)
 
 
 def _how_to_add(reading: Reading, plugin: str, plugins: Mapping[str, bool]) -> str:
@@ -232,6 +229,7 @@ def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[Subagent
         path: KeyPath = ("subagents", index)
         reading.is_taken((*path, "name"), "agent or subagent", one.name, names)
         names.add(one.name)
+        prompt = reading.file((*path, "prompt_path"), one.prompt_path, "create the file")
         others = [other.tool for other in config.subagents if other.tool != one.tool]
         check_tools(reading, path, f"subagent {quoted(one.name)}", one.tools, others)
         model, known = one.model, reading.known
@@ -240,7 +238,7 @@ def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[Subagent
         found.append(
             replace(
                 one,
-                prompt_path=reading.file((*path, "prompt_path"), one.prompt_path, "create it"),
+                prompt_path=prompt,
                 model=model,
                 context_window=known.context_window(model) if model else None,
                 output_limit=known.output_limit(model) if model else None,
@@ -250,7 +248,7 @@ def resolve_subagents(reading: Reading, config: GatewayConfig) -> tuple[Subagent
 
 
 def with_result(agent: AgentDef) -> AgentDef:
-    """Whoever has tools can read what they gave, if it is not always shown whole."""
+    """Returns the agent with the tool that reads whole results, if the agent has tools."""
     if not agent.tools:
         return agent
     tools = agent.tools if RESULT in agent.tools else (*agent.tools, RESULT)
@@ -261,9 +259,9 @@ def with_result(agent: AgentDef) -> AgentDef:
 def check_projects(reading: Reading, projects: Sequence[ProjectDef]) -> None:
     for index, project in enumerate(projects):
         if project.id == OPEN_PROJECT:
-            message, where = (
-                f"project {quoted(project.id)} is open to all",
+            where, message = (
                 ("projects", index, "id"),
+                f"project {quoted(project.id)} is open to all",
             )
             reading.wrong(Code.DUPLICATE, where, message, "choose another id")
 
@@ -282,10 +280,10 @@ def check_bindings(reading: Reading, bindings: Sequence[Binding]) -> None:
         channels, channel = reading.names["channel"], binding.channel
         if channel is not None and channel not in (*channels, *OWN_CHANNELS):
             message = f"there is no channel {quoted(channel)}"
-            fix = "only tokens with the scope impersonate can use other channels"
-            fix = f"{choose(channel, (*channels, *sorted(OWN_CHANNELS)))}; {fix}"
+            fix = f"{choose(channel, (*channels, *sorted(OWN_CHANNELS)))}; other channels need a token"
+            fix += " with the scope impersonate"
             reading.note("unknown-channel", (*path, "channel"), message, fix)
         earlier = first.setdefault(place, index)
         if earlier != index:
-            message = f"it never applies: binding {earlier} has the same conditions and comes first"
+            message = f"binding {index} never applies: binding {earlier} has the same conditions"
             reading.note("bindings.shadowed", path, message, "remove it, or add a condition")

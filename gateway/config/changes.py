@@ -1,5 +1,4 @@
-"""What a new configuration changes: the keys whose values differ once everything is resolved, and which of them need
-a restart."""
+"""The differences of two resolved configurations: changed keys, and the keys that need a restart."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +8,7 @@ from gateway.config.problems import KeyPath, dotted
 from gateway.config.sections import is_section, keys_of
 from gateway.config.values import GatewayConfig
 
-# What is opened once, at the start.
+# Keys that the gateway reads only at the start.
 AT_START: tuple[KeyPath, ...] = (
     ("gateway", "bind"),
     ("gateway", "port"),
@@ -18,26 +17,28 @@ AT_START: tuple[KeyPath, ...] = (
     ("cluster",),
     ("sandbox", "workers"),
 )
-_INHERITED = ("limits", "context")  # by every agent
+_ABSENT = object()
+_INHERITED = ("limits", "context")  # sections that every agent inherits
 
 
 def changes(before: GatewayConfig, after: GatewayConfig) -> list[str]:
-    """In the order of the documentation. Defaults that are written out change nothing."""
+    """Returns the keys whose values differ, in the order of the documentation."""
     found = list(_differences((), before, after))
     if before.rule_folder != after.rule_folder and ("rules_dir",) not in found:
         found.append(("rules_dir",))
     whole = {path for path in found if path[0] in _INHERITED}
     own = (path for path in found if path in whole or not any(path[i:] in whole for i in (1, 2)))
-    return [*dict.fromkeys(map(_told, own))]
+    return [*dict.fromkeys(map(_key, own))]
 
 
 def need_restart(booted: GatewayConfig, after: GatewayConfig) -> list[str]:
-    """The keys that have another value than at the start, and take effect at the next one."""
-    return [_told(path) for path in _differences((), booted, after) if _is_at_start(path)]
+    """Returns the keys that differ from the start and take effect at the next one."""
+    differing = _differences((), booted, after)
+    return [_key(path) for path in differing if any(path[: len(one)] == one for one in AT_START)]
 
 
 def as_started(booted: GatewayConfig, after: GatewayConfig) -> GatewayConfig:
-    """The configuration as far as it can take effect now."""
+    """Returns the new configuration with the values of the start for keys that need a restart."""
     at = booted.gateway
     gateway = replace(after.gateway, bind=at.bind, port=at.port, data_dir=at.data_dir)
     sandbox = replace(after.sandbox, workers=booted.sandbox.workers)
@@ -45,12 +46,8 @@ def as_started(booted: GatewayConfig, after: GatewayConfig) -> GatewayConfig:
     return replace(after, gateway=gateway, sandbox=sandbox)
 
 
-def _is_at_start(path: KeyPath) -> bool:
-    return any(path[: len(one)] == one for one in AT_START)
-
-
-def _told(path: KeyPath) -> str:
-    """As the file has it: a limit is one number there."""
+def _key(path: KeyPath) -> str:
+    """Returns the key as the file has it, where a limit of tokens is one number."""
     is_limit = path[0] == "budgets" and path[-1] == "tokens"
     return dotted(path[:-1] if is_limit else path)
 
@@ -64,31 +61,24 @@ def _differences(path: KeyPath, before: Any, after: Any) -> Iterator[KeyPath]:
         for name, key in keys.items():
             yield from _differences((*path, name), *_values(key.field, before, after))
         return
-    old, new = _named(before), _named(after)
+    old, new = _by_name(before), _by_name(after)
     if old is None or new is None or (old.keys() == new.keys() and [*old] != [*new]):
         yield path
-    else:
-        yield from _of_items(path, old, new)
-
-
-def _of_items(path: KeyPath, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[KeyPath]:
+        return
     for name in {**old, **new}:
-        if name in old and name in new:
-            yield from _differences((*path, name), old[name], new[name])
-        else:
-            yield (*path, name)
+        yield from _differences((*path, name), old.get(name, _ABSENT), new.get(name, _ABSENT))
 
 
 def _values(field: str, before: Any, after: Any) -> tuple[Any, Any]:
-    """The default agent stands in its own section."""
+    """Returns both values of a field, with the agents without the default one, which has a section of its own."""
     found = getattr(before, field), getattr(after, field)
     if field == "agents" and isinstance(before, GatewayConfig):
         return found[0][before.agent is not None :], found[1][after.agent is not None :]
     return found
 
 
-def _named(value: Any) -> Mapping[str, Any] | None:
-    """The items of a table, or of a list whose items have names; None for what is neither."""
+def _by_name(value: Any) -> Mapping[str, Any] | None:
+    """Returns the items of a table, or of a list whose items have names; None for other values."""
     if isinstance(value, Mapping):
         return value
     if not isinstance(value, tuple) or not value:

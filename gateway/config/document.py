@@ -1,4 +1,4 @@
-"""The text of a config.toml: what it says, where each key of it stands, and errors at their place."""
+"""The text of a config.toml: its content, the position of each key, and problems at their positions."""
 
 import grp
 import os
@@ -36,7 +36,7 @@ from gateway.config.secrets import (
 from gateway.config.toml import BOM, CannotEdit, Positions, Span, parsed, rewritten
 from gateway.domain.text import printable
 
-LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
+LARGEST = 1_048_576  # bytes; a configuration has about a thousand
 LONGEST_PATH = 8_192
 _LISTS_OF_NAMES = ("capabilities", "rules", "scopes", "subagents", "tools")
 _AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -46,7 +46,7 @@ _WORD = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True)
 class Document:
-    """A text that is valid TOML; `name` is how messages call its file. Without a file: empty."""
+    """A valid TOML text; empty without a file. `name` is the file's name in messages."""
 
     path: Path | None = None
     name: str = ""
@@ -58,13 +58,13 @@ class Document:
     def parsed(
         path: Path, name: str, source: bytes, status: os.stat_result | None = None
     ) -> "Document":
-        """Raises ConfigInvalid at the place where the file stops being TOML."""
+        """Parses a file. Raises ConfigInvalid with the position of the first error."""
         text = source.decode(errors="replace").removeprefix(BOM)
         try:
             whole = source.decode()
             return Document(path, name, whole, tomllib.loads(whole.removeprefix(BOM)), status)
         except UnicodeDecodeError as error:
-            message = "this byte is not UTF-8: save the file as UTF-8"
+            message = "this byte is not UTF-8; save the file as UTF-8"
             line, column = end_of(source[: error.start].decode().removeprefix(BOM))
         except tomllib.TOMLDecodeError as error:
             message, found = _AT.sub("", str(error))[:120], _AT.search(str(error))
@@ -72,7 +72,7 @@ class Document:
             if found and found[1]:
                 line, column = int(found[1]), int(found[2])
         except (RecursionError, ValueError):
-            message, line, column = "the nesting is too deep, or a number is too long", 1, 1
+            message, line, column = "a value is nested too deeply, or a number is too long", 1, 1
         lines = text.split("\n")
         shown = _shown(lines[line - 1], "\n".join(lines[: line - 1]))
         excerpt, caret = fitted(shown[: column - 1], shown[column - 1 :])
@@ -92,10 +92,10 @@ class Document:
         return self.status is not None and bool(self.status.st_mode & 0o044)
 
     def why_untrusted(self) -> str | None:
-        """Who besides this user may have written the file, in words."""
+        """Returns why another user may have written the file; None if none can."""
         if self.status is None or self.path is None:
             return None
-        # A link is as good as its owner: another user's may lead anywhere.
+        # The owner of a link decides where it leads.
         for uid in (self.status.st_uid, self.path.lstat().st_uid):
             if uid != os.geteuid():
                 names = {user.pw_uid: user.pw_name for user in pwd.getpwall()}
@@ -103,7 +103,7 @@ class Document:
         return self.why_writable()
 
     def why_writable(self) -> str | None:
-        """Who else can write the file, in words."""
+        """Returns who else can write the file; None if only its owner can."""
         if self.status is None:
             return None
         if self.status.st_mode & stat.S_IWOTH:
@@ -116,26 +116,26 @@ class Document:
 
 
 def _is_shared(gid: int, owner: int) -> bool:
-    """Whether anybody but the owner is in the group; many users have one of their own."""
+    """True if the group has members besides the owner; many users have a private group."""
     users = pwd.getpwall()
     try:
         members = set(grp.getgrgid(gid).gr_mem)
     except KeyError:
-        return True  # nobody knows who is in it
+        return True  # the group is not defined, so its members are unknown
     members |= {user.pw_name for user in users if user.pw_gid == gid}
     return bool(members - {user.pw_name for user in users if user.pw_uid == owner})
 
 
 def read_document(path: Path, name: str) -> Document:
-    """Raises ConfigInvalid for a file that cannot be read or is not TOML."""
+    """Reads a file. Raises ConfigInvalid if it cannot be read or is not TOML."""
     source, status = _read(path, name)
     return Document.parsed(path, name, source, status)
 
 
 def written_data_dir(path: Path, name: str) -> str | None:
-    """What a file says of `[gateway] data_dir`, whatever else in it is wrong; None if nothing usable.
+    """Returns `[gateway] data_dir` of a file, even if the file has errors; None if it is absent or unusable.
 
-    Raises ConfigInvalid for a file that cannot be read.
+    Raises ConfigInvalid if the file cannot be read.
     """
     source, _ = _read(path, name)
     text = source.decode(errors="replace").removeprefix(BOM)
@@ -148,7 +148,7 @@ def written_data_dir(path: Path, name: str) -> str | None:
 
 
 def _lines_about_data_dir(text: str) -> Iterator[str]:
-    """Of what is not TOML: each line that may say it, below its header."""
+    """Yields each line of an invalid text that may set data_dir, with its section header."""
     section = ""
     for line in text.splitlines():
         if header := _HEADER.match(line):
@@ -169,10 +169,10 @@ def _read(path: Path, name: str) -> tuple[bytes, os.stat_result]:
         return ConfigInvalid((problem,))
 
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for its writer
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
             raise unreadable("is not a regular file", "name a config.toml")
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())  # of what is read, whatever the path leads to next
+            status = os.fstat(file.fileno())  # the path may lead to another file by now
             source = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -180,19 +180,18 @@ def _read(path: Path, name: str) -> tuple[bytes, os.stat_result]:
             f"cannot be read: {reason}", "check the path and its permissions"
         ) from error
     if len(source) > LARGEST:
-        fix = f"a configuration has at most {LARGEST} bytes"
-        raise unreadable("is too large for a configuration", fix)
+        raise unreadable(f"has more than {LARGEST} bytes", "check that it is a configuration")
     return source, status
 
 
 def end_of(text: str) -> tuple[int, int]:
-    """Line and column behind a text, from one."""
+    """Returns the line and column after a text, counted from 1."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 def _shown(line: str, above: str) -> str:
-    """In what is not TOML nothing can be told for sure: a line is only shown if it is made of
-    words of ours, or sets, alone, a key of ours that holds no secret."""
+    """Returns the line of an invalid text if it cannot contain a secret, else an empty text: the line consists of
+    known words, or sets only a known key that is not secret."""
     harmless = {str(path[-1]) for path in patterns() if not is_sensitive(path)}
     words, section = _WORD.findall(line), _WORD.findall((_HEADER.findall(above) or [""])[-1])
     key = line.partition("=")[0].strip().rpartition(".")[2]
@@ -209,7 +208,7 @@ def placed(
     left_out: int = 0,
     notices: Sequence[ConfigFinding] = (),
 ) -> ConfigInvalid:
-    """In the order of the file, behind what did not come from it."""
+    """Returns the error for these findings, in the order of the file; findings about variables come first."""
     unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
     problems = _problems(findings, document, "error", unknown)
     more = left_out + len(findings) - len(problems)
@@ -217,7 +216,7 @@ def placed(
 
 
 def warned(notices: Sequence[ConfigFinding], document: Document) -> tuple[ConfigProblem, ...]:
-    """Notices with their places, in the order of the file."""
+    """Returns notices as problems with positions, in the order of the file."""
     return _problems(notices, document, "warning")
 
 
@@ -227,7 +226,7 @@ def _problems(
     severity: Literal["error", "warning"],
     unknown: frozenset[KeyPath] | set[KeyPath] = frozenset(),
 ) -> tuple[ConfigProblem, ...]:
-    """With their places; `unknown` keys may hold a secret, whatever they are called."""
+    """Returns the problems with positions. The values of `unknown` keys are masked: they may be secrets."""
     positions = document.positions
     hidden, secrets = _hiding(positions, unknown)
 
@@ -254,18 +253,18 @@ def _problems(
 
 
 def _into(text: str, column: int | None) -> int:
-    """Where in a text, as the file has it, a character is; its beginning if that is not sure."""
+    """Returns the offset of a character in a TOML string; 0 if escapes make it uncertain."""
     if column is None or text[:1] not in {"'", '"'} or "\\" in text or "\r" in text:
         return 0
     quotes = 3 if text[:3] in {"'''", '"""'} and len(text) >= 6 else 1
-    return quotes + (text[quotes : quotes + 1] == "\n") + column  # that line break does not count
+    return quotes + (text[quotes : quotes + 1] == "\n") + column  # TOML drops this line break
 
 
 def _hiding(
     positions: Positions, unknown: frozenset[KeyPath] | set[KeyPath]
 ) -> tuple[list[Span], list[str]]:
-    """What must not be shown: what sensitive keys hold, which is also struck out wherever else it
-    stands (what is shorter than four hides nothing by itself), and the texts of unknown keys."""
+    """Returns the spans to mask and the secrets to strike from every text. The spans are the values of sensitive keys
+    and the texts of unknown keys; secrets with less than four characters are not struck elsewhere."""
     hidden: list[Span] = []
     secrets: set[str] = set()
     for path, span in positions.leaves():
@@ -280,19 +279,19 @@ def _hiding(
 
 
 def _is_known_list(path: KeyPath, unknown: KeyPath) -> bool:
-    """Whether a value stands in the list of an unknown key that only misspells a known list."""
+    """True if the value is in a list whose unknown key misspells a known list of names."""
     is_listed = len(path) == len(unknown) + 1 and isinstance(path[-1], int)
     return is_listed and _misspells_a_list(str(unknown[-1]))
 
 
 @lru_cache(maxsize=1_024)
 def _misspells_a_list(name: str) -> bool:
-    """Of names alone, and by hardly more than a letter: any other list may hold a secret."""
+    """True if the name differs by about one letter from a list of names; other lists may hold secrets."""
     return bool(get_close_matches(name[:80].lower(), _LISTS_OF_NAMES, n=1, cutoff=0.8))
 
 
 def _in_words(message: str, lines: Sequence[str]) -> tuple[str, str]:
-    """What tomllib says of the last of these lines, in the words of the file, and the fix."""
+    """Returns a message and a fix for an error that tomllib found in the last of these lines."""
     if not message.startswith(("cannot declare", "cannot overwrite")):
         return message, 'write one key = value per line, under a [section]; text in quotes: "text"'
     header = _HEADER.match(lines[-1])
@@ -319,7 +318,7 @@ def _bare(value: str) -> str:
 
 
 def masked(text: str) -> list[str]:
-    """The lines of a valid text as they may be shown. References are: they hold no secret."""
+    """Returns the lines of a valid text with secrets masked and references kept."""
     everything, secrets = _hiding(Positions(text), frozenset())
     is_reference: Callable[[str], object] = REFERENCE.fullmatch
     hidden = [one for one in everything if not is_reference(_bare(text[one.start : one.end]))]
@@ -330,9 +329,9 @@ def masked(text: str) -> list[str]:
 
 
 def _excerpt(text: str, offset: int, hidden: Sequence[Span]) -> tuple[str, str]:
-    """The line before and after an offset, with what is hidden masked.
+    """Returns the line before and after an offset, with hidden spans masked.
 
-    Beside something hidden a comment is left out; a line that begins inside of it is not shown.
+    A comment beside a hidden span is omitted. A line that begins inside a hidden span is empty.
     """
     start, end = text.rfind("\n", 0, offset) + 1, text.find("\n", offset)
     end = len(text) if end < 0 else end
@@ -351,17 +350,20 @@ def _excerpt(text: str, offset: int, hidden: Sequence[Span]) -> tuple[str, str]:
     return before, after
 
 
-# --- a copy without secrets ----------------------------------------------------------------------
+# -- a copy without secrets
+
 _COMMENT = re.compile(r"#[^\n]*")
 _NO_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-_SCHEMES = frozenset({"", "bearer", "basic", "token"})  # what may stand before a reference
+_SCHEMES = frozenset({"", "bearer", "basic", "token"})  # words that may precede a reference
 
 
 def without_secrets(text: str) -> str:
-    """The same file with a reference to a file in the place of each secret that is written out, and without
-    what comments say of any. Raises CannotEdit, tomllib.TOMLDecodeError."""
+    """Returns the text with each literal secret replaced by a file reference and struck from comments.
+
+    Raises CannotEdit, tomllib.TOMLDecodeError.
+    """
     found: list[str] = []
-    wanted = _shared((), parsed(text), found)
+    wanted = _without_literals((), parsed(text), found)
     hidden = rewritten(text, wanted)
     values = sorted(Positions(hidden).leaves(), key=itemgetter(1))
     beside = {hidden.count("\n", 0, span.end) for path, span in values if is_sensitive(path)}
@@ -374,34 +376,30 @@ def without_secrets(text: str) -> str:
         at, line = span.end, line + parts[-1].count("\n")
     result = "".join(parts)
     if parsed(result) != parsed(hidden):
-        raise CannotEdit("its comments cannot be told from its values")
+        raise CannotEdit("the file cannot be copied without secrets: a comment looks like a value")
     return result
 
 
-def _shared(path: KeyPath, value: Any, found: list[str]) -> Any:
+def _without_literals(path: KeyPath, value: Any, found: list[str]) -> Any:
+    """Returns a value with references in place of literal secrets, which are added to `found`."""
     if isinstance(value, dict):
-        return {name: _shared((*path, name), one, found) for name, one in value.items()}
+        return {name: _without_literals((*path, name), one, found) for name, one in value.items()}
     if isinstance(value, list):
-        shown = [_shared((*path, place), one, found) for place, one in enumerate(value)]
+        shown = [_without_literals((*path, place), one, found) for place, one in enumerate(value)]
         return struck_arguments(map(str, shown)) if path[3:] == ("args",) else shown
     if is_sensitive(path) and not isinstance(value, bool):
-        return _reference(path, value, found)
+        if REFERENCE.sub("", str(value)).strip().lower() in _SCHEMES:
+            return value
+        found.append(str(value))
+        return f"${{file:{_NO_FILE_NAME.sub('-', dotted(path)).strip('-.')}}}"
     return struck(value) if isinstance(value, str) else value
 
 
-def _reference(path: KeyPath, value: Any, found: list[str]) -> Any:
-    """In the place of what is no reference yet."""
-    if REFERENCE.sub("", str(value)).strip().lower() in _SCHEMES:
-        return value
-    found.append(str(value))
-    return f"${{file:{_NO_FILE_NAME.sub('-', dotted(path)).strip('-.')}}}"
-
-
 def _without_hints(between: str, secrets: Sequence[str], *, is_beside: bool) -> str:
-    """A part of a line that is no value; a comment beside a secret is left out."""
+    """Returns the text between two values with secrets struck from its comment; a comment beside a secret goes."""
     long = [one for one in secrets if len(one) >= 4]
 
-    def told(comment: re.Match[str]) -> str:
+    def cleaned(comment: re.Match[str]) -> str:
         return "" if is_beside else " ".join(struck_arguments([comment[0]], long))
 
-    return _COMMENT.sub(told, between)
+    return _COMMENT.sub(cleaned, between)

@@ -1,5 +1,5 @@
-"""Changes to a config.toml, each of a subject: plugins and their grants, channels, agents, budgets; of a value by its
-path; and the file, which is written whole or not at all."""
+"""Edits of a config.toml: plugins and their grants, channels, agents, budgets, any value by its path; and saving, which
+writes the whole file or nothing."""
 
 import difflib
 import stat
@@ -21,26 +21,23 @@ from gateway.domain.ids import Secret
 from gateway.domain.plugins import Capability, HttpGrant
 from gateway.domain.text import choose, quoted
 
-OWNERS_ALONE = 0o600  # the mode of a new file
-NOT_AS_IT_SHOULD_BE = "the file has errors; run `exogate config validate`"
+NEW_FILE_MODE = 0o600
+HAS_ERRORS = "the file has errors; run `exogate config validate`"
+_LISTS = ("capabilities", "tools")
 _BUDGETS = ("session", "daily", "monthly", "per_agent")
 
 Table = dict[str, Any]
 
 
 def _opened(text: str) -> Table:
-    """What a text says, to be changed and written back with `rewritten`."""
+    """Parses a text for editing. Raises CannotEdit if sections that edits rely on have the wrong type."""
     document = _parsed(text)
-    tables = [document.get("agent", {}), *_tables(document, "plugins")]
-    tables += _tables(document, "agents")
-    if not all(map(_is_editable, tables)):
-        raise CannotEdit(NOT_AS_IT_SHOULD_BE)
+    tables = [*_tables(document, "plugins"), *_tables(document, "agents")]
+    for table in (document.get("agent", {}), *tables):
+        lists = [table.get(key, []) for key in _LISTS] if isinstance(table, dict) else [None]
+        if not all(isinstance(one, list) for one in lists):
+            raise CannotEdit(HAS_ERRORS)
     return document
-
-
-def _is_editable(table: object) -> bool:
-    lists = ("capabilities", "tools")
-    return isinstance(table, dict) and all(isinstance(table.get(k, []), list) for k in lists)
 
 
 def _tables(document: Table, key: str) -> list[Any]:
@@ -49,14 +46,14 @@ def _tables(document: Table, key: str) -> list[Any]:
 
 
 def _named(document: Table, section: str) -> Table:
-    """The tables of a section by name; it is there from now on."""
+    """Returns the tables of a section by name; adds the section if it is absent."""
     found = document.setdefault(section, {})
     if not isinstance(found, dict):
-        raise CannotEdit(NOT_AS_IT_SHOULD_BE)
+        raise CannotEdit(HAS_ERRORS)
     return found
 
 
-# ------------------------------------------------------------------------------------- plugins
+# -- plugins
 
 
 def has_plugin(text: str, name: str) -> bool:
@@ -64,10 +61,10 @@ def has_plugin(text: str, name: str) -> bool:
 
 
 def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
-    """Adds it behind the others; the keys of `plugin` are those of `[[plugins]]`."""
+    """Adds a plugin after the others; the keys of `plugin` are those of `[[plugins]]`."""
     document = _opened(text)
     if has_plugin(text, str(plugin["name"])):
-        raise CannotEdit(f"there is a plugin {quoted(str(plugin['name']))} already")
+        raise CannotEdit(f"the file already has a plugin {quoted(str(plugin['name']))}")
     document.setdefault("plugins", []).append(dict(plugin))
     return rewritten(text, document)
 
@@ -82,14 +79,14 @@ def _plugin(document: Table, name: str) -> Table:
 
 
 def with_plugin_keys(text: str, plugin: str, keys: Mapping[str, str]) -> str:
-    """Gives the plugin another file, or pins it."""
+    """Sets keys of a plugin, such as its path or its sha256."""
     document = _opened(text)
     _plugin(document, plugin).update(keys)
     return rewritten(text, document)
 
 
 def with_capability(text: str, plugin: str, capability: Capability) -> str:
-    """Grants it; the same text if it is granted already."""
+    """Grants a capability to a plugin; returns the same text if the plugin has it."""
     document = _opened(text)
     granted = _plugin(document, plugin).setdefault("capabilities", [])
     if any(_is_same(one, capability) for one in granted):
@@ -99,7 +96,7 @@ def with_capability(text: str, plugin: str, capability: Capability) -> str:
 
 
 def without_capability(text: str, plugin: str, capability: Capability) -> str:
-    """Revokes it. Secrets that are for its host alone go with it."""
+    """Revokes a capability of a plugin, and removes secrets that are only for its host."""
     document = _opened(text)
     table = _plugin(document, plugin)
     for lost, owner in _lost_hosts(document, plugin, capability):
@@ -112,7 +109,7 @@ def without_capability(text: str, plugin: str, capability: Capability) -> str:
     granted = table.get("capabilities", [])
     kept = [one for one in granted if not _is_same(one, capability)]
     if kept == granted:
-        has = ", ".join(str(one) for one in granted) or "nothing"
+        has = ", ".join(map(str, granted)) or "nothing"
         raise CannotEdit(f"plugin {quoted(plugin)} is not granted {capability}; it has: {has}")
     table["capabilities"] = kept
     return rewritten(text, document)
@@ -127,22 +124,22 @@ def _is_same(text: object, capability: Capability) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LostHost:
-    """A secret that names a host which its plugin may reach no longer."""
+    """A secret that names a host that its plugin may no longer reach."""
 
     name: str
-    value: str  # as it is written, mostly a reference
-    hosts: tuple[str, ...]  # that it is still for; none: it is removed
+    value: str  # as written, mostly a reference
+    hosts: tuple[str, ...]  # the remaining hosts; empty: the secret is removed
 
 
 def lost_hosts(text: str, plugin: str, capability: Capability) -> tuple[LostHost, ...]:
-    """What becomes of secrets if it is revoked: a secret for a host that is not granted is an error."""
+    """Returns the secrets that revoking the capability changes: a secret for a host that is not granted is an error."""
     return tuple(lost for lost, _ in _lost_hosts(_opened(text), plugin, capability))
 
 
 def _lost_hosts(
     document: Table, plugin: str, capability: Capability
 ) -> list[tuple[LostHost, Table]]:
-    """Each with the plugin or channel that has it."""
+    """Returns each secret with the table of its plugin or channel."""
     if not isinstance(capability, HttpGrant):
         return []
     table = _plugin(document, plugin)
@@ -157,7 +154,7 @@ def _lost_hosts(
 
 
 def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostHost]:
-    """`bare`: also those that name no host, which are for the only one."""
+    """Yields the secrets of a table for the host; `bare`: also secrets without hosts, which are for the only host."""
     secrets = table.get("secrets", {})
     for name, secret in secrets.items() if isinstance(secrets, dict) else ():
         whole = secret if isinstance(secret, dict) else {"value": secret}
@@ -169,7 +166,7 @@ def _lost(table: Table, capability: Capability, *, bare: bool) -> Iterator[LostH
             yield LostHost(name, str(whole.get("value", "")), tuple(kept))
 
 
-# ---------------------------------------------------------------------- channels and providers
+# -- channels and providers
 
 
 def with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
@@ -177,7 +174,7 @@ def with_named(text: str, section: str, name: str, table: Mapping[str, object]) 
     document = _opened(text)
     named = _named(document, section)
     if name in named:
-        raise CannotEdit(f"there is a {section.removesuffix('s')} {quoted(name)} already")
+        raise CannotEdit(f"the file already has a {section.removesuffix('s')} {quoted(name)}")
     named[name] = dict(table)
     return rewritten(text, document)
 
@@ -193,14 +190,14 @@ def _channel(document: Table, name: str) -> Table:
 
 
 def plugin_of_channel(text: str, name: str) -> str:
-    """The name of its adapter. Raises CannotEdit."""
+    """Returns the name of the channel's adapter. Raises CannotEdit."""
     return str(_channel(_opened(text), name).get("plugin"))
 
 
 def with_channel_keys(
     text: str, name: str, keys: Mapping[str, str], tables: Mapping[str, Mapping[str, object]]
 ) -> str:
-    """Sets `keys` of `[channels.NAME]`, and those of its tables `config` and `secrets`."""
+    """Sets `keys` of `[channels.NAME]`, and keys of its tables `config` and `secrets`."""
     document = _opened(text)
     channel = _channel(document, name)
     channel.update(keys)
@@ -208,14 +205,14 @@ def with_channel_keys(
         inner = channel.setdefault(table, {}) if values else {}
         for key, given in values.items():
             if isinstance(inner.get(key), dict) and isinstance(given, dict):
-                inner[key]["value"] = given["value"]  # keeps hosts
+                inner[key]["value"] = given["value"]  # its hosts stay
             else:
                 inner[key] = given
     return rewritten(text, document)
 
 
 def bindings_of(text: str, channel: str) -> int:
-    """How many bindings only messages of this channel can match."""
+    """Returns the number of bindings that name this channel."""
     return sum(_is_bound(one, channel) for one in _tables(_opened(text), "bindings"))
 
 
@@ -224,7 +221,7 @@ def _is_bound(binding: object, channel: str) -> bool:
 
 
 def without_channel(text: str, name: str) -> str:
-    """Removes `[channels.NAME]`, and the bindings that only messages from there could match."""
+    """Removes `[channels.NAME]` and the bindings that name it."""
     document = _opened(text)
     _channel(document, name)
     del document["channels"][name]
@@ -233,7 +230,7 @@ def without_channel(text: str, name: str) -> str:
     return rewritten(text, document)
 
 
-# ---------------------------------------------------------------------------- agents and budgets
+# -- agents and budgets
 
 
 def has_agents(text: str) -> bool:
@@ -242,7 +239,7 @@ def has_agents(text: str) -> bool:
 
 
 def with_agent(text: str, agent: Mapping[str, object]) -> str:
-    """Adds `[agent]` at the end, or sets these keys of the one that there is."""
+    """Adds `[agent]` at the end, or sets these keys of an existing one."""
     document = _opened(text)
     if "agents" in document and "agent" not in document:
         raise CannotEdit("the file has [[agents]] and no default agent; set its provider by hand")
@@ -251,8 +248,8 @@ def with_agent(text: str, agent: Mapping[str, object]) -> str:
 
 
 def with_tool(text: str, agent: str | None, plugin: str) -> str:
-    """Gives the plugin's tools to an agent (None: to the default one); the same text if it has them
-    already, or if the file defines no agent: then the usual one has all."""
+    """Adds the plugin's tools to an agent (None: the default one). Returns the same text if the agent has them, or if
+    the file defines no agent: the built-in agent has all plugins."""
     if not has_agents(text):
         if agent is not None:
             raise CannotEdit("the file defines no agent, and the built-in one has every plugin")
@@ -273,24 +270,24 @@ def _agent(document: Table, id_: str | None) -> Table:
     for table in (*([] if default is None else [default]), *_tables(document, "agents")):
         agents.setdefault(str(table.get("id", "main")), table)
     if id_ is None:
-        raise CannotEdit(f"there is no default agent; say which: {', '.join(agents)}")
+        raise CannotEdit(f"the file has no default agent; name one of: {', '.join(agents)}")
     if id_ not in agents:
         raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, agents)}")
     return agents[id_]
 
 
 def with_budget(text: str, scope: str, tokens: int) -> str:
-    """Limits session, daily, monthly, per_agent or agent:ID; a limit in USD stays as it is, for an agent
-    without a limit of its own that of per_agent."""
+    """Limits session, daily, monthly, per_agent or agent:ID to this number of tokens. A limit in USD stays; an agent
+    without its own limit keeps that of per_agent."""
     kind, _, agent = scope.partition(":")
     if kind == "token":
         raise CannotEdit(
-            "the budget of a token is given with `exogate token create` or in its [[tokens]]; raise it for "
-            f"today with `exogate budget raise {scope} +N --today`"
+            "set the budget of a token with `exogate token create` or in its [[tokens]], or raise it for "
+            f"today: `exogate budget raise {scope} +N --today`"
         )
     if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
-        there_are = ", ".join((*_BUDGETS, "agent:ID"))
-        raise CannotEdit(f"{quoted(scope)} is no scope; there are: {there_are}")
+        scopes = ", ".join((*_BUDGETS, "agent:ID"))
+        raise CannotEdit(f"{quoted(scope)} is not a scope; write one of: {scopes}")
     document = _opened(text)
     budgets = _named(document, "budgets")
     table, key = (_named(budgets, "agent"), agent) if agent else (budgets, kind)
@@ -304,11 +301,11 @@ def with_budget(text: str, scope: str, tokens: int) -> str:
     return rewritten(text, document)
 
 
-# ---------------------------------------------------------------------------------- the file
+# -- the file
 
 
 def difference(before: str, after: str, name: str) -> str:
-    """A unified diff to be shown: no secret is in it, only where one is another now. Empty if nothing differs."""
+    """Returns a unified diff without secrets, which marks changed secrets; empty if nothing differs."""
     old, new, known = masked(before), masked(after), {*before.split("\n")}
     for number, raw in enumerate(after.split("\n")):
         if new[number] in old and raw not in known:
@@ -317,77 +314,75 @@ def difference(before: str, after: str, name: str) -> str:
 
 
 def current(path: Path, around: Surroundings) -> str:
-    """The text of a file, empty if there is none; raises ConfigInvalid if it is not TOML."""
+    """Returns the text of a file, empty if it does not exist. Raises ConfigInvalid if it is not TOML."""
     return read_document(path, around.name(path)).text if path.exists() else ""
 
 
 def checked(text: str, path: Path, around: Surroundings) -> GatewayConfig:
-    """What a text comes to. Raises ConfigInvalid if the gateway could not start with it."""
+    """Returns the configuration of a text. Raises ConfigInvalid if the gateway could not start with it."""
     status = path.stat() if path.exists() else None
     document = Document.parsed(path, around.name(path), text.encode(), status)
     return interpreted(document, around).config
 
 
 def require_better(before: str, after: str, path: Path, around: Surroundings) -> None:
-    """Raises ConfigInvalid for a text that could not be used, unless it has fewer errors than the one before, and no
-    other."""
-    try:
-        checked(after, path, around)
-    except ConfigInvalid as error:
-        if not _errors(error) < _errors_of(before, path, around):
-            raise
+    """Raises ConfigInvalid for a text with errors, unless its errors are fewer and all in the text before."""
+    if (error := _refusal(after, path, around)) is None:
+        return
+    errors = [
+        {(one.code, one.key, one.message) for one in (refused.problems if refused else ())}
+        for refused in (error, _refusal(before, path, around))
+    ]
+    if not errors[0] < errors[1]:
+        raise error
 
 
-def _errors_of(text: str, path: Path, around: Surroundings) -> set[tuple[str, str, str]]:
+def _refusal(text: str, path: Path, around: Surroundings) -> ConfigInvalid | None:
     try:
         checked(text, path, around)
     except ConfigInvalid as error:
-        return _errors(error)
-    return set()
-
-
-def _errors(error: ConfigInvalid) -> set[tuple[str, str, str]]:
-    return {(one.code, one.key, one.message) for one in error.problems}
+        return error
+    return None
 
 
 def save(path: Path, before: str, after: str, around: Surroundings) -> None:
-    """Writes all of it or nothing. Raises ConfigInvalid if the gateway could not start with it,
-    CannotEdit if the file is not what it was or cannot be written."""
+    """Writes the whole text or nothing. Raises ConfigInvalid if the gateway could not start with it, and CannotEdit
+    if the file changed or cannot be written."""
     name = around.name(path)
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWNERS_ALONE
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
     require_better(before, after, path, around)
     if current(path, around) != before:
         raise CannotEdit(f"{name} changed in the meantime; try again")
     try:
-        replace_file(path.resolve(), after.encode(), mode)  # of a link, what it leads to
+        replace_file(path.resolve(), after.encode(), mode)  # a link stays a link
     except OSError as error:
         raise CannotEdit(f"{name} cannot be written: {error.strerror}") from error
 
 
 def restore(path: Path, before: str | None) -> None:
-    """Writes back what a file was; None: there was none."""
+    """Restores the previous text of a file; None removes the file."""
     if before is None:
         path.unlink(missing_ok=True)
         return
     replace_file(path.resolve(), before.encode(), stat.S_IMODE(path.stat().st_mode))
 
 
-# -- a value by its path; an item of a list is named by its id, its name or its place
+# -- values by path; a path names an item of a list by its id, its name or its index
 
-NAMED_BY = ("id", "name")  # an item of a list
+NAMED_BY = ("id", "name")  # keys that name an item of a list
 _TEXTS = (str, Secret, Path)
 _LONGEST = 1_000  # characters of a path
 
 
 def parse_path(text: str) -> tuple[str, ...]:
-    """A dotted path as TOML writes keys: agents.main.model, providers."my.own".base_url. Raises CannotEdit."""
+    """Parses a dotted path in TOML syntax: agents.main.model, providers."my.own".base_url. Raises CannotEdit."""
     try:
         if len(text) > _LONGEST or "\n" in text or "=" in text:
             raise ValueError
         inside: Any = tomllib.loads(f"{text} = 0")
     except (ValueError, RecursionError):
         example = 'gateway.port, agents.main.model, providers."my.own".base_url'
-        raise CannotEdit(f"{quoted(text)} is no path; write one like {example}") from None
+        raise CannotEdit(f"{quoted(text)} is not a path; write one like {example}") from None
     path: list[str] = []
     while inside != 0:
         ((key, inside),) = inside.items()
@@ -396,42 +391,30 @@ def parse_path(text: str) -> tuple[str, ...]:
 
 
 def read_value(path: Sequence[str], text: str) -> object:
-    """A value as somebody types it: TOML, or plain text without quotes."""
+    """Parses a typed value: TOML, or plain text without quotes."""
     try:
         found = tomllib.loads(f"value = {text}")
         value = found["value"] if len(found) == 1 else text
     except (ValueError, RecursionError):
         return text
-    return text if _is_text(path) and not isinstance(value, str) else value
-
-
-def _is_text(path: Sequence[str]) -> bool:
     key = _key_at(path)
-    kind = getattr(key.kind, "__supertype__", key.kind) if key else None
-    return kind in _TEXTS or get_origin(kind) is Literal
+    is_text = key and (key.kind in _TEXTS or get_origin(key.kind) is Literal)
+    return text if is_text and not isinstance(value, str) else value
 
 
 def _key_at(path: Sequence[str]) -> SectionKey | None:
-    """What is known of a path, whatever its items and names are called."""
+    """Returns the key of the schema at a path; None if the schema has none."""
     for pattern, key in patterns().items():
-        if len(pattern) == len(path) and all(map(_fits, pattern, path)):
+        is_as_long = len(pattern) == len(path)
+        if is_as_long and all(
+            known in {ANY, part} for known, part in zip(pattern, path, strict=True)
+        ):
             return key
     return None
 
 
-def _fits(known: str, part: str) -> bool:
-    return known in {ANY, part}
-
-
-def _empty(path: Sequence[str]) -> dict[str, Any] | list[Any]:
-    """A section that is not there yet: a table, or a list of tables."""
-    key = _key_at(path)
-    is_list = key and get_origin(key.kind) in {tuple, list} and not key.setting.by_name
-    return [] if is_list else {}
-
-
 def with_patch(text: str, patch: Mapping[str, object]) -> str:
-    """The text with these values. A key at the top is a path; a table goes on into the one that there is, and None
+    """Returns the text with these values. A key at the top is a path; a table is merged into an existing one; None
     removes. Raises CannotEdit."""
     document = _parsed(text)
     _merge(document, (), patch)
@@ -439,14 +422,14 @@ def with_patch(text: str, patch: Mapping[str, object]) -> str:
 
 
 def with_value(text: str, path: Sequence[str], value: object) -> str:
-    """The text with this value in place of what is there; None removes it. Raises CannotEdit."""
+    """Returns the text with this value at a path; None removes it. Raises CannotEdit."""
     document = _parsed(text)
     _put(document, path, value)
     return rewritten(text, document)
 
 
 def value_at(text: str, path: Sequence[str]) -> object:
-    """What the text says there; None if nothing."""
+    """Returns the value at a path of a text; None if it is absent."""
     return _found(_parsed(text), path)
 
 
@@ -473,11 +456,11 @@ def _without_none(value: object) -> object:
 
 
 def _found(here: Any, path: Sequence[str]) -> Any:
-    """What stands at a path; None if nothing does."""
+    """Returns the value at a path; None if it is absent."""
     for part in path:
         if isinstance(here, list):
-            place = place_of(here, part)
-            here = None if place is None else here[place]
+            index = index_of(here, part)
+            here = None if index is None else here[index]
         else:
             here = here.get(part) if isinstance(here, dict) else None
     return here
@@ -489,10 +472,13 @@ def _put(document: dict[str, Any], path: Sequence[str], value: object) -> None:
     here: Any = document
     for depth, part in enumerate(path[:-1]):
         key = _key_in(here, part, path[:depth])
-        is_missing = isinstance(here, dict) and key not in here
-        here = here.setdefault(key, _empty(path[: depth + 1])) if is_missing else here[key]
+        if isinstance(here, dict) and key not in here:
+            known = _key_at(path[: depth + 1])
+            is_list = known and get_origin(known.kind) is tuple and not known.setting.by_name
+            here[key] = [] if is_list else {}
+        here = here[key]
     last = path[-1]
-    if isinstance(here, list) and place_of(here, last) is None:
+    if isinstance(here, list) and index_of(here, last) is None:
         here.append(_new_item(here, path, value))
     elif value is None:
         del here[_key_in(here, last, path[:-1])]
@@ -501,36 +487,36 @@ def _put(document: dict[str, Any], path: Sequence[str], value: object) -> None:
 
 
 def _new_item(items: list[Any], path: Sequence[str], value: object) -> object:
-    """An item is new behind the last one, or as a table under a name of its own."""
+    """Returns a new item for the end of a list; its table gets the name in the path. Raises CannotEdit."""
     if path[-1] == str(len(items)):
         return value
     named_by = next((name for name in NAMED_BY if _key_at((*path, name))), None)
     if named_by is None or not isinstance(value, dict):
-        _key_in(items, path[-1], path[:-1])  # raises
+        _key_in(items, path[-1], path[:-1])  # raises: the list has no such item
     return {named_by: path[-1], **value} if isinstance(value, dict) else value
 
 
 def _key_in(here: Any, part: str, above: Sequence[str]) -> Any:
-    """Where a part of a path leads to: a key of a table, or the place of an item. Raises CannotEdit."""
+    """Returns the key of a table or the index in a list for a part of a path. Raises CannotEdit."""
     if isinstance(here, dict):
         return part
     if not isinstance(here, list):
-        told = f"{dotted(tuple(above))} is a value, not a section"
-        raise CannotEdit(f"{told}; it has no key {quoted(part)}")
-    place = place_of(here, part)
-    if place is None:
+        section = f"{dotted(tuple(above))} is a value, not a section"
+        raise CannotEdit(f"{section}; it has no key {quoted(part)}")
+    index = index_of(here, part)
+    if index is None:
         names = [str(name) for name in map(_name, here) if name is not None]
         count = f"it has {len(here)}, counted from 0" if here else "the file has none"
-        told = choose(part, names) if names else count
-        raise CannotEdit(f"{dotted(tuple(above))} has no item {quoted(part)}; {told}")
-    return place
+        fix = choose(part, names) if names else count
+        raise CannotEdit(f"{dotted(tuple(above))} has no item {quoted(part)}; {fix}")
+    return index
 
 
-def place_of(items: Sequence[object], part: str) -> int | None:
-    """The place of the item that is called so, or else of the one at this place."""
-    called = next((place for place, one in enumerate(items) if _name(one) == part), None)
-    is_place = called is None and part.isdecimal() and int(part) < len(items)
-    return int(part) if is_place else called
+def index_of(items: Sequence[object], part: str) -> int | None:
+    """Returns the index of the item with this name or, if no item has it, with this index; None if absent."""
+    named = next((index for index, one in enumerate(items) if _name(one) == part), None)
+    is_index = named is None and part.isdecimal() and int(part) < len(items)
+    return int(part) if is_index else named
 
 
 def _name(item: object) -> str | None:

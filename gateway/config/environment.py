@@ -1,5 +1,4 @@
-"""The environment: read in one place, then handed down as a mapping. Every command reads it, so this file
-imports nothing of ours."""
+"""Reads the environment, once, into a mapping. Every command imports this file, so it imports no other room."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -7,16 +6,15 @@ from types import MappingProxyType
 
 TOKEN = "EXOGATE_TOKEN"
 CONFIG = "EXOGATE_CONFIG"
-CREDENTIALS = "CREDENTIALS_DIRECTORY"  # where a service manager puts secret files
+CREDENTIALS = "CREDENTIALS_DIRECTORY"  # the folder of a service manager's secret files
 SERVICE = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-NO_COLOR = "NO_COLOR"  # set: the command line writes no colours
+NO_COLOR = "NO_COLOR"  # if set, the command line writes no colours
 GEMINI_KEY = "AGENT_GEMINI_API_KEY"
-MCP_SERVER = "default"  # the one that variables stand for
+MCP_SERVER = "default"  # the server that variables configure
 MCP_URL = "AGENT_MCP_SERVER_URL"
-ENCODING = "AGENT_ENCODING_NAME"  # of a tokenizer, which nobody has here
+ENCODING = "AGENT_ENCODING_NAME"  # names a tokenizer; the gateway has none
 
-# Variables that stand for a key of the default agent, or of the MCP server that it has by them, each
-# with the type of its value.
+# Variables that set a key of the default agent or of its MCP server, with the path and type of the key.
 AGENT_KEYS: Mapping[str, tuple[tuple[str, ...], Callable[[str], object]]] = MappingProxyType(
     {
         "AGENT_SYSTEM_PROMPT": (("agent", "system_prompt"), str),
@@ -30,23 +28,23 @@ AGENT_KEYS: Mapping[str, tuple[tuple[str, ...], Callable[[str], object]]] = Mapp
 
 
 def read_environment() -> Mapping[str, str]:
-    """A copy of the process's environment; nothing else reads it."""
+    """Returns a copy of the process's environment."""
     return MappingProxyType(dict(os.environ))
 
 
-def take_service_variables() -> Mapping[str, str]:
-    """What a service manager told this process, and nobody else: no program that it starts inherits it."""
+def pop_service_variables() -> Mapping[str, str]:
+    """Removes the variables of the service manager, so that no child process inherits them, and returns them."""
     found = {name: os.environ.pop(name, "") for name in SERVICE}
     return MappingProxyType({name: value for name, value in found.items() if value})
 
 
 def value_of(environment: Mapping[str, str], name: str) -> str | None:
-    """An empty variable counts as one that is not set."""
+    """Returns a variable; None if it is not set or empty."""
     return environment.get(name) or None
 
 
 def key_variables(preset: str, key_variable: str | None) -> tuple[str, ...]:
-    """Where a preset's key may be, the strongest first."""
+    """Returns the variables that may hold a preset's key, the first one set wins."""
     if key_variable is None:
         return ()
     return (GEMINI_KEY, key_variable) if preset == "gemini" else (key_variable,)

@@ -1,5 +1,5 @@
-"""From a path (or none), the environment and the command line to the one frozen GatewayConfig; and every
-value in force with where it comes from, secrets hidden."""
+"""Loads the GatewayConfig from the file, the environment and the command line; lists every value in force with its
+origin, secrets masked."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -64,17 +64,17 @@ from gateway.domain.plugins import PluginSecret
 from gateway.domain.settings import Setting
 
 NO_OVERRIDES = Overrides()
-_SHORTEST = 6  # a shorter value stands in unrelated words by chance
-_WITHOUT_NONE = {"bindings", "rules"}  # what is not set there has no row
+_SHORTEST = 6  # characters; a shorter value also occurs in unrelated words
+_WITHOUT_NONE = {"bindings", "rules"}  # sections whose unset keys have no row
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration with what it was made of, for those who explain it."""
+    """A configuration with its document and the origins of its values."""
 
     config: GatewayConfig
     document: Document
-    origins: Mapping[KeyPath, str]  # in words, of what neither file nor default said
+    origins: Mapping[KeyPath, str]  # of values from variables, secret files and the command line
 
 
 def load(
@@ -86,7 +86,7 @@ def load(
     known: Known,
     overrides: Overrides = NO_OVERRIDES,
 ) -> GatewayConfig:
-    """Reads and checks everything; raises ConfigInvalid with every problem at once."""
+    """Loads and checks the configuration. Raises ConfigInvalid with all problems."""
     found = find_file(path, environment=environment, home=home, cwd=cwd)
     is_named = is_named_file(path, environment)
     return read(found, Surroundings(environment, home, cwd, known, overrides, is_named)).config
@@ -95,7 +95,7 @@ def load(
 def find_file(
     path: Path | None, *, environment: Mapping[str, str], home: Path, cwd: Path
 ) -> Path | None:
-    """The file that counts: a named one even if it is missing, then the usual places."""
+    """Returns the named file even if it is missing, else the first usual file that exists, else None."""
     named = path or value_of(environment, CONFIG)
     if named is not None:
         return cwd / named
@@ -103,21 +103,20 @@ def find_file(
 
 
 def usual_files(home: Path, cwd: Path) -> tuple[Path, ...]:
-    """Where the file is looked for."""
+    """Returns the default paths of the file, the first existing one wins."""
     return (cwd / "config.toml", home / ".config" / "exogate" / "config.toml")
 
 
 def is_named_file(path: Path | None, environment: Mapping[str, str]) -> bool:
-    """Whether the operator says which file counts; else it is found."""
+    """True if the operator names the file."""
     return bool(path or value_of(environment, CONFIG))
 
 
 def find_data_dir(
     path: Path | None, *, environment: Mapping[str, str], home: Path, cwd: Path, given: Path | None
 ) -> Path:
-    """Where the gateway of this configuration keeps its data, however broken the rest of it is; `given`
-    by the command line comes first. Raises ConfigInvalid for a file that cannot be read.
-    """
+    """Returns the data directory of this configuration, even if the file has errors. `given`, from the command
+    line, wins. Raises ConfigInvalid if the file cannot be read."""
     if given is not None:
         return given.absolute()
     found = find_file(path, environment=environment, home=home, cwd=cwd)
@@ -127,28 +126,26 @@ def find_data_dir(
 
 
 def read(path: Path | None, around: Surroundings) -> LoadedConfig:
-    """`path` None: no file. Raises ConfigInvalid with every problem at once."""
+    """Reads the file, if any, and resolves the configuration. Raises ConfigInvalid with all problems."""
     return interpreted(read_document(path, around.name(path)) if path else Document(), around)
 
 
 def interpreted(document: Document, around: Surroundings) -> LoadedConfig:
-    """Raises ConfigInvalid with every problem at once."""
+    """Resolves the configuration of a document. Raises ConfigInvalid with all problems."""
     reading = Reading(around, document)
     reader = SectionReader(reading)
     written = _sections(reader, reading.tree)
     config = _resolved(reading, written)
     findings = [*reader.findings, *without_consequences(reading.findings, reader.findings)]
     if findings:
-        sources = reading.variables
-        findings = [
-            replace(one, variable=one.variable or sources.get(one.path)) for one in findings
-        ]
+        names = reading.variables
+        findings = [replace(one, variable=one.variable or names.get(one.path)) for one in findings]
         raise placed(findings, document, left_out=reader.left_out, notices=reading.notices)
     return LoadedConfig(config, document, _known_origins(reading, config))
 
 
 def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
-    """What is written. Agents have the limits and the context that all have, but for their own."""
+    """Reads the sections. Agents inherit [limits] and [context] and may override them."""
     shared = {name: tree[name] for name in ("limits", "context") if name in tree}
     for_all = reader.section(GatewayConfig, shared, ())
     reader.usual[AgentDef] = replace(
@@ -160,13 +157,13 @@ def _sections(reader: SectionReader, tree: Mapping[str, Any]) -> GatewayConfig:
 
 
 def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
-    """All of it followed, merged and checked. Providers come behind those who ask them."""
+    """Resolves and checks all sections. Providers come after the sections that use them."""
     rules, rule_folder = resolve_rules(reading, written)
     agents, subagents = resolve_agents(reading, written), resolve_subagents(reading, written)
     delegation = written.delegation
     if delegation.is_enabled:
-        where, fix = ("delegation", "subagent"), "; or add [[subagents]] with it"
-        reading.refers(where, "subagent", delegation.subagent, or_else=fix)
+        where, or_else = ("delegation", "subagent"), "; or add [[subagents]] with this name"
+        reading.refers(where, "subagent", delegation.subagent, or_else=or_else)
     plugins = resolve_plugins(reading, written.plugins)
     channels = resolve_channels(reading, written.channels, plugins)
     servers = resolve_servers(reading, written)
@@ -182,7 +179,9 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
     check_prices(reading, config, by_place)
     if delegation.is_enabled:
         agents = tuple(with_result(agent) for agent in agents)
-    folders = secret_folders(reading.around.environment, reading.around.home)
+    around, document = reading.around, reading.document
+    folders = secret_folders(around.environment, around.home)
+    absent = () if document.path else usual_files(around.home, around.cwd)
     return replace(
         config,
         gateway=gateway,
@@ -199,26 +198,18 @@ def _resolved(reading: Reading, written: GatewayConfig) -> GatewayConfig:
         rules=rules,
         rule_folder=rule_folder,
         key_origins=key_origins,
-        origin=reading.document.path,
+        origin=document.path,
         notices=tuple(reading.notices),
         secret_folders=folders,
-        other_files=(
-            *folders,
-            *absolute_files(reading.document.text),
-            *(
-                ()
-                if reading.document.path
-                else usual_files(reading.around.home, reading.around.cwd)
-            ),
-        ),
+        other_files=(*folders, *absolute_files(document.text), *absent),
     )
 
 
 def _check_file(reading: Reading) -> None:
-    """Who else can read a file with secrets, or write it."""
+    """Warns if other users can read a file with secrets, or write the file."""
     document = reading.document
     if document.can_others_read and any(one.code == "literal-secret" for one in reading.notices):
-        message = f"other users can read {document.name}, which holds secrets"
+        message = f"other users can read {document.name}, which contains secrets"
         reading.note("readable-file", (), message, f"chmod 600 {document.path}")
     if why := document.why_writable():
         message = f"{why}, and could change what the gateway does: {document.name}"
@@ -239,7 +230,7 @@ def _known_origins(reading: Reading, config: GatewayConfig) -> dict[KeyPath, str
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value in force. `value` is plain (for JSON); None: not set."""
+    """A value in force, as JSON data; None: not set."""
 
     key: str
     value: object
@@ -247,7 +238,7 @@ class Row:
 
 
 def effective(loaded: LoadedConfig) -> tuple[Row, ...]:
-    """In the order of the documentation."""
+    """Returns all values in force, in the order of the documentation."""
     return tuple(
         Row(dotted(path), value, _origin(path, loaded))
         for key in keys_of(GatewayConfig).values()
@@ -256,7 +247,7 @@ def effective(loaded: LoadedConfig) -> tuple[Row, ...]:
 
 
 def _of_file(key: SectionKey, loaded: LoadedConfig) -> object:
-    """Lists without what is told elsewhere."""
+    """Returns the value of a section, without items that another section or file defines."""
     config = loaded.config
     if key.name == "agents":
         return config.agents[config.agent is not None :]
@@ -271,26 +262,21 @@ def _of_file(key: SectionKey, loaded: LoadedConfig) -> object:
 def _values(
     path: KeyPath, value: Any, kind: Any, about: Setting = ROOT
 ) -> Iterator[tuple[KeyPath, object]]:
-    """Each plain value below, with its path."""
+    """Yields each plain value inside a value, with its path."""
     element = element_of(kind)
     if isinstance(value, Secret) or "headers" in path[:-1]:
         yield path, MASK
     elif isinstance(value, Action | PluginSecret):
-        yield from _as_given(path, _written(value))
+        yield from _unknown(path, _written(value))
     elif is_section(kind) and value is not None:
         yield from _of_section(path, value, about)
     elif is_section(element) or (isinstance(value, Mapping) and element is not object):
-        for part, item in _items(value, about):
+        by_name = {item.name: item for item in value} if about.by_name else value
+        items = by_name.items() if isinstance(by_name, Mapping) else enumerate(by_name)
+        for part, item in items:
             yield from _values((*path, part), item, element, about)
     else:
-        yield from _as_given(path, value)
-
-
-def _items(value: Any, about: Setting) -> Iterable[tuple[str | int, object]]:
-    """The items of a table or a list, each with its part of the path."""
-    if isinstance(value, Mapping):
-        return value.items()
-    return ((item.name, item) for item in value) if about.by_name else enumerate(value)
+        yield from _unknown(path, value)
 
 
 def _of_section(path: KeyPath, section: Any, about: Setting) -> Iterator[tuple[KeyPath, object]]:
@@ -301,14 +287,14 @@ def _of_section(path: KeyPath, section: Any, about: Setting) -> Iterator[tuple[K
 
 
 def _written(value: Action | PluginSecret) -> Mapping[str, object]:
-    """The table of a value that the file has in another way."""
+    """Returns the table that the file has for this value."""
     if isinstance(value, Action):
         return {value.kind: value.value, **value.options}
     return {"value": MASK, "hosts": sorted(map(as_host, value.origins))}
 
 
 def _shown(section: object, key: SectionKey) -> object:
-    """A value as the file would have it."""
+    """Returns the value of a key as the file would have it."""
     value, words = getattr(section, key.field), key.setting.words
     if isinstance(section, McpServerDef) and key.name == "args":
         values = [one.reveal() for one in (*section.env.values(), *section.headers.values())]
@@ -320,8 +306,8 @@ def _shown(section: object, key: SectionKey) -> object:
     return None if value == Limit() else value
 
 
-def _as_given(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
-    """What has no section: nobody here knows its keys, which may look like those of secrets."""
+def _unknown(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+    """Yields the values of a table without a schema; keys that look secret are masked."""
     items: Iterable[tuple[str | int, object]] = ()
     if isinstance(value, Mapping):
         items = value.items()
@@ -332,7 +318,7 @@ def _as_given(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
     else:
         yield path, _plain(value)
     for name, item in items:
-        yield from _as_given((*path, name), item)
+        yield from _unknown((*path, name), item)
 
 
 def _plain(value: object) -> object:

@@ -1,5 +1,5 @@
-"""Plugins and channels: files found, grants and secrets checked, who may talk; and what they are
-given, as it is, without any secret."""
+"""Plugins and channels: their files, the secrets that the host sends for them, and the config that they receive,
+which must not contain secrets."""
 
 import json
 import math
@@ -17,12 +17,11 @@ from gateway.config.sections import BadCapability, parse_capability
 from gateway.config.values import BundledPlugin, SecretKeys
 from gateway.domain.agents import OWN_CHANNELS, OWN_TOOLS
 from gateway.domain.channels import ChannelDef
-from gateway.domain.ids import Secret
 from gateway.domain.model import is_loopback
 from gateway.domain.plugins import HttpGrant, Origin, PluginDef, PluginSecret
 from gateway.domain.text import choose, quoted
 
-LARGEST_CONFIG = 65_536  # bytes: it travels with every call
+LARGEST_CONFIG = 65_536  # bytes; every call carries it
 DEEPEST_CONFIG = 16
 LARGEST_INTEGER_BITS = 63
 ANYBODY = "*"
@@ -36,7 +35,7 @@ def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[Plu
             message = f"{quoted(one.name)} is a built-in tool"
             reading.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
         check_config(reading, (*path, "config"), one.config)
-        # else what follows from a capability that is reported already is no news
+        # A wrong capability is already reported; its effects on secrets are not reported again.
         granted = reading.given((*path, "capabilities"))
         is_sure = isinstance(granted, list | None) and len(granted or ()) == len(one.capabilities)
         file, is_bundled = _file(reading, (*path, "path"), one)
@@ -46,13 +45,13 @@ def resolve_plugins(reading: Reading, written: Iterable[PluginDef]) -> tuple[Plu
 
 
 def _file(reading: Reading, path: KeyPath, plugin: PluginDef) -> tuple[Path, bool]:
-    """Whether a file that is shipped is really there is seen when it is loaded."""
+    """Returns the file of a plugin, and True if it is bundled. Loading checks that a bundled file exists."""
     written, bundled = str(plugin.path), reading.known.bundled
     if written.startswith(BUNDLED):
         name = written.removeprefix(BUNDLED)
         if name not in bundled:
-            message, fix = f"no plugin {quoted(name)} is bundled", choose(name, bundled)
-            reading.wrong(Code.UNKNOWN_NAME, path, message, fix)
+            message = f"there is no bundled plugin {quoted(name)}"
+            reading.wrong(Code.UNKNOWN_NAME, path, message, choose(name, bundled))
         return bundled[name].file if name in bundled else Path(name), True
     if plugin.is_enabled:
         fix = "correct the path, build the plugin, or write enabled = false"
@@ -69,7 +68,7 @@ def _secrets(
     is_sure: bool = True,
     must_reach: bool = True,
 ) -> tuple[PluginSecret, ...]:
-    """`is_sure`: what the plugin is granted was read whole. `must_reach`: each is for some host."""
+    """Resolves secrets. `is_sure`: all capabilities of the plugin are valid. `must_reach`: each secret needs a host."""
     secrets = []
     for secret in cast("Iterable[SecretKeys]", written):
         path = (*above, secret.name)
@@ -77,32 +76,31 @@ def _secrets(
         origins: frozenset[Origin] = frozenset()
         if is_sure:
             origins = _origins(reading, path, secret, plugin, must_reach=must_reach)
-        text = secret.value.reveal()
-        value = reading.follow(where, text, is_needed=plugin.is_enabled)
+        value = reading.secret(where, secret.value, is_needed=plugin.is_enabled)
         if value is not None:
-            secrets.append(PluginSecret(secret.name, Secret(value), origins))
+            secrets.append(PluginSecret(secret.name, value, origins))
     return tuple(secrets)
 
 
 def _origins(
     reading: Reading, path: KeyPath, secret: SecretKeys, plugin: PluginDef, *, must_reach: bool
 ) -> frozenset[Origin]:
-    """Where a secret may go: hosts that are granted, and that nobody can listen to."""
+    """Returns the origins that may receive a secret: granted hosts, reached by https or on this machine."""
     named = [((*path, "hosts", index), host) for index, host in enumerate(secret.hosts)]
     origins = [(where, _named(reading, where, host, plugin)) for where, host in named]
     if not named:
         origins = [(path, _only_origin(reading, path, plugin, must_reach=must_reach))]
     for where, origin in origins:
         if origin and origin.scheme == "http" and not is_loopback(origin.host):
-            message = f"a secret is not sent to {origin}: others could read it on the way"
-            reading.wrong(Code.MALFORMED, where, message, "grant and name it with https")
+            message = f"secrets are not sent to {origin}, because http is not encrypted"
+            reading.wrong(Code.MALFORMED, where, message, "grant and name the host with https")
     return frozenset(origin for _, origin in origins if origin)
 
 
 def _only_origin(
     reading: Reading, path: KeyPath, plugin: PluginDef, *, must_reach: bool
 ) -> Origin | None:
-    """Where a secret goes that names no host: the plugin has to reach exactly one."""
+    """Returns the origin for a secret without hosts: the only host of its plugin."""
     if len(plugin.origins) == 1:
         return next(iter(plugin.origins))
     if must_reach:
@@ -110,7 +108,7 @@ def _only_origin(
         reach = "several hosts" if hosts else "no host"
         fix = f'write {{ value = "...", hosts = [...] }} with some of: {hosts}'
         if not hosts:
-            fix = 'add "http:HOST" to its capabilities, the host that the secret is for'
+            fix = 'add the host of the secret to its capabilities: "http:HOST"'
         message = f"plugin {quoted(plugin.name)} may reach {reach}"
         reading.wrong(Code.MISSING, path, message, fix)
     return None
@@ -122,27 +120,26 @@ def _named(reading: Reading, path: KeyPath, host: str, plugin: PluginDef) -> Ori
         wanted = str(parse_capability(f"http:{host}"))
     except BadCapability as error:
         message = f"{quoted(host)} {error.problem}"
-        fix = "write HOST or SCHEME://HOST:PORT"
-        reading.wrong(Code.MALFORMED, path, message, fix)
+        reading.wrong(Code.MALFORMED, path, message, "write HOST or SCHEME://HOST:PORT")
         return None
     if wanted not in granted:
         message = f"plugin {quoted(plugin.name)} is not granted {wanted}"
-        fix = f'add "{wanted}" to its capabilities, or name a host that is granted'
+        fix = f'add "{wanted}" to its capabilities, or name a granted host'
         reading.wrong(Code.UNKNOWN_NAME, path, message, fix)
     return granted.get(wanted)
 
 
 def as_host(origin: Origin) -> str:
-    """As `hosts` has it."""
+    """Returns the origin as `hosts` writes it."""
     return str(HttpGrant(origin)).removeprefix("http:")
 
 
 def check_config(reading: Reading, path: KeyPath, config: Mapping[str, object]) -> None:
-    """What a plugin is given has to become JSON, and must hold no secret."""
+    """Reports config that is not JSON, too large or too deep, and warns of values that look secret."""
     known = len(reading.findings)
     _check_value(reading, path, config)
     if len(reading.findings) == known and (size := len(json.dumps(config))) > LARGEST_CONFIG:
-        message, fix = f"{size} bytes are too much", f"keep it below {LARGEST_CONFIG} bytes"
+        message, fix = f"config has {size} bytes", f"shorten it to {LARGEST_CONFIG} bytes"
         reading.wrong(Code.OUT_OF_RANGE, path, message, fix)
 
 
@@ -151,8 +148,7 @@ def _check_value(reading: Reading, path: KeyPath, value: object) -> None:
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
     if len(path) > DEEPEST_CONFIG:
-        message = "this is nested too deeply"
-        reading.wrong(Code.OUT_OF_RANGE, path, message, "flatten it")
+        reading.wrong(Code.OUT_OF_RANGE, path, "this is nested too deeply", "flatten it")
         return
     for key, item in items:
         _check_value(reading, (*path, key), item)
@@ -161,19 +157,18 @@ def _check_value(reading: Reading, path: KeyPath, value: object) -> None:
         reading.wrong(Code.MALFORMED, path, *problem)
     elif isinstance(value, str) and looks_secret(str(path[-1])):
         message = "the plugin receives this value, and it looks like a secret"
-        fix = "put it in secrets: the host inserts it, and the plugin never sees it"
+        fix = "move it to secrets: the host inserts it, and the plugin never sees it"
         reading.note("secret-in-config", path, message, fix)
 
 
 def _not_json(value: object) -> tuple[str, str] | None:
-    """Why a value cannot be given to a plugin, and what to do."""
+    """Returns why a value cannot be passed to a plugin, and the fix; None if it can."""
     if isinstance(value, str) and REFERENCE.search(value):
-        message = "references are not followed here: a plugin is given no secret"
-        return message, "put it in secrets"
+        return "config cannot refer to secrets: plugins never see them", "move it to secrets"
     if isinstance(value, date | time):
         return "JSON has no dates and times", "put it in quotes"
     if isinstance(value, float) and not math.isfinite(value):
-        return "JSON has no such number", "choose another, or leave it out"
+        return "JSON has no such number", "write a finite number, or remove the key"
     if isinstance(value, int) and value.bit_length() > LARGEST_INTEGER_BITS:
         return "this number is too large", "put it in quotes"
     return None
@@ -195,23 +190,22 @@ def resolve_channels(
 
 
 def _channel(reading: Reading, written: ChannelDef, plugins: Mapping[str, PluginDef]) -> ChannelDef:
-    """What kind of plugin its adapter is, is seen when it is loaded."""
+    """Checks a channel and resolves its secrets. Loading checks that its plugin is an adapter."""
     path: KeyPath = ("channels", written.name)
     if written.name in OWN_CHANNELS:
         message = f"{quoted(written.name)} is a built-in channel"
         reading.wrong(Code.DUPLICATE, path, message, "choose another name")
     check_config(reading, (*path, "config"), written.config)
     if reading.plugins.get(written.plugin) is False:
-        message = f"plugin {quoted(written.plugin)} is not enabled"
-        fix = "enable it, or remove the channel"
-        reading.wrong(Code.UNKNOWN_NAME, (*path, "plugin"), message, fix)
+        where, message = (*path, "plugin"), f"plugin {quoted(written.plugin)} is not enabled"
+        reading.wrong(Code.UNKNOWN_NAME, where, message, "enable it, or remove the channel")
     people = [(*path, "allow_from")]
     people += [(*path, "groups", room, "allow_from") for room in written.groups]
     for where in people:
         ids = reading.given(where)
         if isinstance(ids, list) and ANYBODY in ids:
             message = f"{quoted(ANYBODY)} is not the id of a person"
-            fix = 'write dm_policy = "open", or leave allow_from of a room empty'
+            fix = 'write dm_policy = "open"; in a room, remove allow_from'
             reading.wrong(Code.MALFORMED, (*where, ids.index(ANYBODY)), message, fix)
     plugin, secrets = plugins.get(written.plugin), (*path, "secrets")
     if plugin is None:
@@ -226,8 +220,8 @@ def _check_proofs(
     adapter: BundledPlugin,
     known: dict[str, tuple[str, str]],
 ) -> None:
-    """No two channels take each other's calls. Of adapters of others it is seen when they are loaded.
-    `known`: by what proves a call, the channel that has it and the key."""
+    """Reports two channels with the same proof of webhook calls. Loading checks adapters that are not bundled.
+    `known` maps a proof to its channel and key."""
     is_called = adapter.is_called if channel.transport is None else channel.transport == "webhook"
     secrets = {one.name: one.value.reveal() for one in channel.secrets}
     for key in adapter.proofs if is_called else ():
@@ -240,15 +234,14 @@ def _check_proofs(
         if first != channel.name:
             message = (
                 f"channels {quoted(first)} ({its}) and {quoted(channel.name)} ({key}) have the "
-                "same value to prove who calls, so each may take the other's calls"
+                "same value to prove calls, so each could accept the other's calls"
             )
             path = ("channels", channel.name, kind, name)
-            fix = "give each channel a value of its own"
-            reading.wrong(Code.DUPLICATE, path, message, fix)
+            reading.wrong(Code.DUPLICATE, path, message, "give each channel its own value")
 
 
 def _check_mentions(reading: Reading, channel: ChannelDef, key: str | None) -> None:
-    """A room whose adapter knows no mention stays silent until somebody answers the bot."""
+    """Warns of rooms that need mentions although the adapter cannot recognize them."""
     if key is None or channel.config.get(key) not in (None, ""):
         return
     for room, rule in channel.groups.items():

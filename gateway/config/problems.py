@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and how it is shown to the operator."""
+"""Problems of a configuration, and their text for the operator."""
 
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from gateway.domain.text import choose, quoted
 KeyPath = tuple[str | int, ...]
 At = Literal["key", "value", "table"]  # what the caret points at
 
-SHOWN = 100  # more problems than anyone reads
+SHOWN = 100  # problems in one report
 
 
 class Code(StrEnum):
-    """What kind of mistake it is."""
+    """The code of a problem; `exogate explain` explains it."""
 
     SYNTAX = "CFG001"
     UNKNOWN_KEY = "CFG002"
@@ -39,15 +39,15 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFinding:
-    """A problem, or a notice that is none, that does not know yet where in the file it is."""
+    """A problem or a notice, before its position in the file is known."""
 
     code: str
     path: KeyPath
     message: str
     fix: str
     at: At = "value"
-    variable: str | None = None  # where the value came from, if not from the file
-    column: int | None = None  # from 0, inside the text that stands there
+    variable: str | None = None  # the source of the value, if it is not the file
+    column: int | None = None  # in the text value, from 0
 
     @property
     def key(self) -> str:
@@ -57,7 +57,7 @@ class ConfigFinding:
 def without_consequences(
     later: Iterable[ConfigFinding], first: Iterable[ConfigFinding]
 ) -> list[ConfigFinding]:
-    """Errors that an already reported error causes are suppressed: those on its path."""
+    """Returns the later findings without those on the path of a first one, which are its consequences."""
     paths = [finding.path for finding in first]
     whole = set(paths)
     above = {path[:length] for path in paths for length in range(len(path))}
@@ -71,11 +71,11 @@ def without_consequences(
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What reading a configuration brings to light."""
+    """The findings and notices of reading a configuration."""
 
     findings: list[ConfigFinding] = field(default_factory=list)
     notices: list[ConfigFinding] = field(default_factory=list)
-    names: Mapping[str, Collection[str]] = field(default_factory=dict)  # by what they are names of
+    names: Mapping[str, Collection[str]] = field(default_factory=dict)  # by kind, such as "agent"
 
     def wrong(
         self,
@@ -89,13 +89,18 @@ class Report:
     ) -> None:
         self.findings.append(ConfigFinding(code, path, message, fix, at, variable))
 
+    def not_installed(self, path: KeyPath, error: GatewayError, *, at: At = "value") -> None:
+        """Reports a missing extra; the text of the error is `MESSAGE: FIX`."""
+        message, _, fix = str(error).partition(": ")
+        self.wrong(Code.NOT_INSTALLED, path, message, fix, at=at)
+
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
         self.notices.append(ConfigFinding(code, path, message, fix))
 
     def refers(
         self, path: KeyPath, what: str, name: str, *, or_else: str = "", at: At = "value"
     ) -> bool:
-        """Whether a name leads to something that there is; it is reported if not."""
+        """True if a name is defined, else it is reported."""
         names = self.names[what]
         if name in names:
             return True
@@ -104,7 +109,7 @@ class Report:
         return False
 
     def is_taken(self, path: KeyPath, what: str, name: str, taken: Container[str]) -> bool:
-        """Whether a name stands for something else already; that is reported."""
+        """True if a name is already in use, which is reported."""
         if name not in taken:
             return False
         message = f"another {what} has the name {quoted(name)}"
@@ -114,7 +119,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """A problem with its place. `line` is 0 where there is no file (then `source` is a variable)."""
+    """A problem with its position. `line` is 0 if `source` is a variable or the command line."""
 
     code: str
     source: str
@@ -123,8 +128,8 @@ class ConfigProblem:
     key: str
     message: str
     fix: str
-    text: str = ""  # the source line, secrets masked; empty if it may not be shown
-    caret: int = 0  # where in `text` the place is
+    text: str = ""  # the source line, secrets masked; empty if it is not shown
+    caret: int = 0  # offset in `text`
     severity: Literal["error", "warning"] = "error"
 
     def render(self) -> str:
@@ -137,7 +142,7 @@ class ConfigProblem:
 
 
 class ConfigInvalid(GatewayError):
-    """The configuration must not be used; `problems` is never empty."""
+    """The configuration has errors; `problems` is never empty."""
 
     code = "config_error"
 
@@ -160,7 +165,7 @@ class ConfigInvalid(GatewayError):
 
 
 def dotted(path: KeyPath) -> str:
-    """A path as the operator would write it; odd keys are quoted and long ones cut."""
+    """Returns a path in TOML syntax; long parts are cut."""
     return ".".join(_part(str(part)) for part in path)
 
 

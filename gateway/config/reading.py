@@ -1,5 +1,5 @@
-"""What a configuration is read from: the tree of the file with what variables and a start without any
-agent add to it, and the names in it, also wrong ones: whoever uses such is not wrong a second time."""
+"""The input of a configuration: the tree of the file with the values of variables and the built-in agent, and the
+names that it defines. A wrong definition also counts as a name, so that its uses are not reported again."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,16 @@ from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.secrets import SecretProblem, is_sendable, resolve
 from gateway.config.values import Known, Surroundings
 from gateway.domain.agents import OPEN_PROJECT, OWN_TOOLS, RESULT
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import FAMILY
 from gateway.domain.text import quoted
 
 BUNDLED = "bundled:"
-DEMO = "demo"  # the provider in this process: no address, no key, nothing to configure
+DEMO = "demo"  # the built-in provider, which has no settings
 DEMO_DAILY = 20_000
-DEMO_TURNS = 4  # older ones are recalled; so that a day is long enough to try things
+DEMO_TURNS = 4  # turns in the context; a small number leaves budget for more messages
 USUAL_DAILY = 200_000
-# What a variable's key has to belong to, and how that is called.
+# The section that the key of a variable needs, and its name in messages.
 _NEEDED = {
     "agent": (("agent",), "default agent"),
     "mcp": (("mcp", "servers", MCP_SERVER), f"MCP server {quoted(MCP_SERVER)}, nor {MCP_URL}"),
@@ -38,9 +39,9 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class UsualProvider:
-    """The provider of an agent that names none: the one whose key is at hand, else the demo.
+    """The provider of an agent that names none: the first preset with a key, else the demo.
 
-    `variable` is where the key comes from; `others` are keys that are left unused.
+    `variable` holds the key; `others` are variables with unused keys.
     """
 
     provider: str = DEMO
@@ -49,7 +50,7 @@ class UsualProvider:
 
     @property
     def agent_id(self) -> str:
-        """What the agent of a start without any is called."""
+        """The id of the built-in agent."""
         return DEMO if self.provider == DEMO else "main"
 
 
@@ -75,14 +76,16 @@ def default_model(provider: str, known: Known) -> str | None:
 
 @dataclass(slots=True)
 class Reading(Report):
-    """One configuration while it is read."""
+    """The state of reading one configuration."""
 
     around: Surroundings
     document: Document
     tree: dict[str, Any] = field(init=False)
     choice: UsualProvider = field(init=False)
-    variables: dict[KeyPath, str] = field(default_factory=dict)  # what they gave, by path
-    used: dict[str, KeyPath] = field(default_factory=dict)  # providers, with the first place
+    # By the path of the key that they set.
+    variables: dict[KeyPath, str] = field(default_factory=dict)
+    # Providers, with the path of their first use.
+    used: dict[str, KeyPath] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tree = dict(self.document.content)
@@ -110,13 +113,13 @@ class Reading(Report):
 
     @property
     def folder(self) -> Path:
-        """What relative paths are relative to."""
+        """The folder where relative paths start."""
         path = self.document.path
         return path.absolute().parent if path else self.around.cwd
 
     @property
     def plugins(self) -> dict[str, bool]:
-        """Whether each is enabled."""
+        """The names of all plugins; True if the plugin is enabled."""
         tables = _list(self.tree.get("plugins"))
         return {
             table["name"]: table.get("enabled", True) is not False
@@ -125,7 +128,7 @@ class Reading(Report):
         }
 
     def given(self, path: Sequence[str | int]) -> Any:
-        """What the file or a variable says; None for nothing."""
+        """Returns the value at a path, from the file or a variable; None if it is absent."""
         here: Any = self.tree
         for part in path:
             is_known = isinstance(here, dict) and part in here
@@ -134,12 +137,12 @@ class Reading(Report):
             here = here[part]
         return here
 
-    def follow(
+    def resolve(
         self, path: KeyPath, text: str, *, is_needed: bool = True, is_open: bool = False
     ) -> str | None:
-        """What a text leads to by its references; None once its problem is reported.
+        """Returns a text with its references resolved; None after a problem is reported.
 
-        What nothing needs may be missing; a text that is no secret (`is_open`) may be literal.
+        A reference that is not needed may be missing. A text that is not secret (`is_open`) may be literal.
         """
         if "${" not in text and not is_open:
             fix = 'write "${env:NAME}" or "${file:name}" instead'
@@ -154,26 +157,35 @@ class Reading(Report):
                 self.note("unused-secret", path, problem.message, problem.fix)
             return None
 
-    def variable(self, path: KeyPath, name: str) -> str | None:
-        """What a variable holds that stands for a secret; None once its problem is reported."""
+    def secret(
+        self, path: KeyPath, written: Secret | None, *, is_needed: bool = True
+    ) -> Secret | None:
+        """Like `resolve`, for a secret that may be absent."""
+        if written is None:
+            return None
+        value = self.resolve(path, written.reveal(), is_needed=is_needed)
+        return None if value is None else Secret(value)
+
+    def variable(self, path: KeyPath, name: str) -> Secret | None:
+        """Returns the secret in a variable; None after a problem is reported."""
         value = self.around.environment[name]
         if is_sendable(value):
-            return value
-        message, fix = "a header cannot carry it", "use plain characters, on one line"
+            return Secret(value)
+        message, fix = "a header cannot carry this value", "use ASCII characters on one line"
         self.wrong(Code.MALFORMED, path, message, fix, variable=name)
         return None
 
     def file(self, where: KeyPath, written: str, fix: str) -> str:
-        """The path of a file; reported if it cannot be read."""
+        """Returns the absolute path of a file, and reports a file that cannot be read."""
         found = self.around.path(written, self.folder).absolute()
         if not found.is_file() or not os.access(found, os.R_OK):
-            message = f"there is no file {quoted(str(found))} that can be read"
+            message = f"the file {quoted(str(found))} does not exist or cannot be read"
             self.wrong(Code.MISSING_FILE, where, message, fix)
         return str(found)
 
     def _add_usual_agent(self) -> None:
-        """It has the usual plugins, and all of the file that are no channel's. A day has a limit, so that
-        nobody is surprised by a bill."""
+        """Adds the built-in agent with the usual plugins and those of the file that are not adapters. A daily limit
+        prevents a surprising bill."""
         choice, tree = self.choice, self.tree
         self._add_usual_plugins()
         is_demo = choice.provider == DEMO
@@ -181,27 +193,27 @@ class Reading(Report):
         usual += [("context", "recent_turns", DEMO_TURNS)] if is_demo else []
         for section, key, value in usual:
             own = tree.get(section, {})
-            if isinstance(own, dict):  # else the reader will say so
+            if isinstance(own, dict):  # the reader reports other values
                 tree[section] = {key: value, **own}
         channels = _table(tree.get("channels")).values()
         adapters = {one.get("plugin") for one in channels if isinstance(one, dict)}
         plugins = {**self.plugins, **dict.fromkeys(OWN_TOOLS, True)}
-        # the tool `result` is there where something is kept for it
+        # The tool `result` is added where delegation is enabled.
         tools = [name for name, is_on in plugins.items() if is_on and name not in {RESULT, ""}]
         tools = [name for name in tools if name not in adapters]
         tree["agent"] = {"id": choice.agent_id, "tools": [*tools, *self._variable_tools()]}
         if choice.others:
             message = f"{choice.variable} is used; also set: {', '.join(choice.others)}"
-            fix = "choose with [agent] provider"
+            fix = "choose one: [agent] provider"
             self.note("several-keys", ("agent", "provider"), message, fix)
 
     def _add_usual_plugins(self) -> None:
-        """Behind those of the file, so that a position in the list is one in the file."""
+        """Adds the usual plugins after those of the file, so that an index is the same in the file."""
         own = self.tree.get("plugins", [])
         if not isinstance(own, list):
-            return  # the reader will say so
+            return  # the reader reports it
         tables = [one for one in own if isinstance(one, dict)]
-        # Under another name it is the same plugin, whose tools nobody may have twice.
+        # A plugin of the file may be a usual one under another name.
         taken = [one.get("name") for one in tables] + [one.get("path") for one in tables]
         usual = [
             {"name": name, "path": f"{BUNDLED}{name}", "capabilities": list(plugin.needs)}
@@ -211,12 +223,12 @@ class Reading(Report):
         self.tree["plugins"] = [*own, *usual]
 
     def _variable_tools(self) -> list[str]:
-        """The tools of the server that a variable adds, for an agent whose list says nothing else."""
+        """Returns the tools of the MCP server that a variable adds, if the agent lists no tools."""
         is_set = value_of(self.around.environment, MCP_URL)
         return [f"{FAMILY}{MCP_SERVER}"] if is_set else []
 
     def _add_variables(self) -> None:
-        """What variables say comes before the file."""
+        """Adds the values of variables, which override the file."""
         environment, variables = self.around.environment, self.variables
         agent = self.tree.get("agent")
         if value_of(environment, TOKEN):
@@ -227,23 +239,23 @@ class Reading(Report):
             self.tree["agent"] = {**agent, "tools": self._variable_tools()}
             variables["agent", "tools"] = MCP_URL
         if value_of(environment, ENCODING):
-            message = f"{ENCODING} is set, but there is no tokenizer: tokens are estimated"
+            message = f"{ENCODING} has no effect: the gateway estimates tokens"
             self.note("unused-variable", ("agent",), message, "unset it")
         self._add_agent_keys()
 
     def _add_agent_keys(self) -> None:
-        """The variables that stand for one key each."""
+        """Adds the values of variables that set one key each."""
         for variable, (path, kind) in AGENT_KEYS.items():
-            text, (needed, called) = value_of(self.around.environment, variable), _NEEDED[path[0]]
+            text, (needed, name) = value_of(self.around.environment, variable), _NEEDED[path[0]]
             if text and variable != MCP_URL and self.given(needed) is None:
-                message = f"{variable} is set, but there is no {called}"
+                message = f"{variable} is set, but there is no {name}"
                 fix = f"add [{'.'.join(needed)}], or unset it"
                 self.note("unused-variable", path, message, fix)
             elif text and self._put(path, kind, text):
                 self.variables[path] = variable
 
     def _put(self, path: tuple[str, ...], kind: Any, text: str) -> bool:
-        """Sets a value below tables, which are the tree's own then; not where something else stands."""
+        """Sets a value in copies of its tables. Returns False if a part of the path is not a table."""
         here: Any = self.tree
         for part in path[:-1]:
             below = here.get(part, {})
@@ -253,7 +265,7 @@ class Reading(Report):
             here = here[part]
         try:
             here[path[-1]] = kind(text)
-        except ValueError:  # the reader will say so
+        except ValueError:  # the reader reports it
             here[path[-1]] = text
         return True
 

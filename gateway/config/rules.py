@@ -1,4 +1,4 @@
-"""Rules from three places: those that ship, `[[rules]]`, and the files of `rules_dir`."""
+"""Rules from three sources: the shipped core rules, `[[rules]]`, and the files of `rules_dir`."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,18 +36,18 @@ _HEADER = re.compile(r"^[ \t]*\[\[[ \t]*rules[ \t]*\]\]", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class RuleReader:
-    """`problems` finds what is wrong with a rule of the right shape; `name` is how messages call a
-    file. `taken` are, in every method, the rules that there are already."""
+    """Reads rules. `problems` finds the problems of a well-formed rule; `name` returns a file's name in messages.
+    In every method, `taken` are the rules that already exist."""
 
     problems: Callable[[RuleDef], Sequence[RuleProblem]]
     name: Callable[[Path], str] = str
 
     def file(self, path: Path, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
-        """Raises ConfigInvalid with every problem at once."""
+        """Reads a rules file. Raises ConfigInvalid with all problems."""
         return self.whole(read_document(path, self.name(path)), taken)
 
     def whole(self, document: Document, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
-        """Of a document that holds rules alone. Raises ConfigInvalid."""
+        """Reads a document that contains only rules. Raises ConfigInvalid with all problems."""
         report = Report()
         reader = SectionReader(report)
         for key in document.content.keys() - {"rules"}:
@@ -62,7 +62,7 @@ class RuleReader:
         return found
 
     def folder(self, path: Path, taken: Mapping[str, RuleDef]) -> RuleFolder:
-        """Every `*.toml` there, in order of names; a file that is not valid is left out whole."""
+        """Reads every `*.toml` of a folder, in the order of names; a file with errors is skipped whole."""
         rules: dict[str, RuleDef] = {}
         refused: list[RefusedRules] = []
         problems: list[ConfigProblem] = []
@@ -88,7 +88,7 @@ class RuleReader:
         for index, one in enumerate(written):
             path: KeyPath = ("rules", index)
             source = document.name
-            # else they are written in another way, or a text holds such a line
+            # The counts differ if rules are inline tables, or if a text contains such a line.
             if len(starts) == len(written):
                 source += f":{document.text.count(chr(10), 0, starts[index]) + 1}"
             _check_id((*path, "id"), one.id, {**taken, **found}, report)
@@ -106,7 +106,7 @@ class RuleReader:
 def resolve_rules(
     reading: Reading, config: GatewayConfig
 ) -> tuple[tuple[RuleDef, ...], RuleFolder | None]:
-    """All rules by their ids, the core ones first, and what `rules_dir` holds."""
+    """Returns all rules, the core ones first, and the content of `rules_dir`."""
     known, folder = reading.known, None
     reader = RuleReader(known.rule_problems, reading.around.name)
     core = reader.file(known.core_rules, {}) if known.core_rules else ()
@@ -118,10 +118,10 @@ def resolve_rules(
         path = reading.around.path(config.rules_dir, reading.folder).absolute()
         if not path.is_dir():
             message = f"there is no folder {quoted(str(path))}"
-            fix = "create it, or remove this"
+            fix = "create the folder, or remove rules_dir"
             reading.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
         folder = reader.folder(path, rules)
-    if folder is None or not folder.refused:  # else it may be there once that is mended
+    if folder is None or not folder.refused:  # else a refused file may define the name
         more = folder.rules if folder else ()
         reading.names = {**reading.names, "rule": [*rules, *(rule.id for rule in more)]}
     return tuple(rules.values()), folder
@@ -130,9 +130,12 @@ def resolve_rules(
 def _check_id(path: KeyPath, rule_id: str, taken: Mapping[str, RuleDef], report: Report) -> None:
     other = taken.get(rule_id)
     if other is not None:
-        message, fix = f"another rule has id {quoted(rule_id)} ({other.source})", "choose another"
+        message, fix = (
+            f"another rule has id {quoted(rule_id)} ({other.source})",
+            "choose another id",
+        )
         if other.is_core:
-            message = f"{quoted(rule_id)} is a core rule: it cannot be disabled or replaced"
+            message = f"{quoted(rule_id)} is a core rule, which cannot be disabled or replaced"
         report.wrong(Code.DUPLICATE, path, message, fix)
 
 
@@ -151,12 +154,12 @@ def _action(path: KeyPath, written: ActionKeys, report: Report) -> Action | None
     given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
     kinds = [kind for kind in KINDS if kind in given]
     if len(kinds) != 1:
-        message = f"an action has exactly one kind, this one has {' and '.join(kinds) or 'none'}"
+        message = f"an action needs exactly one kind; this one has {' and '.join(kinds) or 'none'}"
         fix = f"write one table per action, with one of {', '.join(KINDS)}"
         report.wrong(Code.MALFORMED, path, message, fix)
         return None
     value, allowed = given.pop(kinds[0]), OPTIONS.get(kinds[0], ())
     for key in given.keys() - set(allowed):
-        message, fix = f"{quoted(key)} is no option of {kinds[0]}", choose(key, allowed)
+        message, fix = f"{quoted(key)} is not an option of {kinds[0]}", choose(key, allowed)
         report.wrong(Code.UNKNOWN_KEY, (*path, key), message, fix, at="key")
     return Action(kinds[0], value, given)

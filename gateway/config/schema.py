@@ -1,4 +1,4 @@
-"""Which keys there are: a list of all of them, and JSON Schema for editors."""
+"""The keys of a configuration: a list of all of them, and a JSON Schema for editors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,14 +21,14 @@ from gateway.domain.ids import Secret
 from gateway.domain.settings import NEEDED, Setting
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-ANY = "*"  # in a pattern: a position in a list, or a name of the operator's own
+ANY = "*"  # in a pattern: any index of a list or name of a table
 
 Pattern = tuple[str, ...]
 
 
 @cache
 def patterns() -> Mapping[Pattern, SectionKey]:
-    """Every key and section once, in order; a fallback's fallback has the keys of a fallback."""
+    """Returns every key and section once, in order; the keys of nested fallbacks are listed once."""
     return MappingProxyType(dict(_walk(GatewayConfig, (), ROOT)))
 
 
@@ -44,7 +44,7 @@ def _walk(section: type, above: Pattern, about: Setting) -> Iterator[tuple[Patte
 
 
 def json_schema() -> dict[str, Any]:
-    """Draft 2020-12, generated from the sections."""
+    """Returns the JSON Schema (draft 2020-12) of the file."""
     defs: dict[str, Any] = {}
     root = _section(GatewayConfig, ROOT, defs)
     title = "config.toml of exogate"
@@ -82,7 +82,7 @@ def _schema(kind: Any, about: Setting, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collection(kind: Any, inner: dict[str, Any], about: Setting) -> dict[str, Any]:
-    """A table of the operator's own names, or a list; `inner` is the schema of what it holds."""
+    """Returns the schema of a table with free names, or of a list; `inner` is the schema of its items."""
     if about.by_name or get_origin(kind) is Mapping:
         names = {"pattern": PATTERNS[about.names]}
         return {"type": "object", "additionalProperties": inner, "propertyNames": names}
@@ -112,7 +112,7 @@ def _reference(kind: type, about: Setting, defs: dict[str, Any]) -> dict[str, An
 
 
 def default_of(key: SectionKey) -> Any:
-    """The default as the file would have it; None: it has none."""
+    """Returns the default as the file writes it; None if the key has none."""
     if key.default is NEEDED or is_section(key.kind):
         return None
     words = {number: word for word, number in key.setting.words.items()}

@@ -1,4 +1,4 @@
-"""Secrets: followed by reference at the border, and kept out of all that is shown."""
+"""Secrets: resolves references, writes secret files, and removes secrets from texts for people."""
 
 import os
 import re
@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class SecretProblem(Exception):
-    """Why a secret cannot be had; says nothing of the secret itself."""
+    """A secret cannot be resolved. The message never contains the secret."""
 
     def __init__(self, code: Code, message: str, fix: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class SecretProblem(Exception):
 
 
 def secret_files(text: str) -> tuple[str, ...]:
-    """The names of secret files that a configuration refers to, without absolute paths."""
+    """Returns the names of the secret files that a configuration refers to, without absolute paths."""
     found = dict.fromkeys(name for kind, name in REFERENCE.findall(text) if kind == "file")
     return tuple(name for name in found if _FILE_NAME.fullmatch(name))
 
@@ -44,12 +44,12 @@ def is_file_name(text: str) -> bool:
 
 
 def replace_file(path: Path, source: bytes, mode: int) -> None:
-    """Whoever reads the file finds the old one or the new one, also after a crash."""
+    """Replaces a file atomically: readers see the old or the new content, also after a crash."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     opened, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(opened, "wb") as file:
-            with suppress(OSError):  # there is none, or only root gives files away
+            with suppress(OSError):  # there is no old file, or only root may change owners
                 before = path.stat()
                 os.fchown(opened, before.st_uid, before.st_gid)
             os.fchmod(opened, mode)
@@ -67,25 +67,25 @@ def replace_file(path: Path, source: bytes, mode: int) -> None:
 
 
 def secret_name(path: KeyPath) -> str:
-    """What the file of a secret is called: of providers.openai.api_key as that preset's key is looked for."""
+    """Returns the file name for the secret of a key; providers.openai.api_key becomes openai_api_key."""
     parts = path[1:] if path[0] == "providers" else path
     return re.sub(r"[^A-Za-z0-9]+", "_", "_".join(map(str, parts))).strip("_") or "secret"
 
 
 def write_secret(home: Path, name: str, value: str) -> Callable[[], None]:
-    """Writes the file whole or not at all; returns what takes it back. Raises OSError."""
+    """Writes a secret file atomically, and returns a function that restores the old one. Raises OSError."""
     path = home / FOLDER / name
     before = path.read_bytes() if path.is_file() else None
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(path, value.encode(), 0o600)
 
-    def back() -> None:
+    def restore() -> None:
         if before is None:
             path.unlink(missing_ok=True)
         else:
             replace_file(path, before, 0o600)
 
-    return back
+    return restore
 
 
 NO_FILES: Mapping[str, str] = {}
@@ -94,7 +94,7 @@ NO_FILES: Mapping[str, str] = {}
 def resolve(
     text: str, environment: Mapping[str, str], home: Path, pending: Mapping[str, str] = NO_FILES
 ) -> str:
-    """The text with its references replaced; `pending` files are to be written. Raises SecretProblem."""
+    """Returns the text with its references replaced; `pending` holds files not yet written. Raises SecretProblem."""
     if "${" in REFERENCE.sub("", text):
         message = "this is not a valid reference"
         raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME} or ${file:name}")
@@ -107,7 +107,7 @@ def resolve(
         given = value_of(environment, CREDENTIALS)
         path = _file(Path(given or ""), found[2])
         if given is not None and path.parent == Path(given) and path.is_file():
-            return _plain_secret(path, path.read_bytes())  # its mode is its manager's affair
+            return _plain_secret(path, path.read_bytes())  # the service manager decides on its mode
         try:
             return read_secret(_file(home / FOLDER, found[2]))
         except SecretProblem as problem:
@@ -117,20 +117,20 @@ def resolve(
 
     value = REFERENCE.sub(referred, text)
     if not is_sendable(value):
-        message = "a header cannot carry it: it holds a control character, or one beyond ASCII"
-        fix = "store it as one line of plain characters"
+        message = "a header cannot carry this secret: it has a control or non-ASCII character"
+        fix = "store the secret as one line of ASCII characters"
         raise SecretProblem(Code.MALFORMED, message, fix)
     return value
 
 
 def secret_folders(environment: Mapping[str, str], home: Path) -> tuple[Path, ...]:
-    """Where files of secrets lie that are named without a path; the first that has one counts."""
+    """Returns the folders of secret files; the first folder with a named file wins."""
     given = value_of(environment, CREDENTIALS)
     return (home / FOLDER,) if given is None else (Path(given), home / FOLDER)
 
 
 def absolute_files(text: str) -> tuple[Path, ...]:
-    """The files of secrets that a configuration names by a whole path."""
+    """Returns the secret files that a configuration names by absolute path."""
     named = (Path(found[2]) for found in REFERENCE.finditer(text) if found[1] == "file")
     return tuple(path for path in named if path.is_absolute())
 
@@ -154,12 +154,12 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def is_sendable(text: str) -> bool:
-    """A secret travels in a header: a line break in it would be another header."""
+    """True if a header can carry the text: a line break would start another header."""
     return text.isprintable() and text.isascii()
 
 
 def read_secret(path: Path) -> str:
-    """A regular file of the owner's alone, read without following a link at its end."""
+    """Reads a regular file that only its owner can access, without following a link. Raises SecretProblem."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -169,7 +169,7 @@ def read_secret(path: Path) -> str:
     try:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise _bad(f"{path} is not a regular file", "put the secret in a file there")
+            raise _bad(f"{path} is not a regular file", f"put the secret into a file {path}")
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
             raise _bad(
@@ -184,7 +184,7 @@ def read_secret(path: Path) -> str:
 def _plain_secret(path: Path, raw: bytes) -> str:
     text = raw.strip(b"\r\n")
     if not text.strip() or not text.isascii() or len(raw) > LARGEST:
-        message = f"{path} holds no secret: it is empty, too large or not plain text"
+        message = f"{path} is empty, too large or not ASCII text"
         raise _bad(message, f"write the secret into {path}")
     return text.decode()
 
@@ -194,11 +194,11 @@ def _bad(message: str, fix: str) -> SecretProblem:
 
 
 _AFTER_SCHEME = re.compile(r"(?:\A|:)\s*(?:Bearer|Basic|Token)\s+(\S+)", re.IGNORECASE)
-_LONG_WORD = re.compile(r"(?<!\S)[\w.=+/-]{40,}(?!\S)")  # a key among the words of a file
+_LONG_WORD = re.compile(r"(?<!\S)[\w.=+/-]{40,}(?!\S)")  # a key inside a longer text
 
 
 def secrets_in(value: object) -> Iterator[str]:
-    """Every secret that a configuration holds, resolved: none of them may stand in a log."""
+    """Yields every resolved secret of a configuration, for the log to strike out."""
     inside: Iterable[object] = ()
     match value:
         case Secret():
@@ -218,13 +218,13 @@ def secrets_in(value: object) -> Iterator[str]:
 
 
 MASK = "***"
-WIDTH = 120  # of a source line as it is shown
+WIDTH = 120  # characters of a source line in a message
 
 _SECRET_NAME = re.compile(
     r"(^|_)(token|api_?key|secrets?|pass(word|wd|phrase)?|credentials?|auth(orization)?|cookie"
     r"|(private|access|secret|signing)_key)$|^(key|pat)$"
 )
-_NEW_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # of accessToken
+_NEW_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # before the T of accessToken
 _SECRET_TEXT = re.compile(
     r"\b(?:sk|pk|rk)[-_][\w-]{6,}|\bgh[pousr]_\w{8,}|\bxox[a-z]-[\w-]{6,}|\bAIza[\w-]{10,}"
     r"|\bBearer +[^\s\"'$]{4,}",
@@ -233,24 +233,20 @@ _SECRET_TEXT = re.compile(
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a key of this name would hold a secret, in our schema or anyone's."""
+    """True if a key of this name is likely to hold a secret, in any schema."""
     words = _NEW_WORD.sub("_", name).lower().replace("-", "_")
     return _SECRET_NAME.search(words) is not None
 
 
 def is_sensitive(path: KeyPath) -> bool:
+    """True if the value at a path may be a secret."""
     match path:
-        case ("plugins", int(), "secrets", _, "hosts", *_) | (
-            "channels",
-            str(),
-            "secrets",
-            _,
-            "hosts",
-            *_,
-        ):
-            return False  # whom a secret is for
-    if path[:2] == ("mcp", "servers") and path[3:4] == ("env",):
-        return True
+        case ("plugins", int(), "secrets", _, "hosts", *_):
+            return False
+        case ("channels", str(), "secrets", _, "hosts", *_):
+            return False
+        case ("mcp", "servers", _, "env", *_):
+            return True
     return "headers" in path or any(isinstance(p, str) and looks_secret(p) for p in path)
 
 
@@ -258,25 +254,24 @@ _ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@\"']*@|(?<=[?&])[^\s\"']+")
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^\s/@\"']*@")
 _HEADER_FLAGS = frozenset({"-H", "--header", "--headers"})
 _PAIR = re.compile(r"""(?<![\w-])([\w-]++)(["']?\s*[:=]\s*["']?)([^"',}]+)""")
-_DRAWN_BY_LOT = re.compile(r"(?<![\w./@-])(?=[A-Za-z_]*\d)(?=[\d_]*[A-Za-z])\w{20,}(?![\w./@-])")
+_RANDOM = re.compile(r"(?<![\w./@-])(?=[A-Za-z_]*\d)(?=[\d_]*[A-Za-z])\w{20,}(?![\w./@-])")
 
 
 def struck(text: str, secrets: Iterable[str] = ()) -> str:
-    """Without these secrets, what looks like a key of a well-known kind, and the user and query of an
-    address."""
+    """Returns the text without these secrets, keys of well-known services, and users and queries of addresses."""
     for secret in secrets:
         text = text.replace(secret, MASK)
     return _ADDRESS_SECRET.sub(MASK, _SECRET_TEXT.sub(MASK, text))
 
 
 def struck_value(text: str) -> str:
-    """What nobody knows the meaning of, as `config show` tells it."""
+    """Returns a value for `config show`: like `struck`, but the queries of addresses stay."""
     return _USER_OF_ADDRESS.sub(MASK, _SECRET_TEXT.sub(MASK, text))
 
 
 def struck_arguments(arguments: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
-    """Arguments of a program: what follows a name that a secret would have is none of a reader's
-    business, nor is a header, nor a long word that looks drawn by lot."""
+    """Returns the arguments of a program without secrets: values after names that look secret, headers, and long
+    words that look random."""
     known, shown, is_next = tuple(secrets), list[str](), False
     for argument in arguments:
         name, sign, _ = argument.partition("=")
@@ -287,7 +282,7 @@ def struck_arguments(arguments: Iterable[str], secrets: Iterable[str] = ()) -> l
             shown.append(f"{name}={MASK}" if sign else name)
         else:
             pairs = _PAIR.sub(_struck_pair, struck(argument, known))
-            shown.append(_DRAWN_BY_LOT.sub(MASK, pairs))
+            shown.append(_RANDOM.sub(MASK, pairs))
         is_next = is_named and not sign and not is_next
     return shown
 
@@ -297,7 +292,7 @@ def _struck_pair(found: re.Match[str]) -> str:
 
 
 def fitted(before: str, after: str, secrets: Iterable[str] = ()) -> tuple[str, int]:
-    """A line, cut around its caret if it is long, and the caret's column."""
+    """Returns a line, cut around its caret if it is long, and the column of the caret."""
     before = printable(struck(before.removeprefix("\ufeff"), secrets))
     after = printable(struck(after.rstrip("\r"), secrets))
     if len(before) > WIDTH - 20:

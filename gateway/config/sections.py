@@ -1,4 +1,4 @@
-"""Reads TOML tables into values: a section is a dataclass, and its fields say what they take."""
+"""Reads TOML tables into dataclasses, the sections; the settings of their fields define types, forms and bounds."""
 
 import math
 import re
@@ -32,9 +32,9 @@ from gateway.domain.plugins import (
 from gateway.domain.settings import NEEDED, Setting
 from gateway.domain.text import choose, nearest, quoted
 
-MOST = 1_000  # findings: whoever has more wrote no configuration
-DEEPEST = 40  # of tables in tables
-PLACEHOLDER = "placeholder"  # for a needed text that is missing or wrong
+MOST = 1_000  # findings about unknown keys; further ones are counted
+DEEPEST = 40  # levels of nested tables
+PLACEHOLDER = "placeholder"  # replaces a required text that is missing or wrong
 ROOT = Setting("The configuration of exogate.")
 _PLACEHOLDERS: Mapping[Any, Any] = {
     float: 0.0,
@@ -43,9 +43,9 @@ _PLACEHOLDERS: Mapping[Any, Any] = {
     tuple[str, ...]: (),
     tuple[Action, ...]: (),
 }
-_ADDED = ("project", "subagent")  # what is easily defined where it is missing
-_WRONG = object()  # what stands for a value that was reported
-# Values that are written in another way, and the key that a plain text or number stands for.
+_ADDED = ("project", "subagent")  # kinds whose fix suggests to add a definition
+_WRONG = object()  # replaces a value that was reported
+# Values whose sections have another type, and the key that a plain text or number sets.
 AS_WRITTEN: Mapping[Any, type] = {PluginSecret: SecretKeys, Action: ActionKeys}
 SHORT: Mapping[type, str] = {Limit: "tokens", SecretKeys: "value", TokenBudget: "daily"}
 
@@ -55,7 +55,7 @@ PATTERNS: Mapping[str, str] = {
     "any": r"^[\s\S]*$",
     "path": r"^[^\x00-\x1f\x7f]+$",
     "id": r"^[A-Za-z0-9-]{1,64}$",
-    "subagent": r"^[A-Za-z0-9-]{1,55}$",  # its tool is called delegate_NAME
+    "subagent": r"^[A-Za-z0-9-]{1,55}$",  # the tool delegate_NAME has at most 64 characters
     "plugin": rf"^(?=.{{1,32}}$){PLUGIN_NAME}",
     "provider": r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
     "token": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
@@ -76,7 +76,7 @@ def _host(text: str) -> str:
 
 
 def origin(text: str) -> str:
-    """As a browser sends it. Raises ValueError."""
+    """Returns an origin as browsers send it. Raises ValueError."""
     found = re.fullmatch(_ORIGIN, text.lower())
     if found is None or int(found[3] or 0) > 65_535:
         raise ValueError("this is not scheme://host[:port]")
@@ -93,7 +93,6 @@ def _url(text: str) -> str:
 
 
 def _collector(text: str) -> str:
-    """A base URL. Raises ValueError."""
     found = re.fullmatch(r"https?://([^/?#@\s\[\]]+|\[[0-9A-Fa-f:.]+\](:\d+)?)(/[^?#\s]*)?", text)
     if found is None:
         raise ValueError("this is not http://HOST:PORT or https://HOST")
@@ -105,7 +104,6 @@ _SERVER = re.compile(r"(wss?)://([^/?#@:\[\]]+|\[[^\]]*\])(?::([0-9]{1,5}))?/?")
 
 
 def _store(text: str) -> str:
-    """The address of a server without a path, user or password."""
     found = _SERVER.fullmatch(text)
     if found is None or int(found[3] or 0) > 65_535:
         raise ValueError("this is not ws://HOST:PORT or wss://HOST:PORT")
@@ -113,7 +111,7 @@ def _store(text: str) -> str:
     return text.rstrip("/")
 
 
-# What makes a text of the right form the one that counts; raises ValueError for another.
+# Functions that normalize a text of each form; they raise ValueError for a text that is not valid.
 _NORMAL: Mapping[str, Callable[[str], str]] = {
     "host": _host,
     "origin": origin,
@@ -142,18 +140,16 @@ class BadCapability(GatewayError):
 
 
 def parse_capability(text: str) -> Capability:
-    """A capability as it is written, `type:value`. Raises BadCapability."""
+    """Parses a capability, `type:value`. Raises BadCapability."""
     kind, colon, value = text.partition(":")
     match kind if colon else None:
         case None:
-            raise BadCapability(text, "is not of the form type:value")
+            raise BadCapability(text, "does not have the form type:value")
         case "http":
             return HttpGrant(_granted_origin(text, value))
         case "store":
             if (found := _STORE.fullmatch(value)) is None:
-                raise BadCapability(
-                    text, "is not store:NAME, store:NAME:ro, store:NAME:shared[:ro]"
-                )
+                raise BadCapability(text, "is not store:NAME[:shared][:ro]")
             return StoreGrant(found[1], is_shared=bool(found[2]), is_read_only=bool(found[3]))
         case "host_function":
             if not re.fullmatch(_GRANT, value):
@@ -171,9 +167,9 @@ def _granted_origin(text: str, value: str) -> Origin:
     scheme = parts[1] or "https"
     host, port = canonical_host(parts[2]), int(parts[3] or USUAL_PORT[scheme])
     if host is None:
-        raise BadCapability(text, "names no host exactly; wildcards and short addresses are none")
+        raise BadCapability(text, "needs an exact host, not a wildcard or a short address")
     if not 0 < port < 65_536:
-        raise BadCapability(text, "has a port that is none")
+        raise BadCapability(text, "has a port beyond 1 to 65535")
     return Origin(scheme, host, port)
 
 
@@ -184,7 +180,7 @@ def _has_form(text: str, form: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SectionKey:
-    """A key of a section, and the field that it fills. `kind` is the field's type without None."""
+    """A key of a section with its field. `kind` is the type of the field without None."""
 
     name: str
     field: str
@@ -199,7 +195,7 @@ class SectionKey:
 
 @cache
 def keys_of(section: type) -> Mapping[str, SectionKey]:
-    """The keys of a section by name, in order."""
+    """Returns the keys of a section by name, in order."""
     hints = get_type_hints(section, include_extras=True)
     found: dict[str, SectionKey] = {}
     for one in fields(section):
@@ -227,7 +223,7 @@ def _plain_kind(hint: Any) -> Any:
 
 
 def element_of(kind: Any) -> Any:
-    """What a list or a table of the operator's own names holds; None for what is neither."""
+    """Returns the type of the items of a list or of a table with free names; None for other types."""
     if get_origin(kind) not in {tuple, frozenset, Mapping}:
         return None
     return _plain_kind(get_args(kind)[1 if get_origin(kind) is Mapping else 0])
@@ -239,7 +235,7 @@ def is_section(kind: Any) -> bool:
 
 @cache
 def blank(section: Any) -> Any:
-    """A section of which nothing is written; what is needed there has a placeholder."""
+    """Returns a section with defaults; required keys have placeholders."""
     keys = keys_of(section).values()
     values = {
         key.field: _PLACEHOLDERS.get(key.kind, PLACEHOLDER) if key.is_needed else key.default
@@ -248,32 +244,25 @@ def blank(section: Any) -> Any:
     return section(**({"name": ""} if _is_named(section) else {}), **values)
 
 
-def _untouched(section: Any, base: Any, path: KeyPath) -> Any:
-    """A section as it is where its table gives nothing."""
-    made = blank(section) if base is None else base
-    return replace(made, name=str(path[-1])) if _is_named(section) else made
-
-
 def _is_named(section: type) -> bool:
-    """Whether its name is that of the table."""
+    """True if the name of the table is the section's name."""
     return "name" in section.__annotations__ and "name" not in keys_of(section)
 
 
 def keys_here(section: type, about: Setting) -> dict[str, SectionKey]:
-    """The keys that a section has as the value of a key with this setting."""
+    """Returns the keys that a section has where a key with this setting holds it."""
     only = about.only
     return {name: key for name, key in keys_of(section).items() if not only or name in only}
 
 
 class SectionReader:
-    """Reads sections; what is wrong is gathered in `findings`, and left out of the values."""
+    """Reads sections. It collects wrong keys and values in `findings` and omits them from the sections."""
 
     def __init__(self, report: Report) -> None:
-        self.report = report  # of values that are of the right form, and cannot be used
+        self.report = report  # gets findings about well-formed values that cannot be used
         self.findings: list[ConfigFinding] = []
         self.left_out = 0
-        # sections whose defaults depend on the rest of the file
-        self.usual: dict[type, Any] = {}
+        self.usual: dict[type, Any] = {}  # defaults of sections that depend on the file
 
     def wrong(self, code: Code, path: KeyPath, message: str, fix: str, at: At = "value") -> object:
         self.findings.append(ConfigFinding(code, path, message[:200], fix, at))
@@ -282,12 +271,17 @@ class SectionReader:
     def section(
         self, kind: Any, table: object, path: KeyPath, base: Any = None, about: Setting = ROOT
     ) -> Any:
-        """A section with what the table gives; what is absent is as `base` has it. `about`: the
-        setting of the key that the section is the value of."""
+        """Returns a section with the values of a table; absent keys have the values of `base`. `about` is the
+        setting of the key that holds the section."""
         base = self.usual.get(kind, base)
-        made = _untouched(kind, base, path)
-        if not isinstance(table, dict) or len(path) > DEEPEST:
-            self._no_section(table, path, about)
+        made = blank(kind) if base is None else base
+        if _is_named(kind):
+            made = replace(made, name=str(path[-1]))
+        if not isinstance(table, dict):
+            self._wrong_type(path, table, "a table", about)
+            return made
+        if len(path) > DEEPEST:
+            self.wrong(Code.MALFORMED, path[:8], "this is nested too deeply", "flatten it")
             return made
         keys = keys_here(kind, about)
         self._check_keys(table, path, keys)
@@ -303,20 +297,12 @@ class SectionReader:
                 self.wrong(Code.MISSING, where, message, fix, "table")
         return replace(made, **values)
 
-    def _no_section(self, table: object, path: KeyPath, about: Setting) -> None:
-        if isinstance(table, dict):
-            self.wrong(Code.MALFORMED, path[:8], "this is nested too deeply", "flatten it")
-        else:
-            self._wrong_type(path, table, "a table", about)
-
     def value(
         self, kind: Any, raw: object, path: KeyPath, about: Setting, default: object = None
     ) -> Any:
-        """The value of a key, or a sign that it was wrong."""
+        """Returns the value of a key, or `_WRONG` after a problem is reported."""
         if is_section(kind):
-            if kind in SHORT and not isinstance(
-                raw, dict
-            ):  # only its most important key is written
+            if kind in SHORT and not isinstance(raw, dict):
                 key = keys_of(kind)[SHORT[kind]]
                 value = self.value(key.kind, raw, path, key.setting)
                 whole = self.section(kind, {}, path, blank(kind))
@@ -343,7 +329,7 @@ class SectionReader:
         return get_origin(kind)(values)
 
     def _check_unique(self, values: Iterable[Any], path: KeyPath, key: str) -> None:
-        """`key` is that in which tables differ; empty: the values themselves do."""
+        """Reports duplicates: of tables by `key`, of plain values if `key` is empty."""
         seen = set[object]()
         for index, value in enumerate(values):
             mark = getattr(value, key) if key else value
@@ -351,8 +337,8 @@ class SectionReader:
                 message, where = f"another one has the {key} {quoted(mark)}", (*path, index, key)
                 self.report.wrong(Code.DUPLICATE, where, message, f"choose another {key}")
             elif mark in seen:
-                message = f"{quoted(str(mark))} is there twice"
-                self.report.wrong(Code.DUPLICATE, (*path, index), message, "keep one")
+                message = f"{quoted(str(mark))} is listed twice"
+                self.report.wrong(Code.DUPLICATE, (*path, index), message, "remove one")
             seen.add(mark)
 
     def _by_name(self, kind: Any, raw: object, path: KeyPath, about: Setting) -> Any:
@@ -403,13 +389,13 @@ class SectionReader:
         return round(raw * about.scale) if about.scale > 1 else kind(raw)
 
     def _moment(self, raw: object, path: KeyPath, about: Setting) -> Any:
-        """A date is its first moment."""
+        """Returns a time; a date becomes its first moment, and a time without an offset is UTC."""
         if not isinstance(raw, str | date):
             return self._wrong_type(path, raw, "a date like 2026-12-31", about)
         try:
             moment = datetime.fromisoformat(raw if isinstance(raw, str) else raw.isoformat())
         except ValueError:
-            message = f"{shown(path, raw)} is no date or time"
+            message = f"{shown(path, raw)} is not a date or time"
             return self.wrong(Code.MALFORMED, path, message, "write a date like 2026-12-31")
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -426,10 +412,9 @@ class SectionReader:
         try:
             text = _NORMAL.get(about.form, str)(raw)
         except ValueError as error:
-            message = str(error)
-            return self.wrong(Code.MALFORMED, path, message, about.help)
+            return self.wrong(Code.MALFORMED, path, str(error), about.help)
         if about.refers is not None:
-            or_else = f"; or add [[{about.refers}s]] with it" if about.refers in _ADDED else ""
+            or_else = f"; or add it as [[{about.refers}s]]" if about.refers in _ADDED else ""
             self.report.refers(path, about.refers, text, or_else=or_else)
         return kind(text)
 
@@ -443,7 +428,7 @@ class SectionReader:
     def _check_keys(
         self, table: Mapping[str, object], path: KeyPath, known: Collection[str]
     ) -> None:
-        """Every key of a table is known."""
+        """Reports unknown keys of a table."""
         for key in [key for key in table if key not in known]:
             if len(self.findings) >= MOST:
                 self.left_out += 1
@@ -460,9 +445,9 @@ class SectionReader:
         section = dotted(tuple(part for part in path if isinstance(part, str)))
         match wanted, raw:
             case "a list", dict():
-                fix = f"write [[{section}]] with two brackets, once for each"
+                fix = f"write [[{section}]] with two brackets, once for each item"
             case "a table", list():
-                fix = f"write [{section}] with one bracket; there is only one"
+                fix = f"write [{section}] with one bracket, once"
             case "a text", bool() | int() | float() | date() | time():
                 fix = f"put it in quotes: {quoted('...' if is_sensitive(path) else _plain(raw))}"
             case "a whole number" | "a number" | "true or false", str():
@@ -471,7 +456,7 @@ class SectionReader:
 
 
 def _choices(kind: Any, raw: object, about: Setting) -> Sequence[object]:
-    """The words that may stand there, if only words may."""
+    """Returns the allowed words of a key; empty if it is not limited to words."""
     if about.form == "store" and not str(raw).startswith(("ws:", "wss:")):
         return _STORES
     is_word = get_origin(kind) is Literal or (about.words and isinstance(raw, str))
@@ -479,7 +464,7 @@ def _choices(kind: Any, raw: object, about: Setting) -> Sequence[object]:
 
 
 def _beyond(number: float, about: Setting) -> str:
-    """The bound that a number is beyond, in words; empty if it is within."""
+    """Returns the bound that a number exceeds, as text; empty if it is within its bounds."""
     most = 1e300 if about.most is None else about.most
     if about.least is not None and number < about.least:
         return f"at least {about.least}"
@@ -490,7 +475,7 @@ def _beyond(number: float, about: Setting) -> str:
 
 @cache
 def sections_with(key: str) -> tuple[str, ...]:
-    """Sections at the top that have this key: it may only stand at the wrong place."""
+    """Returns the top-level sections with this key, to suggest the right place for a misplaced key."""
     found = []
     for name, one in keys_of(GatewayConfig).items():
         element = element_of(one.kind)
@@ -502,7 +487,7 @@ def sections_with(key: str) -> tuple[str, ...]:
 
 
 def shown(path: KeyPath, value: object) -> str:
-    """A value inside a message: short, and never a secret."""
+    """Returns a value for a message, cut short, with secrets masked."""
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     if is_sensitive(path):
@@ -511,7 +496,7 @@ def shown(path: KeyPath, value: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """As TOML writes it; a number that is too long to print is only called so."""
+    """Returns a value in TOML syntax; a number with more than 200 bits is only described."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 200:

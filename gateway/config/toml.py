@@ -1,7 +1,7 @@
-"""TOML as text: where each key and value of it stands, and changes that leave the rest as it is.
+"""TOML as text: the position of each key and value, and edits that keep all other text.
 
-A change is a new value of the whole document. What differs becomes the smallest edits of the text, one
-after the other; then the new text is proved to say the new value, and nothing else."""
+An edit is a new value of the whole document. Each difference becomes a small edit of the text; then the new text is
+parsed and compared with the new value."""
 
 import json
 import re
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from gateway.config.problems import At, KeyPath
 from gateway.domain.errors import GatewayError
 
-DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
+DEEPEST = 32  # parts of a path; deeper values have no positions of their own
 BOM = "\ufeff"
 _GAP = re.compile(r"(?:[\s\ufeff]|#[^\n]*)*+")  # blanks, line breaks, comments
 _NAME = re.compile(r"""'[^'\n]*'|"(?:[^"\\\n]++|\\.)*+"|[\w-]+""")
 _DOT = re.compile(r"[ \t]*\.[ \t]*")
-_PLAIN = re.compile(  # any value without values of its own, in text that is valid
+_PLAIN = re.compile(  # a value that is no list or table, in a valid text
     r'''"""(?:\\.|"{1,2}(?!")|[^"\\]++)*+"{3,5}'''
     r"""|'''(?:'{1,2}(?!')|[^']++)*+'{3,5}"""
     r"""|"(?:[^"\\]++|\\.)*+"|'[^']*'|\d{4}-\d\d-\d\d \d\d:[^\s,\]}#]+|[^\s,\]}#]+""",
@@ -27,24 +27,25 @@ _PLAIN = re.compile(  # any value without values of its own, in text that is val
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _UP_TO_COMMA = re.compile(r"((?:\s|#[^\n]*\n)*),")
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\n]*)?\r?\n")
-_FIRST_KEYS = ("path", "name", "model", "provider", "id", "plugin")  # new keys stand behind them
+# New keys follow the first of these.
+_FIRST_KEYS = ("path", "name", "model", "provider", "id", "plugin")
 
 
 class CannotEdit(GatewayError):
-    """The file is as it was; the text says what is in the way."""
+    """The file cannot be edited and is unchanged; the message has the reason."""
 
     code = "cannot_edit"
 
 
 class Span(NamedTuple):
-    """Characters of a text."""
+    """A range of characters."""
 
     start: int
     end: int
 
 
 class Statement(NamedTuple):
-    """A header with its table's path, or a pair of a key and its value. `table`: whose it is."""
+    """A header with the path of its table, or a pair of key and value in `table`."""
 
     path: KeyPath
     span: Span
@@ -56,13 +57,13 @@ class Statement(NamedTuple):
 
 
 class Positions:
-    """A place for every key path of a text that is valid TOML."""
+    """The positions of all keys and values of a valid TOML text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.places: dict[KeyPath, dict[At, Span]] = {}
         self.statements: list[Statement] = []
-        self._last: dict[KeyPath, int] = {}  # arrays of tables: the last index
+        self._last: dict[KeyPath, int] = {}  # the last index of each array of tables
         table: KeyPath = ()
         at = self._skip(0)
         while at < len(text):
@@ -76,10 +77,10 @@ class Positions:
             at = self._skip(at)
 
     def span(self, path: KeyPath, at: At) -> Span:
-        """The nearest place that the file has for this path."""
+        """Returns the span of a path, or of the nearest path above it."""
         for length in range(len(path), 0, -1):
             place = self.places.get(path[:length], {})
-            # what is missing is missing from the table that there is
+            # A missing key is reported at the table that lacks it.
             wanted: At = at if length == len(path) else "table"
             kinds: tuple[At, ...] = (wanted, "value", "key", "table")
             for kind in kinds:
@@ -91,7 +92,7 @@ class Positions:
         return self.places.get(path, {}).get("value")
 
     def leaves(self) -> list[tuple[KeyPath, Span]]:
-        """Every value that is no table or list, or too deep to be told apart."""
+        """Returns every value that is not a table or list, and those at the greatest depth."""
         found = ((path, place["value"]) for path, place in self.places.items() if "value" in place)
         return [
             (path, span)
@@ -113,7 +114,7 @@ class Positions:
                 self._last[path] = self._last.get(path, -1) + 1
             if path in self._last:
                 path = self._add((*path, self._last[path]), {"key": span, "table": opening})
-        self.places[path]["table"] = opening  # better than a header that passes through
+        self.places[path]["table"] = opening  # replaces the span of a header of a table below
         return path, self.text.index("]", end) + 1 + is_array
 
     def _pair(self, table: KeyPath, at: int) -> tuple[KeyPath, int]:
@@ -124,7 +125,7 @@ class Positions:
         return path, self._value(path, self._skip(self.text.index("=", end) + 1))
 
     def _value(self, path: KeyPath, start: int) -> int:
-        """Adds the places of a value; where it ends."""
+        """Adds the positions of a value, and returns its end."""
         opening, end = self.text[start], start
         if opening in "[{":
             end, number = self._skip(start + 1), 0
@@ -142,7 +143,7 @@ class Positions:
         return end
 
     def _parts(self, at: int) -> tuple[list[tuple[str, Span]], int]:
-        """The parts of a dotted key, each with its place, and where it ends."""
+        """Returns the parts of a dotted key with their spans, and the end of the key."""
         parts: list[tuple[str, Span]] = []
         while found := _NAME.match(self.text, at):
             name, at = found[0], found.end()
@@ -156,19 +157,19 @@ class Positions:
         return parts[:DEEPEST], at
 
     def _add(self, path: KeyPath, spans: dict[At, Span]) -> KeyPath:
-        """The first place of each kind counts."""
+        """Adds spans to a path, and returns the path; the first span of each kind stays."""
         if len(path) <= DEEPEST:
             self.places[path] = {**spans, **self.places.get(path, {})}
         return path
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Raises tomllib.TOMLDecodeError."""
+    """Parses a text that may start with a byte order mark. Raises tomllib.TOMLDecodeError."""
     return tomllib.loads(text.removeprefix(BOM))
 
 
 def rewritten(text: str, wanted: Mapping[str, Any]) -> str:
-    """The text with what differs from these values changed, and nothing else. Raises CannotEdit."""
+    """Returns the text edited to have these values, with all other text kept. Raises CannotEdit."""
     before = parsed(text)
     try:
         for path, old, new in _differences((), before, wanted):
@@ -177,24 +178,24 @@ def rewritten(text: str, wanted: Mapping[str, Any]) -> str:
     except (tomllib.TOMLDecodeError, LookupError):
         is_right = False
     if not is_right:
-        raise CannotEdit("this file cannot be edited automatically; change it by hand")
+        raise CannotEdit("this file cannot be edited automatically; edit it by hand")
     return text
 
 
 def _filled(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A section that lost its last key or entry may stay as a header, or be gone."""
+    """Returns the document without empty sections: an edit may keep or remove their headers."""
     return {key: value for key, value in document.items() if value not in ({}, [])}
 
 
 def _differences(path: KeyPath, old: Any, new: Any) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """What is to be changed, each with its value before and after; None: it is not there. In an order
-    in which each change leaves the paths of the next as they are."""
+    """Yields the paths that differ, with the value before and after (None: absent), in an order in which no change
+    invalidates the next path."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from _differences((*path, key), old.get(key), new.get(key))
     elif isinstance(old, list) and isinstance(new, list):
         old = list(old)
-        for index in _gone(old, new):
+        for index in _removed(old, new):
             yield (*path, index), old.pop(index), None
         for index, (one, other) in enumerate(zip_longest(old, new)):
             yield from _differences((*path, index), one, other)
@@ -202,20 +203,20 @@ def _differences(path: KeyPath, old: Any, new: Any) -> Iterator[tuple[KeyPath, A
         yield path, old, new
 
 
-def _gone(old: list[Any], new: list[Any]) -> list[int]:
-    """The elements that a shorter list has no longer, the last first."""
-    gone: list[int] = []
+def _removed(old: list[Any], new: list[Any]) -> list[int]:
+    """Returns the indexes of the items that a shorter list lacks, the last first."""
+    removed: list[int] = []
     left = list(new if len(new) < len(old) else old)
     for index, one in enumerate(old):
         if left and one == left[0]:
             del left[0]
         else:
-            gone.insert(0, index)
-    return gone
+            removed.insert(0, index)
+    return removed
 
 
 def _changed(text: str, path: KeyPath, old: Any, new: Any) -> str:
-    """One difference, as an edit of the text. Raises LookupError where there is no place for it."""
+    """Returns the text with one difference applied. Raises LookupError if the text has no place for it."""
     positions = Positions(text)
     if new is None:
         return _without(positions, path)
@@ -234,7 +235,7 @@ def _changed(text: str, path: KeyPath, old: Any, new: Any) -> str:
 
 
 def _sections(path: KeyPath, value: Any) -> list[tuple[str, Mapping[str, object]]]:
-    """What has no place yet, as sections with their headers."""
+    """Returns new sections for a value, each with its header."""
     if isinstance(path[-1], int):
         return [(f"[[{_dotted(path[:-1])}]]", value)]
     if isinstance(value, list) and len(path) == 1:
@@ -252,12 +253,12 @@ def _spliced(text: str, place: Span, new: str) -> str:
 
 
 def _line_end(text: str) -> str:
-    """How the lines of the file end: as its first one does."""
+    """Returns the line ending of the first line, which the whole file uses."""
     return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
 
 
 def _appended(text: str, header: str, table: Mapping[str, object]) -> str:
-    """With a section at the end, behind an empty line."""
+    """Appends a section after an empty line."""
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
     pairs = [f"{written_key(key)} = {written(value)}" for key, value in table.items()]
     added = gap + "".join(f"{line}\n" for line in (header, *pairs))
@@ -265,7 +266,7 @@ def _appended(text: str, header: str, table: Mapping[str, object]) -> str:
 
 
 def _host_of(positions: Positions, table: KeyPath) -> Statement | None:
-    """The header of a table, or the last pair whose dotted key makes that table."""
+    """Returns the header of a table, or the last pair whose dotted key defines the table; None if absent."""
     found = [one for one in positions.statements if one.is_header and one.path == table]
     dotted = [
         one
@@ -276,8 +277,8 @@ def _host_of(positions: Positions, table: KeyPath) -> Statement | None:
 
 
 def _with_pair(positions: Positions, host: Statement, path: KeyPath, value: object) -> str:
-    """Behind a key that such a table usually has, else behind its header; where dotted keys make the
-    table, behind the last of them."""
+    """Inserts a pair after one of the usual first keys of the table, else after its header; in a table of dotted
+    keys, after the last of them."""
     text, end = positions.text, host.span.end
     if host.is_header:
         places = [positions.value((*path[:-1], other)) for other in _FIRST_KEYS]
@@ -290,6 +291,7 @@ def _with_pair(positions: Positions, host: Statement, path: KeyPath, value: obje
 
 
 def _with_inline_pair(positions: Positions, path: KeyPath, value: object) -> str:
+    """Inserts a pair at the end of an inline table."""
     start = positions.places[path[:-1]]["value"].start + 1
     inner = [key for key in positions.places if key[:-1] == path[:-1]]
     end = max((positions.places[key]["value"].end for key in inner), default=start)
@@ -298,7 +300,7 @@ def _with_inline_pair(positions: Positions, path: KeyPath, value: object) -> str
 
 
 def _with_element(positions: Positions, path: KeyPath, value: object) -> str:
-    """At the end of a list, on a line of its own if others are."""
+    """Appends an item to a list, on its own line if the list has several lines."""
     *above, index = path
     text, whole = positions.text, positions.places[tuple(above)]["value"]
     last = positions.value((*above, int(index) - 1))
@@ -317,14 +319,14 @@ def _with_element(positions: Positions, path: KeyPath, value: object) -> str:
 
 
 def _without(positions: Positions, path: KeyPath) -> str:
-    """Without the lines of a table or key, or without an element in brackets. Comments behind a table's
-    last key belong to what follows."""
+    """Removes the lines of a table or key, or an item of an inline list or table. Comments after the last key of a
+    table stay: they belong to the next table."""
     spans: list[Span] = []
-    text, is_gone = positions.text, False
+    text, is_removed = positions.text, False
     for one in positions.statements:
         is_inside = one.path[: len(path)] == path
-        is_gone = is_inside if one.is_header else is_gone
-        if is_gone and not one.is_header:
+        is_removed = is_inside if one.is_header else is_removed
+        if is_removed and not one.is_header:
             spans[-1] = Span(spans[-1].start, one.span.end)
         elif is_inside:
             spans.append(one.span)
@@ -334,14 +336,14 @@ def _without(positions: Positions, path: KeyPath) -> str:
     for span in reversed(spans):
         start, end = text.rfind("\n", 0, span.start) + 1, text.find("\n", span.end - 1)
         before = text[:start]
-        if before.endswith(("\n\n", "\n\r\n")):  # the empty line goes with what it set apart
+        if before.endswith(("\n\n", "\n\r\n")):  # the separating empty line goes too
             before = before.rstrip("\r\n") + _line_end(text)
         text = before + ("" if end < 0 else text[end + 1 :])
     return text
 
 
 def _without_element(text: str, element: Span) -> str:
-    """A line that an element had for itself goes with its comment."""
+    """Removes an item with its comma; an item on its own line goes with the line and its comment."""
     before, after = text[: element.start], text[element.end :]
     comma = _UP_TO_COMMA.match(after)
     if comma:
@@ -355,7 +357,7 @@ def _without_element(text: str, element: Span) -> str:
 
 
 def written(value: object) -> str:
-    """As TOML writes it within a line."""
+    """Returns a value in TOML syntax, on one line."""
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{written_key(str(key))} = {written(one)}" for key, one in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"

@@ -1,1 +1,1 @@
-"""What the machine gives: the time, unique ids, and text files that people edit."""
+"""The machine: clock, ids, files, archives, the log, signals and the service manager."""

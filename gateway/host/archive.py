@@ -1,5 +1,5 @@
-"""An archive in one file: a ZIP of stored members, the description of all others as the last one, which
-ends in the SHA-256 of all before it."""
+"""Archives: a ZIP of uncompressed members. The last member is a manifest of all others; the file ends in the SHA-256
+of all bytes before it."""
 
 import contextlib
 import errno
@@ -17,25 +17,27 @@ from gateway.codec import decode, encode
 from gateway.domain.backups import ArchiveDamaged, ArchiveMember, BackupRefused, is_safe_name
 from gateway.domain.errors import Busy
 
-PART = ".part"  # of a file that is not finished
+PART = ".part"  # suffix of an unfinished archive
 _MANIFEST = "manifest.json"
 _DIGEST_BYTES = 32
 _CHUNK = 1 << 20
-_SYNC_BYTES = 8 << 20  # what is dirty at once: a commit of the store waits for it
+_SYNC_BYTES = 8 << 20  # unsynced bytes at most: commits of the store wait for them
 _LARGEST_MANIFEST = 16 << 20
-_END = struct.Struct("<4s4H2LH")  # the record that a ZIP ends with, before its comment: our digest
+_END = struct.Struct("<4s4H2LH")  # the last record of a ZIP, before its comment, the digest
 _END_MARK = b"PK\5\6"
-_MADE = (1980, 1, 1, 0, 0, 0)  # the manifest says when
+_MADE = (1980, 1, 1, 0, 0, 0)  # a constant; the manifest has the time
 _BROKEN = (
     *(zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError),
     *(ValueError, TypeError, LookupError, OverflowError, struct.error),
 )
-_AGAIN = "copy it again from where it was made, or take an older archive"
+_AGAIN = "copy it again from its origin, or use an older archive"
 
 
-# --- writing -------------------------------------------------------------------------------------
+# -- writing
+
+
 class ArchiveWriter:
-    """Collects members; each is on the disk before much more is written."""
+    """Writes members to an archive, syncing to the disk as it goes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._synced = file, 0
@@ -50,7 +52,7 @@ class ArchiveWriter:
         self._add(name, iter((content,)), path)
 
     def finish(self, manifest: Mapping[str, Any]) -> str:
-        """Returns the digest."""
+        """Writes the manifest and the digest, and returns the digest."""
         self._write(_MANIFEST, iter((encode(manifest),)))
         self._zip.comment = bytes(_DIGEST_BYTES)
         self._zip.close()
@@ -64,7 +66,7 @@ class ArchiveWriter:
         return digest.hex()
 
     def abandon(self) -> None:
-        """Nobody will read what was written."""
+        """Closes an archive that will be deleted."""
         with contextlib.suppress(OSError, ValueError):
             self._zip.close()
 
@@ -91,7 +93,7 @@ class ArchiveWriter:
 
 @contextlib.contextmanager
 def new_archive(path: Path) -> Iterator[ArchiveWriter]:
-    """An archive that has its name once it is whole. Raises BackupRefused, Busy, OSError."""
+    """Writes an archive, which gets its name once it is complete. Raises BackupRefused, Busy, OSError."""
     part = path.with_name(path.name + PART)
     _require_new(path)
     with _held(part) as file, contextlib.ExitStack() as undo:
@@ -119,11 +121,11 @@ def _held(part: Path) -> Iterator[IO[bytes]]:
 
 def _require_new(path: Path) -> None:
     if os.path.lexists(path):
-        raise BackupRefused(f"{path} is there already: name another file, or move it away")
+        raise BackupRefused(f"{path} already exists: name another file, or move it away")
 
 
 def give_to_owner(folder: Path, *made: Path) -> None:
-    """Lets what root made in a folder belong to whom the folder belongs: a service does not run as root."""
+    """Gives files that root made to the owner of their folder, because a service does not run as root."""
     if os.geteuid() == 0:
         owner = folder.stat()
         for one in made:
@@ -131,16 +133,12 @@ def give_to_owner(folder: Path, *made: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names in it are on the disk afterwards."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    """Syncs the names in a folder to the disk."""
+    sync_file(folder, os.O_DIRECTORY)
 
 
-def sync_file(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
+def sync_file(path: Path, flags: int = 0) -> None:
+    opened = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(opened)
     finally:
@@ -148,16 +146,18 @@ def sync_file(path: Path) -> None:
 
 
 def sweep_parts(folder: Path) -> None:
-    """Removes what killed backups have left there."""
+    """Removes unfinished archives that killed backups left."""
     for part in folder.glob(f"*{PART}*"):
         with contextlib.suppress(OSError, Busy), _held(part):
             part.unlink()
 
 
-# --- reading -------------------------------------------------------------------------------------
+# -- reading
+
+
 @dataclass(frozen=True, slots=True)
 class ReadArchive:
-    """One whose bytes are those that were written."""
+    """An archive whose bytes match its digest."""
 
     sha256: str
     size: int
@@ -167,7 +167,7 @@ class ReadArchive:
     _zip: zipfile.ZipFile
 
     def extract(self, member: ArchiveMember, into: Path) -> None:
-        """Writes it to a new file that is on the disk afterwards. Raises ArchiveDamaged."""
+        """Writes a member to a new file and syncs it. Raises ArchiveDamaged."""
         into.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(opened, "wb") as file:
@@ -176,25 +176,25 @@ class ReadArchive:
             os.fsync(file.fileno())
 
     def check(self, member: ArchiveMember) -> None:
-        """Raises ArchiveDamaged if it is not what the description says."""
+        """Raises ArchiveDamaged if a member differs from its description."""
         self._read(member, lambda chunk: None)
 
-    def _read(self, member: ArchiveMember, take: Callable[[bytes], object]) -> None:
+    def _read(self, member: ArchiveMember, write: Callable[[bytes], object]) -> None:
         size, digest = 0, sha256()
         with _damage(self.path), self._zip.open(member.name) as opened:
             while chunk := opened.read(_CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
-                take(chunk)
+                write(chunk)
         if (size, digest.hexdigest()) != (member.size, member.sha256):
             raise ArchiveDamaged(
-                f"{member.name} in the archive is not what its description says: {_AGAIN}"
+                f"{member.name} in the archive differs from its description: {_AGAIN}"
             )
 
 
 @contextlib.contextmanager
-def opened_archive(path: Path) -> Iterator[ReadArchive]:
-    """Raises ArchiveDamaged, and BackupRefused for a file that cannot be read."""
+def open_archive(path: Path) -> Iterator[ReadArchive]:
+    """Opens and checks an archive. Raises ArchiveDamaged, and BackupRefused if the file cannot be read."""
     with contextlib.ExitStack() as opened:
         try:
             file = opened.enter_context(path.open("rb"))
@@ -210,34 +210,34 @@ def opened_archive(path: Path) -> Iterator[ReadArchive]:
 
 @contextlib.contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """What a damaged ZIP makes of its reader."""
+    """Turns the errors of reading a damaged ZIP into ArchiveDamaged."""
     try:
         yield
     except (*_BROKEN, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place before its begin
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # an offset before the start
             raise
         raise ArchiveDamaged(f"{path} is damaged ({error}): {_AGAIN}") from error
 
 
 def _require_whole(file: IO[bytes], path: Path) -> str:
-    """The digest that the file ends in, which is that of all before it."""
+    """Returns the digest at the end of the file. Raises ArchiveDamaged if the bytes before it differ."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if file.read(4) != b"PK\3\4":
-        raise ArchiveDamaged(f"{path} is no backup of exogate: check which file it is")
+        raise ArchiveDamaged(f"{path} is not a backup of exogate: check the name of the file")
     end = size - _DIGEST_BYTES
     file.seek(max(0, end - _END.size))
     record = file.read(_END.size)
-    told = file.read()
+    digest = file.read()
     is_end = len(record) == _END.size and record.startswith(_END_MARK)
     if not is_end or _END.unpack(record)[-1] != _DIGEST_BYTES:
         raise ArchiveDamaged(
-            f"{path} is cut off, or something was added to it (it has {size:,} bytes and does not "
-            f"end as it should): {_AGAIN}"
+            f"{path} is truncated or extended (it has {size:,} bytes and does not end in a digest): "
+            f"{_AGAIN}"
         )
-    if _digest_of(file, end) != told:
-        raise ArchiveDamaged(f"{path} is damaged: some of its bytes were changed; {_AGAIN}")
-    return told.hex()
+    if _digest_of(file, end) != digest:
+        raise ArchiveDamaged(f"{path} is damaged, its bytes do not match its digest: {_AGAIN}")
+    return digest.hex()
 
 
 def _digest_of(file: IO[bytes], end: int) -> bytes:
@@ -255,12 +255,12 @@ def _described(inside: zipfile.ZipFile, path: Path, digest: str, size: int) -> R
     if not all(map(_is_plain, infos)):
         raise ArchiveDamaged(f"{path} has a member that no backup has: do not use it")
     if names[-1:] != [_MANIFEST] or sum(one.file_size for one in infos) > size:
-        raise ArchiveDamaged(f"{path} is no backup of exogate: it does not describe itself")
+        raise ArchiveDamaged(f"{path} is not a backup of exogate: it has no manifest")
     with inside.open(_MANIFEST) as opened:
         manifest: Any = decode(opened.read(_LARGEST_MANIFEST))
     members = [_member(one) for one in manifest["members"]]
     if [*(one.name for one in members), _MANIFEST] != names or len({*names}) != len(names):
-        raise ArchiveDamaged(f"{path} does not hold what it says that it holds: do not use it")
+        raise ArchiveDamaged(f"{path} does not match its manifest: do not use it")
     return ReadArchive(digest, size, manifest, members, path, inside)
 
 
@@ -269,8 +269,8 @@ def _is_plain(one: zipfile.ZipInfo) -> bool:
     return is_stored and not one.flag_bits & 1 and is_safe_name(one.orig_filename)
 
 
-def _member(told: Any) -> ArchiveMember:
-    found = ArchiveMember(told["name"], told["size"], told["sha256"], told.get("path"))
+def _member(entry: Any) -> ArchiveMember:
+    found = ArchiveMember(entry["name"], entry["size"], entry["sha256"], entry.get("path"))
     if [type(one) for one in (found.name, found.size, found.sha256)] != [str, int, str]:
-        raise ValueError("a member is not described")
+        raise ValueError("the manifest does not describe a member")
     return found

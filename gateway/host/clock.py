@@ -1,4 +1,4 @@
-"""The real clock, and ids that sort by the time they were made."""
+"""The system clock, and ids that sort by creation time."""
 
 import secrets
 import time
@@ -11,7 +11,7 @@ import anyio
 
 from gateway.domain.ports import Clock
 
-_IDS_A_FETCH = 64  # asking the kernel lets go of the interpreter, which costs more than an id
+_IDS_A_FETCH = 64  # a call of the kernel releases the GIL, which costs more than an id
 _RANDOM_BYTES = 10
 _RANDOM_DIGITS = 16
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
@@ -19,9 +19,9 @@ _PAIRS = [first + second for first in _DIGITS for second in _DIGITS]  # ten bits
 
 
 class SystemClock:
-    """Implements Clock by functions of C: every message asks for the time a few dozen times."""
+    """The clock of the system. Its methods are C functions: every message reads the time a few dozen times."""
 
-    now = staticmethod(partial(datetime.now, UTC))  # noqa: TID251  # this is the Clock that all others take
+    now = staticmethod(partial(datetime.now, UTC))  # noqa: TID251  # this is the Clock that all other code gets
     monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
@@ -29,19 +29,19 @@ class SystemClock:
 
 
 class TimeIds:
-    """Ids of 26 digits of base32hex, which keeps the order: ten for the milliseconds since 1970
-    (enough until the year 10889), the rest by chance."""
+    """Ids of 26 base32hex digits in creation order: ten digits for the milliseconds since 1970 (until the year
+    10889), the others random."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._random = StringIO()
 
     def new(self) -> str:
-        chance = self._random.read(_RANDOM_DIGITS)
-        if not chance:
+        random = self._random.read(_RANDOM_DIGITS)
+        if not random:
             fresh = secrets.token_bytes(_RANDOM_BYTES * _IDS_A_FETCH)
             self._random = StringIO(b32hexencode(fresh).decode().lower())
-            chance = self._random.read(_RANDOM_DIGITS)
+            random = self._random.read(_RANDOM_DIGITS)
         at, pair = int(self._clock.now().timestamp() * 1000) << 2, _PAIRS
         late = pair[at >> 20 & 1023] + pair[at >> 10 & 1023] + pair[at & 1023]
-        return pair[at >> 40 & 1023] + pair[at >> 30 & 1023] + late + chance
+        return pair[at >> 40 & 1023] + pair[at >> 30 & 1023] + late + random

@@ -1,4 +1,4 @@
-"""Files beside the store: texts that people edit while we run, the operator's key, what ships with us."""
+"""Files outside the store: texts that people edit, the operator's key, and shipped folders."""
 
 import hashlib
 import os
@@ -16,10 +16,10 @@ MOST_BYTES = 256 * 1024
 
 
 class FileTexts:
-    """Implements the Texts port."""
+    """Reads texts from files."""
 
     async def read(self, path: str) -> str:
-        """Raises SoulUnreadable with a sentence that says what and where."""
+        """Reads a text. Raises SoulUnreadable."""
         return await to_thread.run_sync(_read, path)
 
 
@@ -28,8 +28,8 @@ Digests = Mapping[Path, str]
 
 
 def stamps_of(paths: Iterable[Path]) -> Stamps:
-    """A stamp differs when its file changes, also when an editor replaces it, and when a file comes into a
-    folder or goes; None: there is none."""
+    """Returns a stamp for each path, None if it does not exist. The stamp changes if the file is changed or replaced,
+    or if a folder gains or loses a file."""
     stamps = dict[Path, tuple[int, int, int] | None]()
     for path in paths:
         stamps[path] = None
@@ -40,7 +40,7 @@ def stamps_of(paths: Iterable[Path]) -> Stamps:
 
 
 def digests_of(paths: Iterable[Path]) -> Digests:
-    """The SHA-256 of each file that can be read; empty for others."""
+    """Returns the SHA-256 of each file, empty if it cannot be read."""
     return {path: _digest(path) for path in paths}
 
 
@@ -71,11 +71,11 @@ def _read(path: str) -> str:
     return text
 
 
-KEY = "operator.key"  # with which our command line authenticates at a running gateway
+KEY = "operator.key"  # the file whose key authenticates the command line
 
 
 def make_key(data_dir: Path) -> str:
-    """Writes a new key to a file that only its owner can read. Keys of earlier starts become invalid."""
+    """Writes a new key to a file that only its owner can read; the key of an earlier start becomes invalid."""
     key = secrets.token_urlsafe(32)
     fresh = data_dir / f"{KEY}.new"
     fresh.unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def make_key(data_dir: Path) -> str:
 
 
 def read_key(data_dir: Path) -> str | None:
-    """The key of the running gateway; None if this user cannot read it."""
+    """Returns the key of the running gateway; None if this user cannot read it."""
     try:
         return (data_dir / KEY).read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -95,6 +95,6 @@ def read_key(data_dir: Path) -> str | None:
 
 
 def shipped_folder(name: str) -> Path:
-    """In the package once installed; beside it in a checkout."""
+    """Returns a shipped folder: inside the installed package, or beside it in a checkout."""
     package = Path(gateway.__file__).parent
     return package / name if (package / name).is_dir() else package.parent / name

@@ -1,4 +1,4 @@
-"""The host function `folder`: the texts below one directory that the operator names, in batches."""
+"""The host function `folder`: reads the texts below a directory that the operator configures, in batches."""
 
 import os
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ from gateway.domain.plugins import PluginDef
 
 BATCH_BYTES = 256 * 1024
 LARGEST_FILE = 512 * 1024
-_ASKED = 'ask with {"op": "next", "path": "prefix" or null, "cursor": the last one or null}'
+_FORM = 'send {"op": "next", "path": "prefix" or null, "cursor": the last one or null}'
 
 
 class Folder:
-    """Implements HostFunction. It skips hidden files, links, large files, and files that are no text."""
+    """The host function. It skips hidden files, links, large files and binary files."""
 
     async def __call__(self, text: str, plugin: PluginDef) -> str:
         root = plugin.config.get("folder")
         if not isinstance(root, str) or not Path(root).is_absolute():
-            raise Denied("the operator has to set config.folder to an absolute path")
+            raise Denied("the operator must set config.folder to an absolute path")
         try:
-            asked = decode(text)
+            request = decode(text)
         except ValueError as error:
-            raise Denied(_ASKED) from error
-        if not isinstance(asked, dict) or asked.get("op") != "next":
-            raise Denied(_ASKED)
-        prefix, cursor = asked.get("path") or "", asked.get("cursor") or ""
+            raise Denied(_FORM) from error
+        if not isinstance(request, dict) or request.get("op") != "next":
+            raise Denied(_FORM)
+        prefix, cursor = request.get("path") or "", request.get("cursor") or ""
         if {type(prefix), type(cursor)} != {str}:
-            raise Denied(_ASKED)
+            raise Denied(_FORM)
         read = partial(_batch, root, prefix, tuple(filter(None, cursor.split("/"))))
         files, last = await to_thread.run_sync(read)
         batch = [{"path": path, "text": content} for path, content in files]
@@ -41,15 +41,14 @@ class Folder:
 def _batch(
     root: str, prefix: str, after: tuple[str, ...]
 ) -> tuple[list[tuple[str, str]], str | None]:
-    """The files after `after` in order, and the last one of the batch; None if no files are left."""
+    """Returns the next files after `after`, and the name of the last one; None if no files are left."""
     files: list[tuple[str, str]] = []
     room = BATCH_BYTES
     for parts, path in _walk(root, after):
         name = "/".join(parts)
         if not name.startswith(prefix):
             continue
-        content = _text(path)
-        if content is None:
+        if (content := _text(path)) is None:
             continue
         files.append((name, content))
         room -= len(content) + len(name)
@@ -59,7 +58,7 @@ def _batch(
 
 
 def _walk(folder: str, after: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every file below, depth first in order of names; links are not followed."""
+    """Yields every file below, depth first in the order of names, without following links."""
     first = after[0] if after else ""
     for entry in _entries(folder):
         if entry.name < first:

@@ -1,8 +1,7 @@
-"""The log: JSON lines in files and lines on stderr, written by a thread of its own; and streams that nobody waits
-for.
+"""The log: JSON lines in files and lines on stderr, written by a thread; and streams that never block a writer.
 
-Whoever logs puts one record on a queue and goes on. The thread makes the line, strikes out every secret, and writes
-it. A line that cannot be written is lost and counted; nothing waits for it.
+A caller puts a record on a queue and continues. The thread formats the line, strikes out every secret, and writes
+it. A line that cannot be written is dropped and counted.
 """
 
 import atexit
@@ -30,27 +29,28 @@ from gateway.domain.text import one_line, visible
 Format = Literal["auto", "json", "console"]
 Facts = Mapping[str, object]
 
-MOST_WAITING = 10_000  # records; more are dropped, and counted
-# After a line, so that many lines cost one wake-up: a thread that wakes takes the interpreter from the others.
+MOST_WAITING = 10_000  # records in the queue; more are dropped and counted
+# Pause after a line, to write many lines in one wake-up: a thread that wakes takes the GIL from the others.
 GATHER_S = 0.02
-MOST_EARLY = 1_000  # lines that wait for the folder of the files
+MOST_EARLY = 1_000  # lines kept until the folder is known
 LAST_WORDS_S = 2.0
-MOST_WAITING_BYTES = 4 * 1_048_576  # of a stream; then what comes is dropped
-STREAM_LAST_WORDS_S = 0.3  # of all streams together
+MOST_WAITING_BYTES = 4 * 1_048_576  # in the queue of a stream; more is dropped
+STREAM_LAST_WORDS_S = 0.3  # for all streams together
 MB = 1_000_000
-FILES = 10  # the size of a file is this share of the size of all
+FILES = 10  # a file has at most one tenth of the total size
 NAME = re.compile(r"exogate-(\d{4}-\d\d-\d\d)(?:\.(\d{1,9}))?\.jsonl")
 FOLDER = "logs"  # in the data directory
 STARS = "***"
-SECRET = 8  # characters that the shortest has
+SECRET = 8  # characters of the shortest secret
 OWN, RUNS = "exogate.host.logs", "exogate.sessions"
-_TOKEN = re.compile(r"\bexo_[0-9A-Za-z]{38}\b")  # of a client: nobody here knows them all
+# A token of a client; the log does not know all of them.
+_TOKEN = re.compile(r"\bexo_[0-9A-Za-z]{38}\b")
 _ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
 _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def facts_of(record: logging.LogRecord, bound: Facts) -> dict[str, object]:
-    """What a line holds. The event of a library is its text: only ours are constants."""
+    """Returns the fields of a line. Records of libraries get the event `library_message` and their text."""
     shown: dict[str, object] = {"at": stamped(record.created), "level": record.levelname.lower()}
     if record.name.startswith("gateway."):
         shown["event"] = record.getMessage()
@@ -67,45 +67,45 @@ def facts_of(record: logging.LogRecord, bound: Facts) -> dict[str, object]:
 
 
 def stamped(seconds: float) -> str:
-    """Seconds since 1970 as lines have them."""
+    """Formats seconds since 1970 as a time stamp of a line."""
     return stamp(datetime.fromtimestamp(seconds, UTC))
 
 
 def json_line(facts: Facts) -> str:
-    """One JSON object on one line, which steers no terminal."""
+    """Returns a JSON object on one line, without terminal control characters."""
     line = _ENCODER.encode(facts)
     return line if line.isprintable() else visible(line)
 
 
 def console_line(facts: Facts, time_of: slice = slice(11, 19)) -> str:
-    """For a person: time, level, event, then what is bound to it."""
+    """Returns a line for people: time, level, event and fields."""
     shown = dict(facts)
     at, level, event = (str(shown.pop(name)) for name in ("at", "level", "event"))
     shown.pop("logger", None)
     trouble = shown.pop("exception", None)
     bound = " ".join(f"{name}={value!r}" for name, value in shown.items())
     line = one_line(f"{at[time_of]} {level:7} {event} {bound}".rstrip())
-    if trouble is not None:  # set in, so that no message in it looks like another line
+    if trouble is not None:  # indented, so that its text never looks like another line
         line += "\n    " + visible(str(trouble)).replace("\n", "\n    ")
     return line
 
 
 class LogFiles:
-    """The files of a folder, by day: `exogate-DATE.jsonl`, then `exogate-DATE.1.jsonl` when one is full. The
-    oldest are deleted: those of more than `keep_days` days, and those beyond `most_bytes` in all."""
+    """The log files of a folder: `exogate-DATE.jsonl`, then `exogate-DATE.1.jsonl` when a file is full. Files older
+    than `keep_days` days and the oldest files beyond `most_bytes` in total are deleted."""
 
     def __init__(self, folder: Path, keep_days: int, most_bytes: int) -> None:
         self.folder, self.keep_days, self.most_bytes = folder, keep_days, most_bytes
         self._file, self._path, self._day, self._size, self._looked = -1, folder, "", 0, 0.0
 
     def append(self, day: str, data: bytes, now: float) -> None:
-        """Writes a whole line or nothing of it. Raises OSError."""
+        """Appends a whole line or nothing. Raises OSError."""
         is_full = self._size + len(data) > self.most_bytes // FILES and self._size
         if self._file < 0 or day > self._day or is_full:
             self._rotate(day, len(data))
         elif now - self._looked >= 1.0:
             self._looked = now
-            if not os.fstat(self._file).st_nlink:  # somebody has deleted it
+            if not os.fstat(self._file).st_nlink:  # the file was deleted
                 self._rotate(day, len(data))
         written = 0
         try:
@@ -126,7 +126,7 @@ class LogFiles:
     def _rotate(self, day: str, more: int) -> None:
         self.close()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number = max((number for on, number, _ in listed(self.folder) if on == day), default=0)
+        number = max((number for on, number, _ in list_files(self.folder) if on == day), default=0)
         while True:
             name = f"exogate-{day}.{number}.jsonl" if number else f"exogate-{day}.jsonl"
             path = self.folder / name
@@ -142,43 +142,43 @@ class LogFiles:
 
     def _prune(self, day: str) -> None:
         oldest = (date.fromisoformat(day) - timedelta(days=self.keep_days)).isoformat()
-        room = self.most_bytes - self.most_bytes // FILES  # for the one that is being written
-        for on, _, path in reversed(listed(self.folder)):
+        room = self.most_bytes - self.most_bytes // FILES  # without the current file
+        for on, _, path in reversed(list_files(self.folder)):
             if path == self._path:
                 continue
             room -= path.stat().st_size
             if on <= oldest or room < 0:
-                with suppress(OSError):  # it is tried again with the next file
+                with suppress(OSError):  # the next rotation tries again
                     path.unlink()
 
 
 _Item = tuple[logging.LogRecord, Facts] | tuple[str, Facts, float] | LogFiles | None
 
 
-def listed(folder: Path) -> list[tuple[str, int, Path]]:
-    """The files of a folder, the oldest first, with their days and numbers."""
+def list_files(folder: Path) -> list[tuple[str, int, Path]]:
+    """Returns the log files of a folder with their days and numbers, the oldest first."""
     found = ((NAME.fullmatch(path.name), path) for path in folder.iterdir())
     return sorted((name[1], int(name[2] or 0), path) for name, path in found if name)
 
 
 class Log(logging.Handler):
-    """The queue, and the thread behind it. The files are those of a folder that is known later."""
+    """The log: a queue and the thread that writes it. The folder of the files is set after the start."""
 
     def __init__(self, target: TextIO, form: Format = "auto") -> None:
         super().__init__()
         self.dropped = 0  # records since the start
-        self.failing = ""  # why nothing reaches the files
+        self.failing = ""  # why the files cannot be written
         self._target, self._stream = target, getattr(target, "buffer", None)
         self.show_as(form)
         self._queue: SimpleQueue[_Item] = SimpleQueue()
-        self._told = self._lost = 0
+        self._reported = self._lost = 0
         self._secrets: tuple[str, ...] = ()
         self._files: LogFiles | None = None
         self._early: deque[tuple[str, str]] = deque(maxlen=MOST_EARLY)
         self._is_open = False
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
 
-    # -- for whoever logs
+    # -- for callers
 
     def createLock(self) -> None:  # noqa: N802  # the queue needs none
         self.lock = None
@@ -191,7 +191,7 @@ class Log(logging.Handler):
         self._queue.put((record, bound.bound() if bound and not bound.ended else {}))
 
     def event(self, name: str, facts: Facts) -> None:
-        """Logs plain values at level info, for a fraction of what a record costs."""
+        """Logs plain values at level info, which costs a fraction of a record."""
         if logging.root.level > logging.INFO or not self._is_open:
             return
         if self._queue.qsize() >= MOST_WAITING:
@@ -199,18 +199,19 @@ class Log(logging.Handler):
         else:
             self._queue.put((name, facts, time.time()))  # noqa: TID251  # as in a record
 
-    # -- for whoever sets it up
+    # -- for the setup
 
     def show_as(self, form: Format) -> None:
-        """Of the lines on the stream; those of files are JSON."""
+        """Sets the format of the stream; files are always JSON."""
         self._is_json = form == "json" or (form == "auto" and not self._target.isatty())
 
     def keep_in(self, data_dir: Path, *, days: int, most_mb: int) -> None:
-        """From now on lines go to files in this directory, also those that came before."""
+        """Writes lines to files in this directory, including the lines before this call."""
         self._queue.put(LogFiles(data_dir / FOLDER, days, most_mb * MB))
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Strikes these values out of every line. Shorter ones are no secrets, and would mangle texts."""
+        """Strikes these values out of every line. Values with less than eight characters stay: they also occur in
+        other words."""
         found = {form for one in secrets if len(one) >= SECRET for form in _forms(one)}
         self._secrets = tuple(sorted({*self._secrets, *found}, key=len, reverse=True))
 
@@ -239,8 +240,8 @@ class Log(logging.Handler):
                     head = {"at": stamped(at), "level": "info", "event": name, "logger": RUNS}
                     shown = {**head, **facts}
             self._write(shown)
-            if self.dropped > self._told:
-                dropped, self._told = self.dropped - self._told, self.dropped
+            if self.dropped > self._reported:
+                dropped, self._reported = self.dropped - self._reported, self.dropped
                 self._write(self._own("log_records_dropped", count=dropped))
             if self._queue.empty():
                 time.sleep(GATHER_S)
@@ -264,31 +265,31 @@ class Log(logging.Handler):
         self._keep(str(facts["at"])[:10], line)
 
     def clean(self, line: str) -> str:
-        """The text without any secret."""
+        """Returns the text with all secrets struck out."""
         for secret in self._secrets:
             if secret in line:
                 line = line.replace(secret, STARS)
         return _TOKEN.sub(STARS, line) if "exo_" in line else line
 
     def _show(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # nobody is there to be told
+        with suppress(OSError, ValueError):  # the reader is gone
             if self._stream is None:
                 self._target.write(line + "\n")
-            else:  # no line holds anything that a terminal would follow
+            else:
                 self._stream.write(line.encode(errors="replace") + b"\n")
                 self._stream.flush()
 
     def _keep(self, day: str, line: str) -> None:
-        """A full disk loses lines, and is told of when it is over."""
+        """Writes a line to the files. A failing disk drops lines, which are reported once it works again."""
         if self._files is None:
             self._early.append((day, line))
             return
         try:
             if self._lost:
-                told = json_line(self._own("log_files_written_again", lost=self._lost))
-                self._files.append(day, told.encode() + b"\n", time.monotonic())
+                report = json_line(self._own("log_files_written_again", lost=self._lost))
+                self._files.append(day, report.encode() + b"\n", time.monotonic())
                 self._lost, self.failing = 0, ""
-                self._show(told)
+                self._show(report)
             self._files.append(day, line.encode() + b"\n", time.monotonic())
         except OSError as error:
             self._lost += 1
@@ -298,7 +299,7 @@ class Log(logging.Handler):
 
 
 def _forms(secret: str) -> set[str]:
-    """How it stands in a line: as JSON, as Python shows it, and as a text in a text."""
+    """Returns the forms of a secret in a line: plain, JSON, Python's repr, and these nested once."""
     forms = {secret}
     for _ in range(2):
         forms |= {json.dumps(one, ensure_ascii=False)[1:-1] for one in forms}
@@ -308,8 +309,7 @@ def _forms(secret: str) -> set[str]:
 
 @contextmanager
 def logging_to(target: TextIO, level: str, form: Format) -> Iterator[Log]:
-    """Writes everything that is logged inside to the target, in order. A target that must not be waited
-    for is a `detached` stream."""
+    """Writes all records of the block to the target, in order. Use a `detached` stream for a target that may block."""
     log, root = Log(target, form), logging.getLogger()
     before = root.level
     root.addHandler(log)
@@ -326,31 +326,30 @@ def logging_to(target: TextIO, level: str, form: Format) -> Iterator[Log]:
 
 
 def detach_streams() -> None:
-    """From here on no write to stdout or stderr waits for its reader, and none fails."""
+    """Replaces stdout and stderr by streams whose writes never block or fail."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # one that was closed: no file of ours must get its number
+        pass  # fills a closed standard stream: no other file may get its number
     os.close(opened)
     sys.stdout, sys.stderr = detached(sys.stdout), detached(sys.stderr)
 
 
 def detached(stream: TextIO | None) -> TextIO:
-    """The stream, written by a thread: what nobody reads is dropped, and never waited for."""
+    """Returns the stream with a writing thread: output beyond its buffer is dropped, and no write blocks."""
     if stream is None:  # closed before the start
         return io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8", write_through=True)
     try:
         number = stream.fileno()
     except (OSError, ValueError):
-        return stream  # of a test
+        return stream  # a stream without a file, in a test
     kind = type(stream) if isinstance(stream, io.TextIOWrapper) else io.TextIOWrapper
     how = {"encoding": stream.encoding, "errors": stream.errors}
     return kind(_StreamWriter(number), **how, line_buffering=True, write_through=True)
 
 
 class _StreamWriter(io.RawIOBase):
-    """A thread writes to the file. It may block for ever; the end of the process waits for it only a
-    moment."""
+    """Writes to a file in a thread, which may block forever; the end of the process waits for it only briefly."""
 
-    until: ClassVar[float] = 0.0  # when the process ends at the latest, once it does
+    until: ClassVar[float] = 0.0  # the deadline of the ending process
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -411,14 +410,14 @@ class _StreamWriter(io.RawIOBase):
 
 # -- reading
 
-_AT = slice(8, 32)  # of a line that begins with its time, as ours do
+_AT = slice(8, 32)  # the time in a line that starts with `_BEGIN`
 _BEGIN = b'{"at": "'
 
 
 def read_log(folder: Path, wanted: LogFilter) -> Iterator[Line]:
-    """The lines that fit. A file that is deleted meanwhile is passed over."""
+    """Yields the lines that match. A file that is deleted meanwhile is skipped."""
     since = stamp(wanted.since) if wanted.since else ""
-    for day, _, path in listed(folder) if folder.is_dir() else ():
+    for day, _, path in list_files(folder) if folder.is_dir() else ():
         if day < since[:10]:
             continue
         try:
@@ -429,7 +428,7 @@ def read_log(folder: Path, wanted: LogFilter) -> Iterator[Line]:
 
 
 def _fitting(data: bytes, wanted: LogFilter, since: bytes) -> Iterator[Line]:
-    """Only lines that may fit are parsed: bytes are looked at first."""
+    """Yields the lines that match; only lines whose bytes may match are parsed."""
     needle = wanted.needle()
     for raw in _holding(data, needle) if needle else data.splitlines():
         if since and raw.startswith(_BEGIN) and raw[_AT] < since:
@@ -449,7 +448,7 @@ def _holding(data: bytes, needle: bytes) -> Iterator[bytes]:
 
 
 def _parsed(raw: bytes) -> Line | None:
-    """None for a line that was cut off."""
+    """Parses a line; None if it is incomplete."""
     try:
         line = json.loads(raw)
     except ValueError:
@@ -458,15 +457,14 @@ def _parsed(raw: bytes) -> Line | None:
 
 
 class LogTail:
-    """What is written after this was made. Files are followed by their names, the oldest first, so each is read
-    to its end before the next one begins."""
+    """The lines written after its creation. It reads each file to its end before the next one, oldest first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read = {path: path.stat().st_size for path in self._paths()}
 
     def lines(self, wanted: LogFilter) -> Iterator[Line]:
-        """Those that fit among what was written since the last call."""
+        """Yields the matching lines written since the last call."""
         for path in self._paths():
             try:
                 yield from _fitting(self._more(path), wanted, b"")
@@ -474,12 +472,13 @@ class LogTail:
                 continue
 
     def _paths(self) -> list[Path]:
-        return [path for _, _, path in listed(self._folder)] if self._folder.is_dir() else []
+        is_there = self._folder.is_dir()
+        return [path for _, _, path in list_files(self._folder)] if is_there else []
 
     def _more(self, path: Path) -> bytes:
-        """Whole lines. Raises FileNotFoundError."""
+        """Returns the new complete lines of a file. Raises FileNotFoundError."""
         place, size = self._read.get(path, 0), path.stat().st_size
-        place = place if size >= place else 0  # it was begun anew
+        place = place if size >= place else 0  # the file was replaced
         with path.open("rb") as file:
             file.seek(place)
             data = file.read(size - place)

@@ -1,4 +1,4 @@
-"""Tells the service manager how the gateway is: systemd's protocol `sd_notify`, one datagram a message."""
+"""Reports the state of the gateway to the service manager: systemd's `sd_notify`, one datagram for each message."""
 
 import logging
 import os
@@ -17,14 +17,14 @@ MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Notifier:
-    """Without an `address` nobody is told. `beat_s`: how often the watchdog wants to hear of us."""
+    """Sends messages to the service manager, if there is an `address`. `beat_s` is the interval of the watchdog."""
 
     address: str = ""
     beat_s: float | None = None
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> "Notifier":
-        """As NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID say."""
+        """Returns the notifier for NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
         address, usec = variables.get("NOTIFY_SOCKET", ""), variables.get("WATCHDOG_USEC", "")
         is_ours = variables.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         has_watchdog = is_ours and usec.isdecimal() and int(usec) > 0
@@ -32,24 +32,24 @@ class Notifier:
 
     @property
     def restart(self) -> str:
-        """The command that starts the gateway anew."""
+        """The command that restarts the gateway."""
         if self.address:
             return "systemctl restart exogate"
         pid = os.getpid()
         return f"kill {pid} && while kill -0 {pid} 2>&-; do sleep 0.2; done && exogate run"
 
     def ready(self, status: str) -> None:
-        """The gateway serves; also said after each reload."""
+        """Reports that the gateway serves, also after each reload."""
         self._send("READY=1", f"STATUS={' '.join(status.split())}")
 
     def reloading(self) -> None:
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        self._send("STOPPING=1", "STATUS=finishing what runs")
+        self._send("STOPPING=1", "STATUS=finishing running turns")
 
     async def beat(self, clock: Clock, is_well: Callable[[], bool]) -> None:
-        """Tells the watchdog that all is well, while it is. An event loop that stands still tells nothing."""
+        """Reports to the watchdog while all is well. A blocked event loop sends no report."""
         while self.beat_s is not None:
             await clock.sleep(self.beat_s)
             if is_well():
@@ -58,12 +58,12 @@ class Notifier:
     def _send(self, *lines: str) -> None:
         if not self.address:
             return
-        # A leading @ stands for the NUL of an abstract socket.
+        # A leading @ means the NUL byte of an abstract socket.
         address = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         try:
-            with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as way:
-                way.settimeout(0)
-                way.sendto("\n".join(lines).encode(), address)
+            with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as datagrams:
+                datagrams.settimeout(0)
+                datagrams.sendto("\n".join(lines).encode(), address)
         except OSError as error:
             log.warning("service_manager_not_told", extra={"why": str(error)})
 

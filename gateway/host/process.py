@@ -1,4 +1,4 @@
-"""This process: its signals, its limit of open files, and how often Python looks for garbage."""
+"""The process: its signals, its limit of open files, and its garbage collection."""
 
 import contextlib
 import gc
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LISTENS = "0A"  # the state of a socket in /proc/net/tcp
-# New objects before a look. Python's own 700 cost a busy gateway a tenth of its time; 10,000 still do with 256
-# turns at work, for so many hold more: each look meets what lives, and finds nothing.
+# New objects before a collection. Python's default of 700 costs a busy gateway a tenth of its time, and so does
+# 10,000 with 256 running turns: each collection visits all live objects and finds no garbage.
 YOUNG = 50_000
 
 
 def has_terminal() -> bool:
-    """Whether SIGHUP comes from a terminal that closes."""
+    """True if the process has a terminal, whose closing sends SIGHUP."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -37,7 +37,7 @@ def allow_open_files() -> None:
 
 
 def listener_on(port: int) -> int | None:
-    """The process that listens there, if this user may look at it. Linux only."""
+    """Returns the process that listens on a port, if this user may see it. Linux only."""
     inodes = set[str]()
     for table in ("/proc/net/tcp", "/proc/net/tcp6") if port else ():
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def _listens(row: Sequence[str], port: int) -> bool:
 
 
 def settle() -> None:
-    """Excludes all present objects from garbage collection: after a start they stay until the end.
-    A last look among them would take a tenth of the start, and finds next to nothing."""
+    """Excludes all present objects from garbage collection, because they live until the end. There is no last
+    collection before: it would take a tenth of the start and find almost nothing."""
     gc.freeze()
     gc.set_threshold(YOUNG, 20, 100)

@@ -1,1 +1,1 @@
-"""What a model is shown: the soul, the recent exchanges, and the question, within an allowance."""
+"""Packs the context of a model call, finds earlier facts and turns, and extracts facts."""

@@ -9,11 +9,11 @@ from gateway.domain.sessions import Summary, to_plain
 from gateway.memory.context import Window, cut, summary_text
 from gateway.memory.wording import files_and_symbols, missing_from
 
-KEPT_SHARE = 0.3  # of the allowance: what stays in the window
-LEAST_SHARE = 0.1  # of the allowance: less is not worth a call
-MOST_IDENTIFIERS = 60  # that are carried along; the newest stay
-MOST_LISTED, LONGEST_LINE = 40, 400  # of a list that a model writes, and characters of one entry
-MOST_NAMES = 200  # symbols and files that are remembered
+KEPT_SHARE = 0.3  # share of the allowance that stays in the window
+LEAST_SHARE = 0.1  # share of the allowance below which a call is not worth it
+MOST_IDENTIFIERS = 60  # kept in a summary; the newest stay
+MOST_LISTED, LONGEST_LINE = 40, 400  # entries of a model's list, characters of one entry
+MOST_NAMES = 200  # symbols and files of a summary
 RESULT_SHOWN = 400  # characters of a tool's result
 MESSAGE_SHOWN = 6_000
 
@@ -51,7 +51,7 @@ def span_of(nodes: Sequence[Node], allowance: int) -> CoveredSpan | None:
 
 
 def request_text(earlier: Summary | None, span: CoveredSpan, room: int) -> str:
-    """The notes so far and the conversation. If it is too long, its beginning is left out."""
+    """Renders the notes so far and the conversation; drops the beginning of a long conversation."""
     notes = f"Notes so far:\n{_as_json(earlier)}\n\n" if earlier else ""
     lines: list[str] = []
     left = room - estimate_tokens(notes)
@@ -90,8 +90,7 @@ def read_reply(text: str) -> dict[str, object]:
 
 
 def summed_up(reply: dict[str, object], earlier: Summary | None, span: CoveredSpan) -> Summary:
-    """Merges the reply with what must not get lost: every earlier decision, and the identifiers
-    that were mentioned."""
+    """Merges the reply with every earlier decision and the identifiers of the covered part."""
     before = earlier or Summary(span.covered[-1].id, made=0)
     texts, later = _spoken(span.covered), "\n".join(_spoken(span.kept))
     files, symbols = files_and_symbols(texts)
@@ -141,12 +140,12 @@ def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
 
 
 def shrinks(summary: Summary, earlier: Summary | None, span: CoveredSpan) -> bool:
-    """Whether the summary takes at most two thirds of the tokens that it replaces."""
+    """True if the summary takes at most two thirds of the tokens that it replaces."""
     big = 1 << 40
     before = estimate_tokens(summary_text(earlier, big)) if earlier else 0
     return 3 * estimate_tokens(summary_text(summary, big)) <= 2 * (before + span.covered.tokens)
 
 
 def summary_message(summary: Summary) -> Message:
-    """The message under which the tree stores a summary."""
+    """Returns the message that stores a summary in the tree."""
     return Message("summary", json.dumps(to_plain(summary), ensure_ascii=False))

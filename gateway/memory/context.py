@@ -1,5 +1,5 @@
-"""What a model is shown: the window of a session, kept warm and shortened so that as many exchanges as possible
-fit; and all parts of a context, packed in a stable order within the agent's allowance, and explained."""
+"""The context of a model call: the window of a session, cached and shortened so that as many exchanges as
+possible fit, and all parts, packed in a stable order within the agent's allowance, and explained."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ def message_tokens(message: Message) -> int:
 
 
 class Begin(NamedTuple):
-    """Where an exchange begins: at a question right after an answer. Other questions belong to the
+    """The beginning of an exchange: a question right after an answer. Other questions belong to the
     exchange before them."""
 
     place: int
@@ -72,7 +72,7 @@ class Window(tuple[Node, ...]):
 
     begins: tuple[Begin, ...]
     tokens: int
-    weight: int  # what keeping it costs, in tokens
+    weight: int  # memory that the window takes, in tokens
     has_tools: bool
 
     def __new__(cls, nodes: Iterable[Node] = (), *, after: "Window | None" = None) -> "Window":
@@ -169,7 +169,7 @@ def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     Messages between them come after the results. A call without a result gets one that says so; a
     result without a call is dropped."""
     mended: list[Message] = []
-    waiting: dict[str, Message] = {}  # by call, of the last message that asked for tools
+    waiting: dict[str, Message] = {}  # results by call id, of the last message with calls
     between: list[Message] = []
     for message in messages:
         result = message.result
@@ -199,10 +199,10 @@ class Episode:
     nodes: Window = field(default_factory=Window)
     summary: Summary | None = None
     follows: NodeId | None = None  # `head` is a summary, made right after this message
-    is_all: bool = False  # that was ever said in this session, and all of it is shown
+    is_all: bool = False  # the window holds and shows every message of the session
 
     def is_summed_up_after(self, node: NodeId) -> bool:
-        """Whether continuing from that node is the same as continuing from `head`."""
+        """True if continuing from that node is the same as continuing from `head`."""
         return self.follows == node
 
 
@@ -240,14 +240,14 @@ class Episodes:
     async def _window(
         self, key: SessionKey, path: Path, summary: Summary | None, rules: ContextRules
     ) -> tuple[Window, bool]:
-        """Also whether it begins with the first message of the session."""
+        """Returns the window, and whether it begins with the first message of the session."""
         nodes, more = not_covered(path, summary)
         oldest = path.nodes
         while more and (window := Window(nodes)).needed(rules) is window:
             page = await self._transcript.path(key, before=oldest[0].id, limit=PAGE)
             earlier, more = not_covered(page, summary)
             nodes, oldest = (*earlier, *nodes), page.nodes
-        # Without the rest of an exchange whose question was cut off.
+        # Drops the rest of an exchange whose question was cut off.
         window = Window(Window(nodes).since(0))
         return window, not more and bool(window) and window[0].seq == 1
 
@@ -283,12 +283,12 @@ class Episodes:
 
 
 def _is_shown(window: Window, rules: ContextRules) -> bool:
-    """Whether all of the window fits, whatever else the context holds."""
+    """True if the whole window fits beside any other parts of the context."""
     return len(window.begins) <= rules.recent_turns and 2 * window.tokens <= rules.token_budget
 
 
 def not_covered(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
-    """The nodes that the summary does not cover, and whether there are older ones."""
+    """Returns the nodes that the summary does not cover, and whether older ones exist."""
     nodes, more = path.nodes, path.more
     ids = [node.id for node in nodes]
     if summary is not None and summary.covers in ids:
@@ -308,18 +308,18 @@ def summary_of(node: Node | None) -> Summary | None:
 
 # -- the context
 
-# Of the room that soul, instructions, tools and question leave; the window has the rest.
+# Shares of the room beside soul, instructions, tools and question; the window gets the rest.
 SUMMARY_SHARE, FACTS_SHARE, RECALL_SHARE = 0.2, 0.15, 0.15
 RECALL_TOKENS = 1_200
-MOST_ITEMS = 50  # of a part that is explained; the others are summed up
+MOST_ITEMS = 50  # listed of an explained part; the rest is one line
 WHY_SHOWN = 120  # characters
 
-USUAL = ("soul", "system_prompt", "notes", "threads")  # of a system text without a template
+USUAL = ("soul", "system_prompt", "notes", "threads")  # parts of a system text without a template
 
 PartKind = Literal[
     "soul", "system", "summary", "facts", "recall", "window", "notices", "tools", "question"
 ]
-# Plain, as a run keeps them: of each thing that is shown its id, its tokens, and why it is there.
+# An item of a part, as a run stores it: id, tokens, and the reason why it is shown.
 Item = tuple[str, int, str]
 Part = tuple[PartKind, int, Sequence[Item]]
 
@@ -337,8 +337,8 @@ class Context:
     tokens: int
     tools_tokens: int
     memory: Message | None = None  # facts and recalled turns: for this question, and never kept
-    parts: tuple[Part, ...] = ()  # the last are tools and question; notices come later
-    is_crowded: bool = False  # more was to be shown than the rules want
+    parts: tuple[Part, ...] = ()  # tools and question are last; notices come later
+    is_crowded: bool = False  # the window holds more than the rules want
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -377,11 +377,11 @@ def tool_tokens(tool: ToolSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What stays the same from question to question: the allowance, system text and tools."""
+    """The parts that every question of an agent shares: allowance, system text and tools."""
 
     allowed: int  # tokens of the whole context
 
-    values: dict[str, str]  # that may stand in the system text
+    values: dict[str, str]  # of the system text, by place
     system: str
     tokens: int
     parts: tuple[Part, Part]  # the soul, and the rest of the system text
@@ -389,8 +389,7 @@ class _Fixed:
 
 
 class Packer:
-    """Packs what models are shown. It keeps the fixed parts of each agent as long as what they are made
-    of stays the same."""
+    """Packs contexts. It caches the fixed parts of each agent until one of their sources changes."""
 
     def __init__(self) -> None:
         self._kept: dict[AgentId, tuple[tuple[object, ...], _Fixed]] = {}
@@ -457,7 +456,7 @@ class Packer:
         return known[1]
 
 
-# Why something is there.
+# Reasons that the explanation of a context gives.
 SOUL = "the agent's soul, sent with every call"
 WHY = {
     "template": "the agent's prompt_template",
@@ -527,7 +526,7 @@ def _system(values: Mapping[str, str], template: Template | None) -> str:
 def _placed(
     template: Template, summary: Message | None, memory: "_Memory"
 ) -> Mapping[str, Message]:
-    """The parts beside the fixed values for which the template has a place."""
+    """Returns the summary and the facts if the template has a place for them."""
     found = {"summary": summary, "facts": memory.placed}
     return {name: one for name, one in found.items() if one and name in template.places}
 
@@ -552,7 +551,7 @@ def summary_text(summary: Summary, most: int) -> str:
 
 
 def _newest(title: str, entries: Sequence[str], left: int) -> tuple[Sequence[str], int]:
-    """The lines of a section with its title, and the tokens that are left."""
+    """Returns the lines of a section with its title, and the tokens that are left."""
     lines: list[str] = []
     for entry in reversed(entries):
         tokens = estimate_tokens(f"- {entry}\n") + (0 if lines else estimate_tokens(title) + 1)
@@ -569,7 +568,7 @@ def _safe(line: str) -> str:
 
 
 def _summary_part(summary: Summary, room: int) -> tuple[Message | None, Part]:
-    """As a message, if there is room for any of it."""
+    """Returns the summary as a message and a part; none if no section fits."""
     text = summary_text(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
     if not text:
         return None, _NO_SUMMARY
@@ -589,7 +588,7 @@ def _shown(
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
         window = whole.shortened(first)
-        if whole.size(newest) > room:  # else what was said last is lost to its results
+        if whole.size(newest) > room:  # whole results would push out the newest exchange
             window = whole.shortened(first, whole=0)
         first = 0
     is_crowded = window.size(first) > crowded_from
@@ -601,7 +600,7 @@ def _shown(
     return (window, first, is_crowded), ("window", window.size(first), shown_items)
 
 
-_Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that
+_Line = tuple[Recalled, str, int]  # with its rendered line and the tokens of the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,8 +617,8 @@ _NO_MEMORY = _Memory()
 
 
 def _memory(agent: AgentDef, extras: ContextExtras, shown: Sequence[Node], room: int) -> _Memory:
-    """What fits into the shares of the room, the most important first, without turns that are
-    shown anyhow."""
+    """Packs recalled facts and turns into their shares of the room, the best first. Leaves out turns
+    that the window shows."""
     ids = frozenset(map(_ID, shown))
     known = [one for one in extras.recalled if one.kind == "fact"]
     said = [one for one in extras.recalled if one.kind == "turn" and one.id not in ids]
@@ -641,7 +640,7 @@ def _items(lines: Sequence[_Line]) -> Sequence[Item]:
 
 
 def _block(lines: Sequence[_Line]) -> tuple[Message | None, int]:
-    """The message and its tokens; none without lines."""
+    """Renders lines as one message with its tokens; None without lines."""
     if not lines:
         return None, 0
     message = Message("user", "\n".join((OPENING, *map(_TEXT, lines), CLOSING)))

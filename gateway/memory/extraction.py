@@ -107,7 +107,7 @@ def claims_of(reply: str, key: SessionKey, said: Sequence[SaidMessage]) -> tuple
     if len(reply) > REPLY_CHARACTERS:
         return None
     plain = reply.strip()
-    # Not by a regular expression: hostile text could make one very slow.
+    # A regular expression could be very slow on hostile text.
     if plain.startswith("```") and plain.endswith("```"):
         plain = plain.removeprefix("```").removesuffix("```").removeprefix("json")
     try:
@@ -199,12 +199,12 @@ def _affirmed(claim: Claim) -> Iterator[Claim]:
 
 AT_ONCE = 2  # models that are asked
 PAGE = 100  # nodes
-LONGEST_WAIT_S = 60.0  # however much is said meanwhile
+LONGEST_WAIT_S = 60.0  # also for a session that never gets quiet
 ASK_S = 60.0
 LOOKED_FOR = 40  # words by which known facts are found
 NOTE_EVERY_S = 2.0
 SETTLE_S = 0.5
-AGAIN_S = 5.0  # after the store was away
+AGAIN_S = 5.0  # after the store was unavailable
 REMEMBERED_LAST = 1_024  # sessions in which the last claim may be corrected
 
 
@@ -237,7 +237,7 @@ class FactExtractor:
     _places: dict[SessionKey, NodeId] = field(default_factory=dict)  # read, and not noted yet
     _is_noting: bool = False
     _writing: dict[SessionKey, anyio.Event] = field(default_factory=dict)
-    _behind: dict[SessionKey, int] = field(default_factory=dict)  # turns that came meanwhile
+    _behind: dict[SessionKey, int] = field(default_factory=dict)  # turns that arrived meanwhile
     _catching: dict[SessionKey, anyio.Event] = field(default_factory=dict)  # tasks on those behind
 
     @property
@@ -250,8 +250,8 @@ class FactExtractor:
         self.renew(self.agents, self.model)
 
     def renew(self, agents: Mapping[AgentId, AgentDef], model: Model) -> None:
-        """From now on facts are extracted for these agents, by this model. Those that are gone stay known:
-        something that was said to them may wait still."""
+        """Sets the agents whose facts are extracted, and the model. Removed agents stay known, because
+        messages to them may still wait."""
         self.agents, self.model = {**self.agents, **agents}, model
         self._modes = {one.id: one.context.extraction for one in agents.values()}
 
@@ -273,7 +273,7 @@ class FactExtractor:
         if mode == "model":
             self._queue_session(key, said[0].message_id)
         if key in self._behind:
-            self._behind[key] += 1  # it is read from the store, in its order
+            self._behind[key] += 1  # the task that catches up reads it from the store, in order
             return
         found: list[_Found] = []
         for one in said:
@@ -434,7 +434,7 @@ class FactExtractor:
                 is_resumed = False
                 async with self._slots:
                     await self._read_pages(key, queued)
-        except StoreUnavailable as error:  # it is queued in the store, and read with the next turn
+        except StoreUnavailable as error:  # the store holds the queue; the next turn reads it
             log.warning("extraction_postponed", extra={"why": str(error), "session": str(key)})
 
     async def _until_quiet(self, queued: _Queued, quiet_s: float) -> None:
@@ -446,7 +446,7 @@ class FactExtractor:
         """Reads each person separately, because a model must not decide whose facts they are."""
         is_more = True
         while is_more:
-            queued.since = None  # what was said so far is in the store, beyond what is read now
+            queued.since = None  # the page after this one holds later messages
             page = await self.facts.next_queued(key, limit=PAGE)
             if page.upto is None:
                 return
@@ -460,7 +460,7 @@ class FactExtractor:
     async def _asked(
         self, key: SessionKey, person: str | None, said: Sequence[SaidMessage]
     ) -> Sequence[Claim]:
-        """Returns nothing if the model cannot be asked: the patterns have looked already."""
+        """Asks the model for claims. Returns none if it fails: the patterns have read the text already."""
         agent = self.agents[key.agent]
         theirs = fact_view(key, person, is_shared=agent.context.fact_scope == "agent")
         words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
@@ -480,17 +480,17 @@ class FactExtractor:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory as a whole: it extracts facts, indexes what was said, and finds both."""
+    """The parts of memory: extraction of facts, the index of turns, and recall."""
 
     extractor: FactExtractor
     indexer: Indexer
     recall: Recall
 
     async def settled(self, key: SessionKey) -> None:
-        """Returns once everything that was said there is stored and can be found."""
+        """Returns once the facts and turns of the session are stored and indexed."""
         await self.extractor.settled(key)
         await self.indexer.catch_up(key)
 
     def forget(self, key: SessionKey) -> None:
-        """Drops what is known of a conversation that was erased."""
+        """Forgets the last claim of an erased session."""
         self.extractor.last.pop(key, None)

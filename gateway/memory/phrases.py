@@ -9,9 +9,9 @@ from typing import Literal
 
 from gateway.domain.facts import EntityType
 
-Keeps = Literal["name", "place", "thing"]  # how much of what follows is the object
+Keeps = Literal["name", "place", "thing"]  # how far the object reaches
 
-# Where the object ends, and what is none.
+# Ends of an object, and texts that are no object.
 _OVER = re.compile(
     r"\s*[,;:(–—]\s*.*$|\s(?:but|because|so|which|who|whom|where|when|since|while|until|although"
     r"|though|if|btw|by the way|these days|at the moment|right now|now|currently|too|as well"
@@ -125,8 +125,8 @@ _JOBS = (
 )
 
 
-# Predicate, what a form makes and how much it keeps, pattern; the first form that fits and has an
-# object decides. `kin`: it is a relationship. An indented line goes on with the pattern before it.
+# Columns: predicate; what the form makes and how much it keeps; pattern. The first form that matches and
+# has an object decides. `kin` marks a relationship. An indented line continues the pattern above it.
 _TABLE = rf"""
 name         name                   my (?:full |first |real )?name{_IS}{_REST}
 name         name                   (?:(?:you (?:can|may) )?call me|{_AM}called|i go by)\s{_REST}
@@ -226,7 +226,7 @@ def _forms(table: str) -> Iterator[PhraseForm]:
 
 FORMS = tuple(_forms(_TABLE))
 
-# By how their patterns open: most clauses need not be held against most forms.
+# Forms by the opening of their patterns, so that most clauses are matched against few forms.
 _OPENINGS = {"i": ("i ", "i(", "(?:i|we)"), "my": (_MY, "my ")}
 
 

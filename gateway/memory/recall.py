@@ -1,5 +1,5 @@
-"""Recall: finds facts and earlier turns that a question is about and that the window does not show,
-and keeps the index of what was said up to date."""
+"""Recall: finds facts and earlier turns that match a question and are not in the window, and keeps the
+index of turns up to date."""
 
 import logging
 import re
@@ -41,16 +41,16 @@ from gateway.memory.wording import asked_of
 
 # --- ranking: an answer stands beside its question -----------------------------------------------
 
-# What a word counts for the turns beside the one that holds it: an answer stands beside its
-# question, also where a short reply or a call of a tool lies in between.
+# Weight of a word for the turns around the one that holds it: an answer stands near its question, also
+# with a short reply or a tool call in between.
 _BESIDE = ((0, 1.0), (1, 1.0), (-1, 1.0), (2, 0.75), (-2, 0.75), (3, 0.5), (-3, 0.5), (4, 0.25), (-4, 0.25))  # fmt: skip
 _REACH = 4
 _SATURATION = 1.2
-_BLOCK_BITS = 5  # a block is 32 turns: about what is said at a time
-_CELL_BITS, _CELLS = 3, 16  # of 8 turns
-_OWN, _BLOCK = 0.5, 0.3  # beside 1.0 for the neighbourhood; each is 1.0 for the best turn
+_BLOCK_BITS = 5  # a block is 32 turns, about one sitting
+_CELL_BITS, _CELLS = 3, 16  # a cell is 8 turns
+_OWN, _BLOCK = 0.5, 0.3  # weights beside 1.0 for the neighbourhood
 
-Scores = defaultdict[int, float]  # by depth, or by block or cell
+Scores = defaultdict[int, float]  # keys are depths, blocks or cells
 
 
 def ranked(
@@ -106,7 +106,7 @@ def _parts(
         ):
             reached = min(of, len(counts) * hits.total / max(1, seen))
             telling = _rarity(reached, of) * (_SATURATION + 1)
-            for at, count in counts.items():  # as in BM25, each further one adds less
+            for at, count in counts.items():  # as in BM25, each further hit adds less
                 scores[at] += telling * count / (count + _SATURATION)
     return around, own, blocks
 
@@ -145,9 +145,9 @@ _FACTS = 24
 _HOPS_FROM = 3  # facts whose names lead to others
 _OF_FACT, _OF_SPEAKER = 0.8, 0.5
 _SOURCES = 4  # of a fact, the newest
-_FADES = 0.15  # what each place further down a list of facts takes from its score
+_FADES = 0.15  # loss of score with each place in a list of facts
 _LEAST_WANTED = 10  # of each kind, for a turn
-# Of the best score: what a turn is not shown. Questions rarely find their answer below it, and each
+# A turn below this share of the best score is not shown. Answers are rarely found below it, and each
 # message of a memory block is read, packed, sent, paid for and journalled.
 _LEAST_SHARE, _MOST_READ = 0.45, 16
 KINDS: tuple[RecallKind, ...] = ("fact", "turn")
@@ -184,8 +184,8 @@ class Recall:
         *,
         is_all: bool = False,
     ) -> tuple[Recalled, ...]:
-        """What fits a question, the best first, without what stands in the window. `is_all`: nothing else
-        was ever said there."""
+        """Finds facts and turns for a question, the best first, without the turns in the window. `is_all`:
+        the window holds every message of the session."""
         most = agent.context.facts
         theirs = fact_view(key, sender, is_shared=agent.context.fact_scope == "agent")
         is_known = self.facts.knows(theirs)
@@ -215,8 +215,8 @@ class Recall:
         limit: int = 10,
         shown: Sequence[NodeId] = (),
     ) -> tuple[Recalled, ...]:
-        """Best first: at most `limit` facts, then at most `limit` turns. Beside a window, whose
-        first and last messages are `shown`, only turns that are worth being shown."""
+        """Returns at most `limit` facts, then at most `limit` turns, each the best first. Beside a window,
+        whose first and last messages are `shown`, only turns near the best score count."""
         said = words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
         asked = dict.fromkeys(filterfalse(STOP_WORDS.__contains__, said))
         words = tuple(asked)[:_MOST_WORDS]
@@ -227,26 +227,26 @@ class Recall:
         if self.facts.knows(view):
             facts = await self._known((*words, *asked_of(words)), view)
             sources = _sources(facts)
-        told = tuple(facts[:limit]) if "fact" in kinds else ()
+        known = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds or not (sources or self.facts.has_turns(key)):
-            return told
+            return known
         choose = partial(_worth_reading, sources, shown, limit)
         messages, upto = (*sources, *shown), shown[-1] if shown else None
         found = await self.facts.find_turns(
             key, words, choose, messages=messages, upto=upto, limit=_HITS
         )
         if not found.turns:
-            return told
+            return known
         turns = sorted(found.turns, key=_SCORE)
-        if shown:  # the same words again tell nothing more
+        if shown:  # repeated texts add nothing
             turns = [*{turn.text: turn for turn in turns}.values()]
-        held, heard = distinct(found.words), frozenset(said)
-        best = [_recalled(turn, key, held, heard, turn.id in sources) for turn in turns]
+        held, asked_words = distinct(found.words), frozenset(said)
+        best = [_recalled(turn, key, held, asked_words, turn.id in sources) for turn in turns]
         best.sort(key=lambda one: (-one.score, one.at, one.id))
-        return (*told, *best[:limit])
+        return (*known, *best[:limit])
 
     async def _known(self, words: Sequence[str], view: FactView) -> list[Recalled]:
-        """Facts that contain the words, then facts one hop away from the first of them."""
+        """Finds facts that contain the words, then facts one hop away from the first of them."""
         found = await self.facts.facts_matching(view, words, limit=_FACTS)
         hops = dict.fromkeys(
             name
@@ -269,7 +269,7 @@ class Recall:
 
 
 def _sources(facts: Sequence[Recalled]) -> Mapping[str, float]:
-    """The messages in which facts were said, with what the best fact of each is worth."""
+    """Returns the source messages of facts, each with the weight of its best fact."""
     return {
         name: _OF_FACT * one.score
         for one in reversed(facts)
@@ -302,8 +302,8 @@ def _recalled(
     said: frozenset[str],
     is_source: bool,  # noqa: FBT001
 ) -> Recalled:
-    """Explains the turn. `said` holds all words of the question: who is named in it, or asks about
-    themself, is heard first."""
+    """Scores and explains the turn. `said` holds all words of the question: turns of a speaker who is
+    named in it, or of users who ask about themselves, score higher."""
     held = [word for word, hits in words.items() if turn.depth in hits.depths]
     why = [f"says {', '.join(held)}" if held else "beside what says it"]
     if is_source:
@@ -318,7 +318,7 @@ def _recalled(
 
 
 def _speaker(turn: PastTurn, said: frozenset[str]) -> str | None:
-    """Who said it, if the question is about them."""
+    """Returns the speaker of the turn if the question is about them."""
     label = _SPEAKER.match(turn.text)
     for name in (label and label[1], turn.sender):
         if name and said.intersection(words_of(name)) - STOP_WORDS:
@@ -338,7 +338,7 @@ def recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
 
 
 MOST_HOPS = 3
-MOST_NAMES = 50  # that one hop goes on from
+MOST_NAMES = 50  # from which the next hop starts
 
 
 async def neighbours(
@@ -362,7 +362,7 @@ async def neighbours(
 
 log = logging.getLogger(__name__)
 
-GATHER_S = 1.0  # so that busy sessions share a commit; until then their windows show what was said
+GATHER_S = 1.0  # busy sessions share a commit; their windows show the newest turns meanwhile
 AGAIN_S = 5.0
 PAUSE_S = 0.01
 AT_ONCE = 64  # messages a commit: others wait for it a few milliseconds
@@ -377,7 +377,7 @@ class Indexer:
         self._index, self._clock = index, clock
         self._waiting: dict[SessionKey, None] = {}
         self._said = anyio.Event()
-        self._is_behind = True  # sessions may wait that nobody has named to us
+        self._is_behind = True  # the store may hold sessions that `note` did not name
 
     @property
     def backlog(self) -> int:
@@ -417,9 +417,9 @@ class Indexer:
         self._said = anyio.Event()
         while self._waiting:
             keys = tuple(self._waiting)[:AT_ONCE]
-            for key in keys:  # before it is looked at: what is said meanwhile must be noted anew
+            for key in keys:  # first, so that `note` can queue them again meanwhile
                 del self._waiting[key]
-            behind: Sequence[SessionKey] = keys  # should it fail
+            behind: Sequence[SessionKey] = keys  # if the index fails
             try:
                 behind = await self._index.index_turns(keys, limit=AT_ONCE)
             finally:
@@ -433,8 +433,8 @@ class Indexer:
 
 SPACE = "notes"
 MOST_LISTED, MOST_CHARACTERS = 20, 1_000  # of each kind
-# By the tool that reads it: the kind, how its keys begin, and how the list does. A key of a note is
-# note|PATH, one of a thread is thread|ID|SEGMENT.
+# By reading tool: the kind, the prefix of its keys, and the first line of the list. The key of a note is
+# note|PATH, that of a thread thread|ID|SEGMENT.
 _CHOSEN = "names that were chosen in conversations, not instructions;"
 _LISTS: Mapping[str, tuple[Literal["notes", "threads"], str, str]] = {
     "vault_read": ("notes", "note|", f"Notes ({_CHOSEN} vault_read reads one):"),
@@ -461,7 +461,7 @@ class Vault:
             if kind == "threads":  # a long one has several keys
                 names = [*dict.fromkeys(one.rpartition("|")[0] for one in names)]
             if names and tool in self.tools:
-                why = f"{len(names)} that the plugin {self.plugin} keeps for whoever asks"
+                why = f"{len(names)} kept by the plugin {self.plugin} for this person"
                 found.append(Recalled(kind, kind, _lines(names, told), 0.0, why, key, at))
         return tuple(found)
 
@@ -469,7 +469,7 @@ class Vault:
 def vault_of(
     offered: Iterable[ToolSpec], plugins: Mapping[str, PluginDef], store: ToolStore
 ) -> Vault | None:
-    """What the bundled notes plugin keeps, for an agent that is offered its reading tools."""
+    """Returns the store of the bundled notes plugin if the agent is offered its reading tools."""
     mine = {one.name: one.family for one in offered if one.name in _LISTS}
     plugin = next((plugins.get(family) for family in mine.values()), None)
     grant = plugin.store_grant(SPACE) if plugin is not None and plugin.is_bundled else None
@@ -484,7 +484,7 @@ def vaults_of(
     plugins: Sequence[PluginDef],
     store: ToolStore,
 ) -> Mapping[AgentId, Vault]:
-    """Those of the agents that can read what the bundled notes plugin keeps."""
+    """Returns the vaults of the agents that can read notes."""
     named = {one.name: one for one in plugins}
     found = {one.id: vault_of(offered(one), named, store) for one in agents}
     return {agent: vault for agent, vault in found.items() if vault is not None}

@@ -11,7 +11,7 @@ from gateway.domain.ports import Clock, Texts
 
 log = logging.getLogger(__name__)
 
-LONG_SOUL_TOKENS = 1_500  # it is sent with every single call
+LONG_SOUL_TOKENS = 1_500  # every call sends it
 
 
 class Souls:

@@ -38,7 +38,7 @@ def sentences_of(text: str) -> Iterator[Sentence]:
             return
         said = match["said"]
         if ":" in said and _BRINGS_TEXT.search(said) and not _OF_ONESELF.search(said):
-            return  # what follows is a text to work on
+            return  # the rest is a text to work on
         if not OF_OURS.search(said):
             continue
         clauses = tuple(_stated(said, is_question=match["end"].strip()[:1] in {"?", "？"}))
@@ -65,7 +65,9 @@ def _masked(text: str) -> str:
 def _stated(said: str, *, is_question: bool) -> Iterator[str]:
     even, asked_to_remember = _REMEMBER.subn("", " ".join(said.split()), count=1)
     clauses = [one for one in _BETWEEN.split(even[: 4 * LONGEST_CLAUSE], MOST_CLAUSES) if one]
-    meant = list(takewhile(_is_meant, clauses))  # what is not takes along what depends on it
+    meant = list(
+        takewhile(_is_meant, clauses)
+    )  # a clause that is not meant drops the clauses after it
     if is_question and len(meant) == len(clauses) and not asked_to_remember:
         return
     for number, clause in enumerate(meant):
@@ -104,7 +106,7 @@ _SENTENCE = re.compile(
 _OF_ONESELF = re.compile(
     r"\b(?:i|i['’]m|me|my|myself|remember|ich|mein|mich|mir)\b|我", re.IGNORECASE
 )
-OF_OURS = re.compile(  # without one of these nothing is told of oneself, and of others by name
+OF_OURS = re.compile(  # every statement about oneself or a named person holds one of these
     r"\b(?:i|i['’]?m|i['’]ve|my|me|our|we|ich|meine?|actually|it['’]?s|it is|that['’]s|make that"
     r"|correction|no,? (?:his|her|its) name)\b|['’]s\s|我",
     re.IGNORECASE,
@@ -135,7 +137,7 @@ _ASKS = re.compile(
     r"|.{0,200}(?:吗|什么|哪|谁)",
     re.IGNORECASE,
 )
-# Supposed, wished, uncertain; told of or by others; a role, a story, a text.
+# Words of suppositions, wishes, doubt, reported speech, roles, stories and quoted texts.
 _WORDS = re.compile(r"[^\W\d_]+")
 _NOT_MEANT = frozenset(
     _WORDS.findall(
@@ -203,10 +205,12 @@ def _claims(clause: str, source: SaidSource) -> Sequence[Claim]:
     if when is None:
         return _claims_stated(clause, source, source.at)
     bare = _without(clause, when.start, when.end)
-    # A date may be what is told, and not since when.
+    # A date may be the object of the statement instead of its beginning.
     dated = _claims_stated(bare, source, when.at)
     told = dated or _claims_stated(clause, source, source.at)
-    if when.at > source.at:  # it is not so yet, or the date itself is told
+    if (
+        when.at > source.at
+    ):  # a future date: the statement is not true yet, or the date is its object
         return () if dated else told
     return (*_birth(clause, source, when), *told)
 
@@ -274,14 +278,14 @@ def _attribute(thing: str, object_: str) -> str:
     return predicate_of(f"{thing} name") if _PET.fullmatch(last) and object_.isalpha() else name
 
 
-_ANOTHER = re.compile(  # it stands beside what is known
+_ANOTHER = re.compile(  # the object does not replace the known one
     r"(?:i|we)(?:['’]ve)? (?:also|(?:\w+ ){1,2}(?:another|a second|two|three|four|[2-9]))\b"
     rf"|(?:my|our) (?:other|(?:\w+ )?(?:{PLURALS}) are)\b",
     re.IGNORECASE,
 )
 _MARK = re.compile(r"[\d@]")
 _PET = re.compile(PETS)
-_LOOSE = re.compile(  # what is said to be this or that in passing
+_LOOSE = re.compile(  # things that get casual attributes
     r"|question|problem|point|guess|issue|idea|plan|concern|understanding|task|opinion|code|bug"
     r"|error|message|request|assumption|answer|goal|suggestion|advice|mistake|bad|fault|turn|thing"
     r"|way|reason|favou?rite|prompt|text|sentence|example|output|input|script|program"

@@ -68,7 +68,7 @@ SPEC = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A call, and whose memory it may read and change; the model cannot choose."""
+    """A call with the person whose memory it may read and change; the model cannot choose."""
 
     arguments: Mapping[str, object]
     key: SessionKey
@@ -88,8 +88,8 @@ class _Asked:
         return fact.session_key == seen.room if seen.room else fact.scope == seen.scope
 
     def owns(self, fact: Fact) -> bool:
-        """Whether the person may erase it. In a room and among shared facts, only what was said
-        here: other facts may be another person's."""
+        """True if the person may erase the fact. In a room and among shared facts only facts of this session
+        count: others may be another person's."""
         is_near = self.view.room or fact.scope == str(self.key.agent)
         return fact.scope == self.scope and (not is_near or fact.session_key == self.key)
 
@@ -111,7 +111,7 @@ class MemoryTool:
         seen = fact_view(key, sender, is_shared=is_shared)
         theirs, reader = scope_of(key, sender, is_shared=is_shared), SourceReader.of(key, sender)
         asked = _Asked(arguments, key, theirs, seen, reader, scope)
-        operation = arguments["operation"]  # one of OPERATIONS: the schema says so
+        operation = arguments["operation"]  # the schema allows only OPERATIONS
         act: Callable[[_Asked], Awaitable[object]] = getattr(self, f"_{operation}")
         try:
             return json.dumps(await act(asked), ensure_ascii=False, separators=(",", ":"))
@@ -186,13 +186,13 @@ class MemoryTool:
             origin = await self.facts.origin_of(asked.text("fact_id"))
             found: Sequence[Fact] = [origin.fact] if origin else []
         else:
-            asked.text("predicate")  # it is not to forget all at once
+            asked.text("predicate")  # without it, one call would forget everything about a subject
             found = await self._of_subject(asked)
         doomed = [fact for fact in found if asked.owns(fact)]
         if not doomed:
             raise ToolFailed(UNKNOWN)
         shown = [shown_fact(fact) for fact in doomed]
-        # One at a time: whatever a model was talked into, each costs it a call and leaves an entry.
+        # One fact a call: a manipulated model needs a call for each, and each leaves an entry.
         if asked.arguments.get("confirm") is not True or "fact_id" not in asked.arguments:
             return {"would_erase": shown, "note": NOT_YET}
         what = Erasure(fact_id=doomed[0].id, by=str(asked.key))
@@ -233,7 +233,7 @@ def _since(asked: _Asked, now: datetime) -> datetime | None:
 
 
 def _moment(text: str, now: datetime) -> datetime:
-    """A day means its end."""
+    """Parses a date; a day means its end."""
     is_now = text.strip().lower() in dates.NOW
     return now if is_now else dates.as_asked(dates.end_of(text) or _date(text), now)
 

@@ -28,7 +28,7 @@ class TimeWord:
     at: datetime
     start: int
     end: int
-    is_day: bool = False  # it names a day, not a longer time
+    is_day: bool = False  # else it names a month or a year
 
 
 def named(text: str, said_at: datetime) -> TimeWord | None:
@@ -44,7 +44,7 @@ def named(text: str, said_at: datetime) -> TimeWord | None:
         return None
     try:
         at = resolve(match, said_at.astimezone(UTC))
-    except (ValueError, OverflowError):  # there never was such a day
+    except (ValueError, OverflowError):  # the day does not exist
         return None
     return TimeWord(at, match.start(), match.end(), "day" in match.groupdict())
 
@@ -64,7 +64,7 @@ def parse(text: object, said_at: datetime) -> datetime | None:
 def end_of(day: str) -> datetime | None:
     """The last moment of an ISO day, in UTC. None if the text is none."""
     try:
-        at = datetime.strptime(day.strip(), "%Y-%m-%d")  # noqa: DTZ007  # the time comes now
+        at = datetime.strptime(day.strip(), "%Y-%m-%d")  # noqa: DTZ007  # the time is added below
     except ValueError:
         return None
     return datetime.combine(at, LAST_MOMENT)
@@ -97,7 +97,7 @@ def _iso(match: re.Match[str], _said_at: datetime) -> datetime:
 
 
 def _ago(match: re.Match[str], said_at: datetime) -> datetime:
-    """The same day that many periods before, or the last day of a shorter month."""
+    """Returns the same day so many periods earlier, or the last day of a shorter month."""
     few, unit = match["few"].lower(), match["unit"].lower()
     count = _FEW.get(few) or int(few)
     if unit[0] in "dw":
@@ -153,7 +153,7 @@ _AHEAD = re.compile(
 _MANY = r"(?P<few>an?|\d{1,3}|" + "|".join(_NUMBERS) + r")\s{1,3}"
 _UNIT = r"(?:day|week|month|year)"
 _OPENED = r"(?:\b(?:since|on|in|from|as of|back in|until|till)\s{1,3})?"
-# Without these none of the forms that come with them can be there.
+# A form can only match a text that matches its hint.
 _WRITTEN = re.compile(r"\d|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)", re.IGNORECASE)
 _RELATIVE = re.compile(r"\b(?:ago|last|this|yesterday|today)\b", re.IGNORECASE)
 _NEAR = r"the day before yesterday|yesterday|last night|today|this morning"
@@ -181,7 +181,7 @@ _FORMS: tuple[tuple[re.Pattern[str], re.Pattern[str], Resolve], ...] = tuple(
 
 LONGEST = 40  # characters
 
-# Of these another object takes the place of the one before.
+# Predicates with one object at a time.
 _FUNCTIONAL = re.compile(
     r"(?:nick|user)?name|location|hometown|address|employer|occupation|age|birthday|birth_date"
     r"|birthplace|nationality|spouse|marital_status|email|phone|phone_number|timezone|language"
@@ -213,7 +213,7 @@ def predicate_of(words: str) -> str:
 
 
 def kept_under(predicate: str) -> str:
-    """The canonical predicate of a name that somebody chose; the name itself if it is too long."""
+    """Returns the canonical predicate of a name; the name itself if it is too long."""
     return (predicate_of(predicate) if len(predicate) <= LONGEST else "") or predicate
 
 
@@ -224,7 +224,7 @@ def is_functional(predicate: str, *, otherwise: bool = False) -> bool:
     return otherwise and not _PLURAL.fullmatch(predicate)
 
 
-# What people ask in another word than it is kept under.
+# Words of questions, with the predicates that they ask for.
 _ASKED = {
     **dict.fromkeys(("live", "lives", "living", "lived", "reside", "home"), ("location",)),
     **dict.fromkeys(("work", "works", "working", "worked"), ("employer", "occupation")),
@@ -241,7 +241,7 @@ def asked_of(words: Sequence[str]) -> tuple[str, ...]:
 
 _LOOKED_AT = 20_000  # characters of a text
 
-# Without nested repetitions: what people paste must not stop us.
+# No pattern nests repetitions: pasted text must not make one slow.
 _KINDS = (
     re.compile(r"`([^`\n]{1,120})`"),
     re.compile(r"\b(?:https?|ftp|wss?|file|result)://[^\s<>\"'`)\]]{1,190}"),
@@ -260,8 +260,8 @@ _SAYS = re.compile(r"(?!\d{1,2}$).{1,200}")  # a small number says nothing by it
 
 
 def identifiers(text: str) -> Sequence[str]:
-    """The identifiers in order of position, without duplicates; the longest of those that
-    overlap."""
+    """Returns the identifiers in order of position, without duplicates. Of overlapping ones the
+    longest counts."""
     matches = (match for kind in _KINDS for match in kind.finditer(text[:_LOOKED_AT]))
     spans = sorted((match.start(), -match.end(), match[match.lastindex or 0]) for match in matches)
     names: dict[str, None] = {}
@@ -274,8 +274,8 @@ def identifiers(text: str) -> Sequence[str]:
 
 
 def missing_from(told: str, texts: Sequence[str], later: str, *, most: int) -> Sequence[str]:
-    """Identifiers of `texts` that `told` lacks: first those in `later`, then the most frequent,
-    then the newest."""
+    """Returns identifiers of `texts` that `told` lacks: identifiers in `later` first, then the most
+    frequent, then the newest."""
     counts: Counter[str] = Counter()
     newest: dict[str, int] = {}
     for place, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Has a conversation's older part summed up, beside its lane: no turn waits for it."""
+"""Summarizes the older part of a conversation beside its lane, so that no turn waits for it."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -44,15 +44,15 @@ MOST_TOKENS = 2_048  # of the reply
 MOST_AT_ONCE = 8  # sessions
 MOST_READ = 4  # times the allowance; a request has room for one
 MOST_FAILURES = 2
-GROWN = 1.5  # times what could not be summed up, before it is tried again
-MOST_GIVEN_UP = 10_000  # sessions of which that is known
+GROWN = 1.5  # growth of a span that could not be summarized, before the next try
+MOST_DEFERRED = 10_000  # sessions
 
 OnCompacted = Callable[[SessionKey, Sequence[Node]], None]
 
 
 @dataclass(slots=True)
 class Compaction:
-    """`on_compacted` is told which messages a summary stands for now."""
+    """Summarizes sessions. `on_compacted` is called with the messages that a new summary covers."""
 
     model: Model
     sessions: SessionStore
@@ -63,10 +63,10 @@ class Compaction:
     on_compacted: OnCompacted = lambda key, nodes: None
     _at_work: set[SessionKey] = field(default_factory=set)
     _failures: dict[SessionKey, int] = field(default_factory=dict)
-    _not_before: dict[SessionKey, float] = field(default_factory=dict)  # so many tokens
+    _not_before: dict[SessionKey, float] = field(default_factory=dict)  # tokens to reach first
 
     def consider(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> None:
-        """A turn of this session had more to show than its rules want."""
+        """Starts a summary of a session whose history exceeds the agent's rules."""
         if key not in self._at_work and len(self._at_work) < MOST_AT_ONCE:
             self._at_work.add(key)
             self.lanes.beside(partial(self._compact, key, agent, run_id))
@@ -75,13 +75,13 @@ class Compaction:
         event, facts = "summary_broke", {"session": str(key)}
         is_submitted = await result_of(event, facts, self._submit_summary, key, agent, run_id)
         if is_submitted is None:
-            self._give_up(key, inf)
+            self._defer(key, inf)
         if not is_submitted:
             self._at_work.discard(key)
 
     async def _submit_summary(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> bool:
-        """Says whether there is a summary for the lane to keep. If there is nothing worth it, or not
-        enough more than when it was given up, the latest exchanges have to do. The run pays."""
+        """Asks a model for a summary, at the run's expense, and submits it to the lane. Returns False if
+        the span is too short or has not grown enough since the last failure."""
         try:
             path, nodes = await self._read(key, MOST_READ * allowance(agent))
             earlier, span = summary_of(path.summary), span_of(nodes, allowance(agent))
@@ -112,7 +112,7 @@ class Compaction:
         return True
 
     async def _read(self, key: SessionKey, most: int) -> tuple[Path, Sequence[Node]]:
-        """The path as it is now, and its messages that no summary stands for."""
+        """Returns the current path, and its messages that no summary covers."""
         path = page = await self.sessions.path(key, limit=PAGE)
         earlier = summary_of(path.summary)
         nodes, more = not_covered(path, earlier)
@@ -123,16 +123,16 @@ class Compaction:
         return path, nodes
 
     def _fail(self, key: SessionKey, span: CoveredSpan, why: str, *, most: int) -> None:
-        """Gives up after so many failures."""
+        """Counts a failure, and defers the session after `most` of them."""
         log.warning("summary_failed", extra={"session": str(key), "why": why})
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         if failures >= most:
-            self._give_up(key, span.covered.tokens)
+            self._defer(key, span.covered.tokens)
 
-    def _give_up(self, key: SessionKey, tokens: float) -> None:
-        """Until there is half as much again."""
+    def _defer(self, key: SessionKey, tokens: float) -> None:
+        """Defers the session until the span has grown by half."""
         self._not_before[key] = GROWN * tokens
-        if len(self._not_before) > MOST_GIVEN_UP:
+        if len(self._not_before) > MOST_DEFERRED:
             oldest = next(iter(self._not_before))
             self._not_before.pop(oldest)
             self._failures.pop(oldest, None)
@@ -140,8 +140,8 @@ class Compaction:
     async def _keep(
         self, key: SessionKey, node: Node, head: NodeId | None, covered: Sequence[Node]
     ) -> None:
-        """In its lane, between two turns. If the conversation went on from elsewhere meanwhile, the
-        summary stands for something else, and is dropped."""
+        """Commits the summary in the lane, between two turns. Drops it if HEAD has moved to another branch
+        meanwhile."""
         try:
             path = await self.sessions.path(key, limit=PAGE)
             if head not in {one.id for one in path.nodes}:

@@ -1,4 +1,4 @@
-"""Events of all nodes, for whoever has subscribed here: the others forward theirs over hints while they are asked to."""
+"""Events of all nodes for the subscribers here. The other nodes forward theirs over hints while one subscribes."""
 
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
@@ -14,7 +14,7 @@ from gateway.domain.events import Event
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.ports import Clock
 
-INTEREST_S = 5.0  # between two times that a node says which events it wants
+INTEREST_S = 5.0  # between two announcements of the event types that a node wants
 INTEREST_LASTS_S = 3 * INTEREST_S
 MOST_NODES = 64
 
@@ -24,8 +24,8 @@ NONE: Types = frozenset()
 
 @dataclass(slots=True)
 class FarEvents:
-    """What is forwarded is signed with a key that stands in the store, and numbered: none is heard twice.
-    One that is lost is not sent again."""
+    """Forwards events between nodes. A forwarded event is signed with a key from the store, and numbered, so
+    that no node receives it twice. A lost event is not sent again."""
 
     node: str
     bus: Bus  # of this node
@@ -33,15 +33,15 @@ class FarEvents:
     clock: Clock
     key: bytes
     far: Bus = field(default_factory=Bus)  # events of the others
-    _subscribed: dict[object, Types] = field(default_factory=dict)  # here
-    _interests: dict[str, tuple[float, Types]] = field(default_factory=dict)  # of nodes, until when
-    _received: dict[str, int] = field(default_factory=dict)  # the number of the last one, by node
+    _subscribed: dict[object, Types] = field(default_factory=dict)  # of this node
+    _interests: dict[str, tuple[float, Types]] = field(default_factory=dict)  # expiry and types
+    _received: dict[str, int] = field(default_factory=dict)  # the number of the last event, by node
     _forwarded: int = 0
-    _wanted: Types = NONE  # by the others
-    _stop: Callable[[], None] | None = None  # forwarding
+    _wanted: Types = NONE  # by the other nodes
+    _stop: Callable[[], None] | None = None  # ends the subscription that forwards
 
     def subscribe(self, listener: Listener, *, types: Types = None) -> Callable[[], None]:
-        """As of a bus, for the events of all nodes."""
+        """Subscribes to the events of all nodes. Returns a function that ends the subscription."""
         stops = [one.subscribe(listener, types=types) for one in (self.bus, self.far)]
         mine = object()
         self._subscribed[mine] = types
@@ -55,7 +55,7 @@ class FarEvents:
         return stop
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Announces and receives interests, and receives events, until it is cancelled."""
         mine, hints = events_subject(self.node), self.hints
         with hints.listen(EVENTS, self._receive_interest), hints.listen(mine, self._receive):
             while True:
@@ -86,7 +86,7 @@ class FarEvents:
             self._listen()
 
     def _listen(self) -> None:
-        """To what the others want of this node's events."""
+        """Subscribes to the events of this node that other nodes want."""
         wanted = _union([types for _, types in self._interests.values()])
         if wanted == self._wanted:
             return

@@ -1,4 +1,4 @@
-"""Accepts a message: routed, bounded, committed, and only then acknowledged and put in its lane."""
+"""Accepts messages: each is routed, bounded and committed, then acknowledged and put in its lane."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ MB = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Beyond them a message is refused honestly; nothing that was accepted is dropped."""
+    """Bounds of what may wait. A message beyond them is refused; an accepted one is never dropped."""
 
     max_pending: int = 1_000  # of one session
     max_pending_total: int = 100_000
@@ -56,19 +56,17 @@ class QueueBounds:
     max_pending_per_principal: int = 5_000
 
 
-# A message is counted in its session, for its sender, and in all.
+# The three keys under which a message counts: its session, its sender, and all messages.
 Counted = tuple[SessionKey, Share, None]
 _NOBODY: Share = ((), "")
 
 
 class Sharing(Protocol):
-    """How messages come to the node that works on their session, if several share the work."""
+    """Passes messages to the node that works on their session, if several nodes share the work."""
 
     queues: "SessionQueues"
 
-    async def open(self) -> None:
-        """From now on turns are begun."""
-
+    async def open(self) -> None: ...
     def around(self, work: WorkOn) -> WorkOn: ...
 
     def accepted(self, entry: Entry, leave: Callable[[], None], share: Share) -> None: ...
@@ -86,15 +84,17 @@ class Sharing(Protocol):
 
 @dataclass(slots=True)
 class MessageIntake:
+    """Accepts messages and queues their runs."""
+
     router: Router
     worker: RunWorker
     lanes: Lanes
     ids: Ids
     bounds: QueueBounds = QueueBounds()
     policy: QueuePolicy = QueuePolicy()
-    sharing: Sharing | None = None  # None: all is worked on here
+    sharing: Sharing | None = None  # None: this node works on all sessions
     queues: SessionQueues = field(init=False)
-    # What waits or is at work: how many messages, and how many bytes.
+    # Waiting and running messages, and their bytes.
     _load: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
     _about_to_start: int = 0
     _refused: Recurrences = field(default_factory=Recurrences)
@@ -109,8 +109,7 @@ class MessageIntake:
     def renew(
         self, router: Router, worker: RunWorker, bounds: QueueBounds, policy: QueuePolicy
     ) -> None:
-        """From now on messages are routed and bounded so, and turns begun by this worker: also those of
-        messages that wait."""
+        """Replaces the parts of an older configuration. The new worker also runs messages that wait."""
         self.router, self.worker, self.bounds, self.policy = router, worker, bounds, policy
         self.queues.renew(self._around(worker.work), policy)
 
@@ -118,11 +117,11 @@ class MessageIntake:
         return work if self.sharing is None else self.sharing.around(work)
 
     def open(self) -> None:
-        """From now on messages are accepted."""
+        """Starts to accept messages."""
         self._refusal = None
 
     def close(self) -> None:
-        """From now on every message is refused with Busy: the gateway is about to restart."""
+        """Refuses every message from now on with Busy, because the gateway restarts."""
         self._refusal = "the gateway is restarting; send it again in a moment"
 
     @property
@@ -130,10 +129,11 @@ class MessageIntake:
         return self._load.get(None, (0, 0))[0]
 
     async def accept(self, inbound: Inbound, route: Route | None = None) -> Accepted:
-        """Gives the ids once the message is durable. A repeated key gives the first one's ids. `route` is the
-        one that was looked at before, if any: a message goes where it was found to be allowed.
+        """Returns the ids of a durable message; for a repeated key, those of the first message. `route` is
+        the route that the caller has checked, if any.
 
-        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyReceived or StoreUnavailable: then nothing was accepted.
+        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyReceived or StoreUnavailable, and
+        then nothing was accepted.
         """
         if route is None:
             route = self.router.resolve(inbound.address, requested=inbound.requested_agent)
@@ -162,9 +162,9 @@ class MessageIntake:
         )
         is_alone = self._load[key][0] == 1 and not self.policy.debounce_s
         begin = is_alone and self.lanes.is_idle(key, reserved=self._about_to_start)
-        # Whoever waits for this may vanish; the commit must still reach the lane.
+        # The caller may be cancelled; a committed message must still reach its lane.
         with anyio.CancelScope(shield=True):
-            self._about_to_start += begin  # the first attempt is counted along with the accept
+            self._about_to_start += begin  # the accept counts the first attempt too
             is_new = False
             try:
                 accepted = await self.worker.inbox.accept(new, begin=begin)
@@ -180,8 +180,8 @@ class MessageIntake:
         return accepted
 
     async def resume(self) -> int:
-        """Takes up, in the order of their accepts, the messages that an earlier process left; only
-        then may new ones come in behind them. Several nodes take up those of their partitions."""
+        """Queues the unfinished messages of an earlier process in their order, then opens the intake.
+        Returns how many. With several nodes, each resumes the messages of its partitions."""
         if self.sharing is not None:
             self.open()
             await self.sharing.open()
@@ -192,7 +192,7 @@ class MessageIntake:
             counted = (key, share_of(key, new.sender), None)
             size = size_of(new.content) + size_of(new.whence or "")
             self._count(counted, 1, size)
-            # The attempt of the process that died is counted; the next one is counted anew.
+            # `begin` counts the next attempt; the dead process's attempt is counted already.
             self._join(replace(entry, state="queued"), counted, size, wait=False)
         self.open()
         if entries:
@@ -201,7 +201,7 @@ class MessageIntake:
 
     @contextmanager
     def holding(self, key: SessionKey, size: int) -> Iterator[None]:
-        """So many bytes are on their way into a session besides messages. Raises Busy."""
+        """Counts bytes of an import into a session while the block runs. Raises Busy."""
         counted = (key, _NOBODY, None)
         self._require_room(key, size)
         self._count(counted, 1, size)
@@ -211,7 +211,7 @@ class MessageIntake:
             self._count(counted, -1, -size)
 
     def _require_places(self, counted: Counted, size: int) -> None:
-        """Raises Busy unless one more message may wait, and logs that."""
+        """Raises Busy unless one more message may wait, and logs the refusal."""
         bounds, key = self.bounds, counted[0]
         (here, _), (theirs, _), (total, _) = map(self._load.get, counted, repeat((0, 0)))
         try:
@@ -232,8 +232,8 @@ class MessageIntake:
             raise
 
     def _require_room(self, key: SessionKey, size: int, *, is_whole: bool = False) -> None:
-        """Raises Busy. A whole message always fits where nothing else waits: it could never be
-        accepted otherwise."""
+        """Raises Busy if the bytes exceed a bound. A whole message always fits if nothing else waits, or
+        it could never be accepted."""
         bounds = self.bounds
         here, total = self._load.get(key, (0, 0))[1], self._load.get(None, (0, 0))[1]
         if here + size > bounds.max_pending_mb * MB and (here or not is_whole):
@@ -249,7 +249,7 @@ class MessageIntake:
             )
 
     def _count(self, counted: Counted, count: int, size: int) -> None:
-        """Counts messages of so many bytes in, or out again."""
+        """Adds messages and bytes to the load, or subtracts them."""
         for name in counted:
             had, held = self._load.get(name, (0, 0))
             self._load[name] = (had + count, held + size)
@@ -268,7 +268,7 @@ class MessageIntake:
 
 
 def size_of(text: str) -> int:
-    """In bytes; what cannot be encoded is refused by the store."""
+    """Returns the size in bytes. The store refuses text that cannot be encoded."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
@@ -279,7 +279,7 @@ def _size(node: Node) -> int:
 
 
 def with_boundary(message: Message, boundary_of: Callable[[ToolResult], str]) -> Message:
-    """With a boundary around the result that it holds, if it holds one."""
+    """Returns the message with a boundary around its result, if it has one."""
     result = message.result
     if result is None:
         return message
@@ -287,7 +287,7 @@ def with_boundary(message: Message, boundary_of: Callable[[ToolResult], str]) ->
 
 
 def _bounded(node: Node) -> Node:
-    """With a boundary around the result that it holds, as if a tool of ours had given it."""
+    """Returns an imported node with a new boundary around its result, like a result of the gate."""
     message = with_boundary(node.message, lambda _: new_boundary())
     more = message_tokens(message) - message_tokens(node.message)
     return replace(node, message=message, token_count=node.token_count + more)
@@ -295,9 +295,9 @@ def _bounded(node: Node) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What front doors ask of conversations and runs. Reads go straight to the store's ports; what
-    changes something has a method, and is durable when it comes back. `on_import` and `on_erase` hear
-    of the session that messages came into or went from."""
+    """The operations of front doors on conversations and runs. Reads use the store's ports directly.
+    Changes have a method here and are durable when it returns. `on_import` and `on_erase` are called
+    with the changed session."""
 
     agents: Mapping[AgentId, AgentDef]
     router: Router
@@ -313,11 +313,11 @@ class Front:
     on_erase: Callable[[SessionKey], None] = lambda key: None
 
     async def run(self, run_id: str) -> LiveRun | RunRecord:
-        """A run, live or ended; raises NotFound."""
+        """Returns a live or ended run. Raises NotFound."""
         found: LiveRun | RunRecord | None = self.live.get(run_id)
         if found is None:
             record = await self.inbox.find_run(RunId(run_id))
-            # It may have been accepted, or have ended, while the store was asked.
+            # It may have been accepted during the read.
             found = self.live.get(run_id) or record
         sharing = self.intake.sharing
         if sharing and isinstance(found, RunRecord) and found.finished_at is None:
@@ -327,25 +327,25 @@ class Front:
         return found
 
     async def abort(self, run: LiveRun, *, at_once: bool) -> None:
-        """Stops a run; one that is still waiting ends as soon as its turn comes, and one that a
-        turn answers together with others stops that turn. Raises StoreUnavailable for another node's."""
+        """Stops a run. A waiting run ends when its turn comes; a merged run stops the turn that answers
+        it. Raises StoreUnavailable for a run of another node."""
         if self.intake.sharing is not None:
             await self.intake.sharing.stop(run, at_once=at_once)
         else:
             self.intake.queues.stop(run, at_once=at_once)
 
     async def stop_all(self, key: SessionKey) -> int:
-        """Stops every run of a session; gives how many. Raises StoreUnavailable, as the next two do."""
+        """Stops every run of a session. Returns how many. Raises StoreUnavailable, as the next two do."""
         sharing = self.intake.sharing
         return await sharing.stop_all(key) if sharing else self.intake.queues.stop_all(key)
 
     async def load(self, key: SessionKey) -> tuple[int, int]:
-        """How many messages of a session are at work, and how many wait."""
+        """Returns how many messages of a session are running, and how many wait."""
         sharing = self.intake.sharing
         return await sharing.load(key) if sharing else self.intake.queues.load(key)
 
     async def choose(self, key: SessionKey, **named: Any) -> None:
-        """Changes what is named of a session's choice, for its turns that begin from now on."""
+        """Changes the named fields of a session's choice, for the turns that begin from now on."""
         sharing, queues = self.intake.sharing, self.intake.queues
         if sharing is not None:
             choice = await sharing.choose(key, named)
@@ -354,29 +354,29 @@ class Front:
         queues.choose(key, choice)
 
     async def node(self, key: SessionKey, node_id: str) -> Node:
-        """A node of this session by id or label; raises NotFound."""
+        """Returns a node of this session by id or label. Raises NotFound."""
         node = await self.sessions.node(key, node_id)
         if node is None:
             raise NotFound(f"node {node_id[:64]!r}")
         return node
 
     async def move_head(self, key: SessionKey, node_id: str, *, label: str | None = None) -> NodeId:
-        """The next message grows from that node. Raises NotFound, or Conflict when a message was
-        answered meanwhile."""
+        """Moves HEAD, so that the next message grows from that node. Raises NotFound, or Conflict if a
+        message was answered meanwhile."""
         node, record = await self.node(key, node_id), await self.sessions.find_session(key)
         expected = record.head if record is not None else None
         if not await self.sessions.move_head(key, node.id, expected=expected, label=label):
-            raise Conflict("HEAD has moved meanwhile; look at the session and try again")
+            raise Conflict("HEAD has moved meanwhile; read the session and try again")
         self.episodes.forget(key)
         return node.id
 
     async def start_over(self, key: SessionKey) -> None:
-        """The next message is a root; what was said before stays, as another tree."""
+        """Makes the next message a root. The earlier messages stay as another tree."""
         await self.sessions.start_over(key, now=self.clock.now())
         self.episodes.forget(key)
 
     async def import_nodes(self, key: SessionKey, nodes: Sequence[Node]) -> ImportResult:
-        """Raises ImportRefused, and Busy if too much is on its way into the session already."""
+        """Imports messages. Raises ImportRefused, and Busy if too much waits in the session."""
         with self.intake.holding(key, sum(map(_size, nodes))):
             bounded = [_bounded(node) for node in nodes]
             taken = await self.sessions.import_nodes(key, bounded, now=self.clock.now())
@@ -385,7 +385,7 @@ class Front:
         return taken
 
     async def erase(self, key: SessionKey, *, by: str, dry_run: bool = False) -> Erased:
-        """Raises NotFound, and Busy while a message of the session is not answered yet."""
+        """Erases a session. Raises NotFound, and Busy while a message of the session is unanswered."""
         now = self.clock.now()
         erased = await self.sessions.erase(key, by=by, dry_run=dry_run, now=now)
         if not dry_run:
@@ -395,14 +395,14 @@ class Front:
         return erased
 
 
-CHANNEL = "api"  # of what is asked: conversations are those of POST /api/chat
-LATE = "The agent reached its time limit. What there is:\n"
+CHANNEL = "api"  # so that `ask` and POST /api/chat share their conversations
+LATE = "The agent reached its time limit. The answer so far:\n"
 AWAY = "The gateway's store cannot commit at the moment; nothing was accepted. Try again later."
 
 
 @dataclass(slots=True)
 class ServedDesk:
-    """Implements the Desk port. `agent` has what is served for its tools."""
+    """Implements the Desk port for MCP clients. The tools of `agent` are the served tools."""
 
     front: Front
     gate: Gate
@@ -410,7 +410,7 @@ class ServedDesk:
     ids: Ids
 
     def renew(self, front: Front, gate: Gate, agent: AgentDef) -> None:
-        """From now on calls are answered so."""
+        """Replaces the parts of an older configuration."""
         self.front, self.gate, self.agent = front, gate, agent
 
     def offered(self, client: McpClient) -> Sequence[ToolSpec]:
@@ -428,7 +428,7 @@ class ServedDesk:
     async def call(self, client: McpClient, name: str, arguments: Mapping[str, object]) -> Served:
         call = ToolCall(self.ids.new(), name, encode(arguments).decode())
         key = SessionKey(self.agent.id, "mcp", client.principal)
-        person = speaker(CHANNEL, client.principal, client.principal)  # as one who chats is known
+        person = speaker(CHANNEL, client.principal, client.principal)  # the same person as in chats
         scope = ToolScope(key, RunId(f"r_{call.id}"), person)
         result = await self.gate.call(self._agent_for(client), call, scope)
         return Served(result.content, result.is_error)
@@ -452,8 +452,8 @@ class ServedDesk:
         if asked is not None and asked not in reached:
             return Served(f"There is no agent {asked[:64]!r}. {known}", is_error=True)
         if self.front.router.resolve(inbound.address, requested=asked).agent_id not in reached:
-            told = "The agent that answers there is out of your reach; name another."
-            return Served(f"{told} {known}", is_error=True)
+            text = "Your token does not reach the agent that answers there; name another."
+            return Served(f"{text} {known}", is_error=True)
         accepted = await self.front.intake.accept(inbound)
         run_id: str | None = accepted.run_id
         while run_id is not None:
@@ -461,12 +461,12 @@ class ServedDesk:
             events = await whole(run)
             end = events[-1]
             facts = {"conversation_id": inbound.address.peer, "run_id": run_id}
-            run_id = end.get("merged_into")  # one turn answers it together with a later message
+            run_id = end.get("merged_into")  # the run of a later message answered it
         is_late, is_error = end.get("reason") == "timeout", end["type"] == "error"
         text = end["message"] if is_error else spoken(events)
         facts = {"response": text, **facts}
         return Served(f"{LATE}{text}" if is_late else text, is_late or is_error, facts)
 
     def _agent_for(self, client: McpClient) -> AgentDef:
-        """Whoever does not reach the agent has none of its tools."""
+        """Returns the agent; without tools if the client does not reach it."""
         return self.agent if self.agent.id in self.agents(client) else replace(self.agent, tools=())

@@ -1,4 +1,4 @@
-"""The parts of a run's journal: requests as digests, what a run read, packed text; and how two runs differ."""
+"""The journal of a run: requests as digests, the run's inputs, packed text; and how two runs differ."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,11 @@ from gateway.domain.supervision import retry_store
 
 log = logging.getLogger(__name__)
 
-_BETWEEN = "\1"  # the parts of a message
-_SHOWN = 60  # characters of a text from where it differs
-_LONG_PACKED = 16 * 1024  # bytes that are unpacked in a thread
-_LONG = 256 * 1024  # bytes that are packed in a thread
-_ENTRY_BYTES = 32  # that an entry takes besides its texts
+_BETWEEN = "\1"  # separates the parts of a message
+_SHOWN = 60  # characters of a text from the first difference
+_LONG_PACKED = 16 * 1024  # bytes; a thread unpacks longer journals
+_LONG = 256 * 1024  # bytes; a thread packs longer parts
+_ENTRY_BYTES = 32  # overhead of an entry
 _TEXTS = frozenset({"bytes", "text", "thinking"})
 FAILURE = ("provider", "kind", "detail", "started", "status", "retry_after_s")
 
@@ -56,7 +56,7 @@ Pack = Callable[[], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs differ first, as words, and what stands there in each."""
+    """The first place where two runs differ, in words, and the value of each run there."""
 
     at: str
     recorded: object
@@ -65,14 +65,14 @@ class Difference:
 
 
 def apart(where: str, recorded: str, now: str) -> Difference:
-    """The difference from the first character on that is another."""
+    """Returns the difference of two texts, from the first different character on."""
     place = len(commonprefix((recorded, now)))
     shown = slice(place, place + _SHOWN)
     return Difference(f"{where}, character {place + 1}", recorded[shown], now[shown])
 
 
 def unequal(recorded: object, now: object, name: str = "") -> Difference | None:
-    """The first value in nested mappings that is another, under its dotted name."""
+    """Returns the first different value in nested mappings, under its dotted name."""
     if not isinstance(recorded, Mapping) or not isinstance(now, Mapping):
         return None if recorded == now else Difference(name, recorded, now)
     for key in (*recorded, *(key for key in now if key not in recorded)):
@@ -86,7 +86,7 @@ def unequal(recorded: object, now: object, name: str = "") -> Difference | None:
 # -- requests
 
 
-# A request as a journal has it: settings, system text, and digests of tools by name and of messages.
+# A request in a journal: settings, system text, digests of tools by name, digests of messages.
 RequestParts = Mapping[str, Any]
 NO_REQUEST: RequestParts = {"settings": {}, "system": "", "tools": {}, "messages": []}
 _SETTINGS = ("provider", "model", "max_tokens", "temperature", "thinking", "stream")
@@ -107,14 +107,14 @@ def parts_of(request: ModelRequest) -> RequestParts:
 
 
 def parts_at(job: Job) -> RequestParts:
-    """What is known of the first request before it is made."""
+    """Returns the known parts of the first request before it is made."""
     context = job.context
     messages = list(map(_digest, context.messages))
     return {"system": context.system, "tools": _tools(job.tools), "messages": messages}
 
 
 def parts_after(before: RequestParts, changes: Mapping[str, object]) -> RequestParts:
-    """A request of which the journal has the changes. Raises ValueError for what is none."""
+    """Applies the changes of a journal entry to the request before. Raises ValueError."""
     match {**before, "messages": None, **changes}:
         case {
             "settings": dict(),
@@ -126,7 +126,7 @@ def parts_after(before: RequestParts, changes: Mapping[str, object]) -> RequestP
             del parts["kept"]
             return {**parts, "messages": [*before["messages"][:kept], *more]}
         case _:
-            raise ValueError("it holds a request that is none")
+            raise ValueError("the journal holds an invalid request")
 
 
 @lru_cache(maxsize=256)
@@ -139,7 +139,7 @@ def _tools(tools: tuple[ToolSpec, ...]) -> Mapping[str, str]:
 
 
 def _digest(message: Message) -> str:
-    """Is made once in a message's life. A model is not told how long a call took."""
+    """Makes and keeps the digest of a message. The duration of a call is left out: no model sees it."""
     result, extras = message.result, message.extras
     parts = [message.text, message.thinking, extras.json if extras else ""]
     if message.tool_calls:
@@ -153,7 +153,7 @@ def _digest(message: Message) -> str:
 
 
 def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> Difference | None:
-    """The first part that is another; `call` and `soul` name the call and the soul's file."""
+    """Returns the first difference of two requests. `call` and `soul` name the call and the soul's file."""
     settings = unequal(recorded.get("settings"), now.get("settings"))
     tools, names = (recorded["tools"], now["tools"]), (list(recorded["tools"]), list(now["tools"]))
     if settings is not None:
@@ -171,21 +171,21 @@ def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> D
     return None
 
 
-# -- what a run read
+# -- the inputs of a run
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """What a run read before it began, besides the conversation: a replay reads the same again."""
+    """The values that a run read before it began, besides the conversation. A replay uses them again."""
 
     notices: tuple[Notice, ...] = ()  # from other sessions
-    kept: Mapping[str, object] = field(default_factory=dict)  # by rules, of this session
+    kept: Mapping[str, object] = field(default_factory=dict)  # state of the session's rules
     recalled: tuple[Recalled, ...] = ()
     missing: str = ""  # why nothing was recalled
-    lacking: tuple[UnreachableServer, ...] = ()  # tool servers that were not there
+    lacking: tuple[UnreachableServer, ...] = ()  # missing tool servers
 
     def plain(self) -> dict[str, object]:
-        """Without what is empty, as it mostly is. The values encode themselves where the store writes."""
+        """Returns the fields that are not empty. The store encodes the values when it writes them."""
         plain = {}
         for name in self.__slots__:
             if value := getattr(self, name):
@@ -194,7 +194,7 @@ class RunInputs:
 
 
 def read_in(attempt: Attempt) -> RunInputs:
-    """What the recorded run read. Raises JournalUnreadable."""
+    """Returns the inputs of the recorded run. Raises JournalUnreadable."""
     begun = (one.values[1] for one in attempt.entries if one.kind == "begin")
     plain: Mapping[str, Any] = next(begun, {})
     try:
@@ -213,7 +213,7 @@ def read_in(attempt: Attempt) -> RunInputs:
 
 
 def _time(plain: int | str) -> datetime:
-    """An earlier version wrote numbers, and keys as text."""
+    """Reads a time. An earlier version wrote times as numbers, and keys as text."""
     return to_time(plain) if isinstance(plain, int) else datetime.fromisoformat(plain)
 
 
@@ -221,7 +221,7 @@ def _key(plain: str | Sequence[str]) -> SessionKey:
     return SessionKey.parse(plain) if isinstance(plain, str) else SessionKey._make(plain)
 
 
-# How a field is read that JSON has no type for; the other fields are as they stand there.
+# Readers of the fields that JSON has no type for.
 _READ: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(("expires_at", "at", "learned_at"), _time),
     **dict.fromkeys(("valid_from", "valid_to", "superseded_at"), _time),
@@ -245,7 +245,7 @@ Line = bytes | tuple[str, tuple[Any, ...]]  # a chunk, or an entry
 
 
 def _provider_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
-    """All bytes of providers, a character a byte, without any secret, also one that came in two
+    """Returns all bytes of providers, one character a byte, without secrets. A secret may have come in two
     pieces."""
     whole = bytearray()
     for one in lines:
@@ -258,8 +258,8 @@ def _provider_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
 
 
 def packed(lines: Sequence[Line], secrets: Sequence[str] = (), *, is_cut: bool = False) -> bytes:
-    """A part of a journal, with every secret blotted out. What has no form is left out, and the run
-    cannot be replayed: it ends all the same."""
+    """Returns a part of a journal without secrets. An entry that cannot be encoded is left out; then the
+    run cannot be replayed."""
     text, at, is_broken = _provider_text(lines, secrets), 0, False
     packed_lines: list[bytes] = []
     for one in lines:
@@ -282,19 +282,18 @@ def packed(lines: Sequence[Line], secrets: Sequence[str] = (), *, is_cut: bool =
 
 
 async def last_attempt(parts: Sequence[bytes]) -> Attempt:
-    """Raises JournalUnreadable. A long journal is read in a thread."""
+    """Reads the last attempt; a long journal in a thread. Raises JournalUnreadable."""
     if sum(map(len, parts)) < _LONG_PACKED:
         return attempt_of(parts, decode)
     return await to_thread.run_sync(attempt_of, parts, decode)
 
 
-# -- the journal of a run that is kept
+# -- the recorded journal
 
 
 class RecordedJournal(RunJournal):
-    """The journal of a run that is answered for a conversation. It is written in parts: before
-    what was granted takes effect, and with the end of the run. Earlier attempts left so many `parts`,
-    and what they were `granted`."""
+    """The journal of a run that belongs to a conversation. It is written in parts: before a grant takes
+    effect, and with the end of the run. Earlier attempts left `parts`, with the entries `granted`."""
 
     is_recorded = True
 
@@ -309,17 +308,17 @@ class RecordedJournal(RunJournal):
     ) -> None:
         super().__init__(clock, granted)
         self._run_id, self._store, self._parts = run_id, store, parts
-        self.lines: list[Line] = []  # not written yet; bytes are chunks
+        self.lines: list[Line] = []  # unwritten chunks (bytes) and entries
         self._asked = NO_REQUEST
-        self._writing: anyio.Lock | None = None  # from the first grant on
+        self._writing: anyio.Lock | None = None  # made by the first grant
         self._secrets: set[str] = set()
-        self._size = self._packed = 0  # of texts that only a replay reads
+        self._size = self._packed = 0  # bytes of texts that only a replay reads
 
     def __call__(self, kind: str, *values: object) -> None:
         if kind == "sent":
             self.has_sent = True
         elif kind in _TEXTS:
-            self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # it is a text
+            self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # a text or bytes
         self.lines.append((kind, values))
 
     def hide(self, *secrets: str) -> None:
@@ -358,24 +357,23 @@ class RecordedJournal(RunJournal):
             self("failed", {**known, "attempts": failure.attempts})
 
     async def grant(self, name: str, kind: str, *values: object) -> None:
-        if kind != "reply":  # that stands there already
+        if kind != "reply":  # `replied` has added that
             self(kind, *values)
         self._writing = self._writing or anyio.Lock()
-        async with self._writing:  # one part after the other, so that none is missing
+        async with self._writing:  # parts are written in order, so that none is missing
             if count := len(self.lines):
                 part, pack = await self.last_part()
                 at = self.tick()
                 await retry_store(self.clock, self._store.append, self._run_id, part, pack)
                 self.store_s += self.tick() - at
-                del self.lines[:count]  # written for certain; else the next part has them too
+                del self.lines[:count]  # only after the write: else the next part repeats them
                 self._parts += 1
         if not name.startswith(PART):
             self("kept", name)
 
     async def last_part(self) -> tuple[int, Pack]:
-        """The number of the part that is not written yet, and its text. A part is packed where the
-        store writes it, which holds up nobody else; a long one in a thread, because the store
-        serves others."""
+        """Returns the number of the unwritten part, and a function that packs it. The store's writer packs
+        a short part; a thread packs a long one, so that other writes do not wait."""
         part, lines = self._parts, tuple(self.lines)
         size, self._packed = self._size - self._packed + sum(map(len, lines)), self._size
         secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES

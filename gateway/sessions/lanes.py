@@ -1,4 +1,6 @@
-"""One lane a session: in order inside, side by side across, bounds on both, and which messages one turn answers."""
+"""Lanes: the turns of one session run in order, those of several sessions side by side, within bounds.
+
+`SessionQueues` decides which waiting messages one turn answers."""
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
@@ -21,11 +23,11 @@ Work = Callable[[], Awaitable[None]]
 
 
 class Rotation:
-    """Sessions that wait for a slot. Names take turns, and below a name the names of the next level;
-    under the last name the sessions do. A put and a take cost the same however many wait.
+    """Sessions that wait for a slot. Names take turns, below each name the names of the next level, and
+    under the last name the sessions. The cost of `put` and `pop` does not depend on the number waiting.
 
-    A name that is new goes before those that had a turn, once: it keeps its place in the rotation
-    until it is reached without anything waiting.
+    A new name goes once before names that had a turn. A name leaves the rotation when its turn comes
+    and nothing waits under it.
     """
 
     def __init__(self) -> None:
@@ -46,8 +48,8 @@ class Rotation:
             (self._new if is_new else self._served).append(names[0])
         below.put(key, names[1:])
 
-    def take(self) -> SessionKey:
-        """Of one in which something waits."""
+    def pop(self) -> SessionKey:
+        """Returns the next session. Something must wait."""
         self.waiting -= 1
         if self._keys:
             return self._keys.popleft()
@@ -57,10 +59,10 @@ class Rotation:
             if below.waiting:
                 break
             del self._below[name]
-        key = below.take()
+        key = below.pop()
         if self.waiting:
             self._served.append(name)
-        else:  # nobody is left who could have waited longer
+        else:  # no order is left to keep
             self._below.clear()
             self._new.clear()
             self._served.clear()
@@ -68,11 +70,10 @@ class Rotation:
 
 
 class Lanes:
-    """Lanes live in the task group they are given and end with it.
+    """The lanes of all sessions. They run in the given task group and end with it.
 
-    Lanes that wait for a slot are started by turns: the principals first, then the sessions of each.
-    So neither a session with a thousand messages nor a token with a thousand sessions holds anybody
-    else up for longer than the turn that frees a slot.
+    Principals take turns for a free slot, then the sessions of each principal. So a session with a
+    thousand messages, or a token with a thousand sessions, delays others by one turn at most.
     """
 
     def __init__(self, group: TaskGroup, *, width: int) -> None:
@@ -81,17 +82,17 @@ class Lanes:
         self._queues: dict[SessionKey, deque[tuple[Share, Work]]] = {}
         self._waiting = Rotation()
         self.working = 0
-        self._at_work = Counter[Hashable]()  # by the first name of their share
+        self._at_work = Counter[Hashable]()  # turns by the first name of their share
         self._paused = False
-        self._idle: anyio.Event | None = None  # of whoever waits until nothing is at work
+        self._idle: anyio.Event | None = None  # set while `wait_idle` waits
 
     def is_idle(self, key: SessionKey, *, reserved: int = 0) -> bool:
-        """Whether a message of this session would start at once, when so many others are about to."""
+        """True if a message of this session would start at once. `reserved` slots are promised to others."""
         room = self._width - self.working - reserved
         return key not in self._queues and room > 0 and not self._waiting.waiting
 
     def submit(self, key: SessionKey, work: Work, share: Share) -> None:
-        """`share`: as whose turn it counts."""
+        """Queues work for a session. `share` names the principal whose turn it counts as."""
         queue = self._queues.get(key)
         if queue is not None:
             queue.append((share, work))
@@ -103,20 +104,20 @@ class Lanes:
             self._wait(key, share)
 
     def widen(self, width: int) -> None:
-        """From now on so many are at work at a time; fewer take effect as turns end."""
+        """Sets the number of slots. A smaller number takes effect as turns end."""
         self._width = width
         self._fill()
 
     def beside(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Something that takes no slot."""
+        """Starts a task that takes no slot."""
         self._group.start_soon(contained, "beside a lane", task)
 
     def pause(self) -> None:
-        """Starts nothing more; what is at work goes on."""
+        """Starts no more turns. Running turns continue."""
         self._paused = True
 
-    async def rest(self) -> None:
-        """Waits until nothing is at work."""
+    async def wait_idle(self) -> None:
+        """Waits until no turn is running."""
         while self.working:
             self._idle = anyio.Event()
             await self._idle.wait()
@@ -134,13 +135,13 @@ class Lanes:
         share, work = queue.popleft()
         is_cancelled = True
         try:
-            # A message's own trouble is told by its work; what still fails here is a defect of ours.
+            # The work reports failures of its message. A failure here is a defect of the gateway.
             await result_of("lane_failed", {"session": str(key)}, work)
             is_cancelled = False
         finally:
-            self._paused = self._paused or is_cancelled  # with the whole group
+            self._paused = self._paused or is_cancelled  # the whole group is cancelled
             if queue:
-                self._wait(key, queue[0][0])  # while it still counts as one that had a turn
+                self._wait(key, queue[0][0])  # before the share leaves `_at_work`: it is not new
             else:
                 del self._queues[key]
             self.working -= 1
@@ -153,24 +154,21 @@ class Lanes:
                 self._idle.set()
 
     def _fill(self) -> None:
-        """Starts those that wait, as far as there is room."""
+        """Starts waiting lanes while there are free slots."""
         while self._waiting.waiting and self.working < self._width and not self._paused:
-            following = self._waiting.take()
-            self._start(following, self._queues[following][0][0])
+            key = self._waiting.pop()
+            self._start(key, self._queues[key][0][0])
 
 
-MOST_KNOWN = 4096  # sessions; beyond it the oldest choice is forgotten
-
-
-# Of the messages that one turn answers.
-MOST_TOGETHER = 50
-MOST_CHARACTERS = 400_000
-LONGEST_WAIT = 10  # times `debounce_s`, however many come
+MOST_KNOWN = 4096  # choices of sessions in memory; the oldest is dropped
+MOST_TOGETHER = 50  # messages of one turn
+MOST_CHARACTERS = 400_000  # of those messages
+LONGEST_WAIT = 10  # times `debounce_s`
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What becomes of messages that come before their session's turn is over."""
+    """How messages are queued that arrive while their session has a turn."""
 
     mode: QueueMode = "followup"
     debounce_s: float = 0.0
@@ -178,18 +176,18 @@ class QueuePolicy:
 
 @dataclass(slots=True)
 class TurnBatch:
-    """What one turn answers: the question of the run that carries it, after those of `earlier` runs. Of
-    the messages that wait `behind`, it may take some on its way, which it `took` then. The runs of
-    others end with that of the carrier."""
+    """The messages that one turn answers. `run` carries the turn; the questions of `earlier` runs come
+    before its own. The turn may take messages that wait `behind` it; it `took` these. All these runs
+    end together."""
 
     run: LiveRun
     earlier: Sequence[LiveRun] = ()
     behind: Iterable[LiveRun] = ()
-    model: str | None = None  # that was chosen for this session
+    model: str | None = None  # chosen for this session
     took: Sequence[LiveRun] = ()
-    crowded: AgentDef | None = None  # whose rules want less than it had to show
-    most_nodes: int = 0  # of the tree that its answer goes into
-    has_claimed: bool = True  # notices, or it may have
+    crowded: AgentDef | None = None  # set if the history exceeds this agent's rules: compact it
+    most_nodes: int = 0  # bound of the session's conversation tree
+    has_claimed: bool = True  # False: the run certainly claimed no notices
 
 
 WorkOn = Callable[[TurnBatch], Awaitable[None]]
@@ -199,16 +197,15 @@ WorkOn = Callable[[TurnBatch], Awaitable[None]]
 class _Queue:
     waiting: deque[LiveRun] = field(default_factory=deque)
     at_work: Sequence[LiveRun] = ()  # the last one carries the turn
-    newest: float = 0.0  # when the last one came
-    together: int = 0  # so many of the first came within one wait
+    newest: float = 0.0  # arrival of the last message
+    together: int = 0  # so many of the first messages came within one debounce
 
 
 class SessionQueues:
-    """One queue a session; a lane's turn answers its head, and as many more as the policy says.
+    """One queue a session. A turn answers its first message, and as many more as the policy says.
 
-    A message whose run has begun is never put together with others, so an unbegun one that is
-    found before a begun one was merged into it by an earlier process, and is so again: what that
-    run has done is not done twice.
+    A begun run is never merged into another. So a queued message before a begun run was merged into
+    that run by an earlier process, and is merged again: nothing is done twice.
     """
 
     def __init__(self, lanes: Lanes, work: WorkOn, clock: Clock, policy: QueuePolicy) -> None:
@@ -217,15 +214,14 @@ class SessionQueues:
         self._choices: dict[SessionKey, SessionChoice] = {}
 
     def renew(self, work: WorkOn, policy: QueuePolicy) -> None:
-        """From now on turns are begun so."""
+        """Replaces work and policy for the turns that begin from now on."""
         self._work, self._policy = work, policy
 
     def choice(self, key: SessionKey) -> SessionChoice:
-        """What was chosen for this session."""
         return self._choices.get(key, NO_CHOICE)
 
     def choose(self, key: SessionKey, choice: SessionChoice) -> None:
-        """Unless a later choice is known."""
+        """Stores a choice, unless a later one is known."""
         if choice.change < self.choice(key).change:
             return
         self._choices.pop(key, None)
@@ -237,12 +233,12 @@ class SessionQueues:
         return self.choice(key).mode or self._policy.mode
 
     def load(self, key: SessionKey) -> tuple[int, int]:
-        """How many messages of a session are at work, and how many wait."""
+        """Returns how many messages of a session are running, and how many wait."""
         queue = self._queues.get(key, _Queue())
         return len(queue.at_work), len(queue.waiting)
 
     def join(self, one: LiveRun, *, wait: bool = True) -> None:
-        """Puts a message behind those of its session; without `wait` its turn may come at once."""
+        """Adds a message to its session's queue. Without `wait` there is no debounce."""
         key = one.session_key
         queue, now = self._queues.get(key), self._clock.monotonic()
         if queue is None:
@@ -263,7 +259,8 @@ class SessionQueues:
     def withdraw(
         self, is_lost: Callable[[SessionKey], bool], *, with_taken: bool = False
     ) -> Sequence[LiveRun]:
-        """Takes out what waits in these sessions; what is at work goes on, with what it has taken over."""
+        """Removes and returns the waiting messages of these sessions. Running turns continue, and keep the
+        messages that they took unless `with_taken`."""
         withdrawn = list[LiveRun]()
         for queue in [queue for key, queue in self._queues.items() if is_lost(key)]:
             waiting = [*queue.waiting]
@@ -274,12 +271,12 @@ class SessionQueues:
         return withdrawn
 
     def _is_taken(self, one: LiveRun, queue: _Queue) -> bool:
-        """By the turn at work. If not, it is offered to it no more."""
+        """True if the running turn has taken the message; else withdraws the offer."""
         return one.is_offered and not queue.at_work[-1].control.withdraw(one.run_id)
 
     def stop(self, run: LiveRun, *, at_once: bool) -> None:
-        """A run that waits ends when its turn comes. One that a turn at work has taken over ends
-        with that turn, which is stopped."""
+        """Stops a run. A waiting run ends when its turn comes. If the running turn has taken the message,
+        that turn is stopped."""
         queue = self._queues.get(run.session_key, _Queue())
         for one in (*queue.at_work, *queue.waiting):
             if one is run:
@@ -288,7 +285,7 @@ class SessionQueues:
                     queue.at_work[-1].stop("cancelled", at_once=at_once)
 
     def stop_all(self, key: SessionKey) -> int:
-        """Stops every run of a session; gives how many."""
+        """Stops every run of a session. Returns how many."""
         queue = self._queues.get(key, _Queue())
         runs = (*queue.at_work, *queue.waiting)
         for run in runs:
@@ -296,7 +293,7 @@ class SessionQueues:
         return len(runs)
 
     async def _settle(self, key: SessionKey, queue: _Queue) -> None:
-        """Waits until nothing has come for a while, but not for ever."""
+        """Waits until no message has come for `debounce_s`, at most LONGEST_WAIT times as long."""
         wait, now = self._policy.debounce_s, self._clock.monotonic
         latest = now() + LONGEST_WAIT * wait
         while (rest := min(queue.newest + wait, latest) - now()) > 0:
@@ -313,13 +310,13 @@ class SessionQueues:
             asked = self._next(key, queue)
         elif waiting:
             asked, queue.together = [waiting.popleft()], 0
-        else:  # they were withdrawn
+        else:  # all were withdrawn
             del self._queues[key]
             return
         queue.at_work = asked
         *earlier, run = asked
         for one in earlier:
-            one.control = run.control  # to stop one of them is to stop the turn
+            one.control = run.control  # stopping one of them stops the turn
         if waiting:
             self._offer(queue)
         try:
@@ -330,7 +327,7 @@ class SessionQueues:
                 one.leave()
             for one in tuple(waiting):
                 one.is_offered = False
-                if one.ended:  # it was answered along with the turn
+                if one.ended:  # the turn answered it too
                     waiting.remove(one)
                     one.leave()
             if waiting:
@@ -350,8 +347,8 @@ class SessionQueues:
         return batch
 
     def _offer(self, queue: _Queue) -> None:
-        """Offers those who wait to the turn at work, as far as they fit, in order. A run that an
-        earlier process began takes again what it took, and nothing else: none must overtake."""
+        """Offers the waiting messages to the running turn, in order, until one does not fit. A resumed run
+        takes only the messages that it took before, so that none overtakes another."""
         carrier = queue.at_work[-1]
         is_resumed = carrier.entry.state == "queued" and carrier.entry.attempts > 0
         if self.mode(carrier.session_key) != "steer" or is_resumed:
@@ -367,8 +364,8 @@ class SessionQueues:
 
 
 def _fits(batch: Sequence[LiveRun], one: LiveRun) -> bool:
-    """Whether one turn may answer it as well: for the same person, in the same thread, within the
-    same limit. Tools act for one person, so that of others are answered by themselves."""
+    """True if one turn may answer the message too: same person, thread and limits. Tools act for one
+    person, so each person's messages get their own turn."""
     first, new = batch[0].new, one.new
     size = sum(len(other.new.content) for other in batch) + len(new.content)
     return (

@@ -1,4 +1,4 @@
-"""The outbox at work: `sending` is written before the network, and every answer reaches one end."""
+"""Delivers the outbox. `sending` is written before the network call, and every answer reaches one end."""
 
 import logging
 from collections import Counter
@@ -22,33 +22,33 @@ from gateway.domain.supervision import backoff_s, contained, result_of, retry_st
 log = logging.getLogger(__name__)
 
 MOST_TRIES = 8
-GIVES_UP_S = 86_400.0  # although the platform itself names each wait
+GIVES_UP_S = 86_400.0  # limit of waits that the platform itself asks for
 AT_WORK = 1_024  # deliveries of a channel
 REST_S = 1.0
-DEFECT = Receipt("failed", why="a defect in the gateway; the log tells")
+DEFECT = Receipt("failed", why="a defect in the gateway; see the log")
 
 NotOurs = Literal["not ours"]
 
 
 class _Draining(Exception):
-    """No other part is begun."""
+    """The next part of a delivery must not begin."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """The deliveries of one channel that are at work, and those of them that are being sent."""
+    """The running deliveries of one channel. `sending` are those with a network call under way."""
 
     ids: set[str] = field(default_factory=set)
     sending: set[str] = field(default_factory=set)
     news: anyio.Event = field(default_factory=anyio.Event)
     is_draining: bool = False
-    is_ours: bool = False  # among several nodes: what the one before has left is judged
-    may: Callable[[], bool] = lambda: True  # go on sending
+    is_ours: bool = False  # this node has settled the interrupted deliveries of the node before
+    may: Callable[[], bool] = lambda: True  # may this node continue to send?
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """Of the part that is next; the outbox counts the same way."""
+    """The count of tries of one delivery, by part, as the outbox counts."""
 
     outbox: Outbox
     line: _Line
@@ -66,7 +66,7 @@ class _Attempt:
         receipt: str | None = None,
         waits: bool = False,
     ) -> None:
-        if waits:  # else what has arrived would be sent again
+        if waits:  # records the arrived parts first, so that they are not sent again
             await retry_store(self.clock, self.outbox.arrived, self.id, arrived, receipt=receipt)
             self.arrived, self.tries = arrived, 0
             self.line.sending.discard(self.id)
@@ -77,9 +77,9 @@ class _Attempt:
             raise _Draining
         is_same = is_begun and arrived == self.arrived
         if is_same and receipt == self.receipt:
-            return  # the same part, put in another way
+            return  # the same part in another form
         await self.outbox.sending(self.id, arrived, is_safe=is_safe, receipt=receipt)
-        if not self.line.may():  # the network was not touched, and another node has the channel
+        if not self.line.may():  # another node has the channel; nothing was sent
             now = self.clock.now()
             await self.outbox.settle(self.id, "pending", at=now, due_at=now)
             raise _Draining
@@ -91,16 +91,15 @@ class _Attempt:
 
 @dataclass(slots=True)
 class Deliveries:
-    """Brings out what is due: each channel for itself, one answer of a session at a time.
+    """Sends due deliveries: channels side by side, one answer of a session at a time.
 
-    `counts` is by channel and what became of a delivery; `fraction` draws from 0 to 1; `coming` are
-    channels that are not among the others yet: set once they are, or never will be.
+    `counts` counts by channel and final state. `fraction` returns random numbers from 0 to 1. `coming`
+    holds channels that are still starting; the event is set once a channel has started or failed.
     """
 
     outbox: Outbox
     channels: Mapping[str, Deliver]
-    # Channels with their accounts: these, and those that are closed for now.
-    known: frozenset[tuple[str, str]]
+    known: frozenset[tuple[str, str]]  # configured channels with their accounts, also closed ones
     clock: Clock
     publish: Callable[[Event], None]
     fraction: Callable[[], float]
@@ -111,27 +110,27 @@ class Deliveries:
     _group: TaskGroup | None = None  # once it runs
 
     def nudge(self) -> None:
-        """A delivery was committed."""
+        """Wakes the channels after a delivery was committed."""
         for line in self._lines.values():
             line.news.set()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until it is cancelled."""
         self._lines = {name: _Line() for name in {*self.channels, *self.coming}}
         if self.duties is None:
-            await retry_store(self.clock, self._judge_interrupted)
+            await retry_store(self.clock, self._settle_interrupted)
         async with anyio.create_task_group() as self._group:
             for name in self._lines:
                 self._start(self._group, name)
             await anyio.sleep_forever()
 
     def _start(self, group: TaskGroup, name: str) -> None:
-        work, told = partial(self._bring_out, name), f"deliveries:{name}"
-        group.start_soon(partial(supervise, told, work, self.clock, may_end=True))
+        work, task = partial(self._deliver_channel, name), f"deliveries:{name}"
+        group.start_soon(partial(supervise, task, work, self.clock, may_end=True))
 
     async def renew(self, known: frozenset[tuple[str, str]]) -> None:
-        """From now on these are configured, and `channels` are open. Who is at work goes on; what is due at
-        channels that are gone is kept for the operator. Raises StoreUnavailable."""
+        """Replaces the configured channels. Running deliveries continue. Deliveries to removed channels
+        become dead letters. Raises StoreUnavailable."""
         self.known = known
         for name, line in self._lines.items():
             if name not in self.channels and name not in self.coming:
@@ -140,12 +139,12 @@ class Deliveries:
         for name in self.channels:
             line = self._lines.get(name) or _Line(is_draining=True)
             if self._group is not None and line.is_draining:
-                self._lines[name] = replace(line, is_draining=False)  # the old one comes to its end
+                self._lines[name] = replace(line, is_draining=False)  # the old line still ends
                 self._start(self._group, name)
         await retry_store(self.clock, self.outbox.strand, known, at=self.clock.now())
 
     async def drain(self) -> None:
-        """Begins nothing new, and comes back when nothing is under way to a platform."""
+        """Begins no more deliveries, and returns when no network call is under way."""
         for line in self._lines.values():
             line.is_draining = True
         for line in self._lines.values():
@@ -153,15 +152,16 @@ class Deliveries:
                 line.news = anyio.Event()
                 await line.news.wait()
 
-    async def _judge_interrupted(self, late: str | None = None) -> None:
-        """What was being sent by a channel that came late, or by all others."""
+    async def _settle_interrupted(self, late: str | None = None) -> None:
+        """Settles the deliveries that the process before was sending: those of the channel `late`, which
+        has started now, or those of all channels that are not coming."""
         for delivery in await self.outbox.interrupted():
             name = delivery.new.channel
             if late == (name if name in self.coming else None):
-                await self._judge(delivery)
+                await self._settle_unsure(delivery)
         await self.outbox.strand(self.known, at=self.clock.now())
 
-    async def _judge(self, delivery: Delivery) -> None:
+    async def _settle_unsure(self, delivery: Delivery) -> None:
         channel = self.channels.get(delivery.new.channel)
         receipt = channel.unsure(delivery) if channel else Receipt("unknown")
         why = "the gateway stopped while it was being sent"
@@ -169,8 +169,8 @@ class Deliveries:
         await self._write(delivery, receipt.state, why=why, due_at=self.clock.now())
 
     async def _is_ours(self, name: str, line: _Line) -> bool:
-        """One node at a time delivers. It begins with what the one before was sending. Raises
-        StoreUnavailable."""
+        """True if this node delivers for the channel. A new owner first settles what the node before was
+        sending. Raises StoreUnavailable."""
         duties = self.duties
         if duties is None:
             return True
@@ -178,16 +178,16 @@ class Deliveries:
         if duties.holds(name) and not line.is_ours:
             for delivery in await self.outbox.interrupted():
                 if delivery.new.channel == name and delivery.new.id not in line.ids:
-                    await self._judge(delivery)
+                    await self._settle_unsure(delivery)
         line.is_ours = duties.holds(name)
         return line.is_ours
 
-    async def _bring_out(self, name: str) -> None:
+    async def _deliver_channel(self, name: str) -> None:
         line = self._lines[name]
         if name in self.coming:
             await self.coming[name].wait()
             if self.duties is None:
-                await retry_store(self.clock, self._judge_interrupted, name)
+                await retry_store(self.clock, self._settle_interrupted, name)
         if name not in self.channels:
             return
         async with anyio.create_task_group() as group:
@@ -200,26 +200,29 @@ class Deliveries:
                     due = []
                 for delivery in due:
                     line.ids.add(delivery.new.id)
-                    group.start_soon(contained, "a delivery", partial(self._one, delivery, line))
+                    send = partial(self._deliver, delivery, line)
+                    group.start_soon(contained, "a delivery", send)
                 with anyio.move_on_after(REST_S):
                     await line.news.wait()
 
     async def _due(self, name: str, line: _Line) -> Sequence[Delivery]:
-        """Those that wait for their channel's rates are at work, and still due."""
+        """Returns the due deliveries that do not run. Running ones that wait for a rate are still due."""
         if not await self._is_ours(name, line):
             return []
-        at_work = frozenset(line.ids)  # whatever ends meanwhile, the answer may still have it
+        at_work = frozenset(
+            line.ids
+        )  # before the read, which may still have deliveries that end now
         due = await self.outbox.due(name, now=self.clock.now(), limit=AT_WORK)
         return [one for one in due if one.new.id not in at_work][: AT_WORK - len(at_work)]
 
-    async def _one(self, delivery: Delivery, line: _Line) -> None:
+    async def _deliver(self, delivery: Delivery, line: _Line) -> None:
         new = delivery.new
         attempt = _Attempt(
             self.outbox, line, self.clock, new.id, delivery.arrived, delivery.attempts
         )
         facts = {"delivery": new.id}
         try:
-            # One answer that cannot be sent keeps no other one from being sent.
+            # A defect in one delivery does not stop the others.
             with self.duties.busy(new.channel) if self.duties else nullcontext():
                 receipt = await result_of("delivery_broke", facts, self._receipt, delivery, attempt)
             if receipt != "not ours":
@@ -230,9 +233,9 @@ class Deliveries:
             line.news.set()
 
     async def _receipt(self, delivery: Delivery, attempt: _Attempt) -> Receipt | NotOurs:
-        """It is not ours to settle what is withdrawn, or left for the next process."""
+        """Sends a delivery. Returns "not ours" if it was withdrawn, or waits for the next process."""
         channel = self.channels.get(delivery.new.channel)
-        if channel is None:  # it was removed meanwhile
+        if channel is None:  # removed meanwhile
             return "not ours"
         try:
             return await channel.deliver(delivery, attempt.sending)
@@ -253,7 +256,7 @@ class Deliveries:
         await self._write(delivery, state, receipt=receipt.receipt, why=why, due_at=due_at)
 
     def _next(self, delivery: Delivery, tries: int, named_s: float | None) -> datetime | None:
-        """When it is tried again; None: never."""
+        """Returns the time of the next try; None if there is none."""
         now = self.clock.now()
         wait_s = self.fraction() * backoff_s(tries + 1)
         if named_s is None:
@@ -271,10 +274,11 @@ class Deliveries:
         why: str | None,
         due_at: datetime | None,
     ) -> None:
-        """Else it would stand there as being sent, and nothing after it in its session could go."""
+        """Writes the state, and retries until it is stored: a delivery that stays in `sending` would block
+        its session."""
         new, now = delivery.new, self.clock.now()
         if why and (delivery.why or "").endswith(TWICE) and not why.endswith(TWICE):
-            why = f"{why}; {TWICE}"  # no later trouble takes that back
+            why = f"{why}; {TWICE}"  # a later failure does not remove that warning
         settle = self.outbox.settle
         await retry_store(
             self.clock, settle, new.id, state, at=now, receipt=receipt, why=why, due_at=due_at

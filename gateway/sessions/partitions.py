@@ -1,13 +1,13 @@
-"""Turns among several nodes: which sessions this node works on, and what it may do for them.
+"""Turns among several nodes: which sessions this node works on, and which writes it may make.
 
-A message may be accepted anywhere. The node that owns the partition of its session finds it in the store,
-opens the session under the epoch of its lease, and puts its runs into their lane by their number. Whatever
-it writes then is refused once another node has opened the session, and ends the turn without a word.
+Any node accepts a message. The node that owns the partition of the session finds the message in the store,
+opens the session under the epoch of its lease, and queues the runs by number. Once another node has opened
+the session, the store refuses the writes of this node, and the turn ends silently.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,15 +52,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OPENED_AT_ONCE = 16  # sessions
-MOST_OPEN = 2_048  # sessions of a partition whose next number we know; an older one is opened anew
-MOST_WANTED = 512  # runs of a partition that other nodes follow, and that are not taken up yet
-DUTY_S = 0.25  # between two looks whether a duty is ours
+MOST_OPEN = 2_048  # sessions of a partition with a known next number; older ones are opened again
+MOST_WANTED = 512  # runs of a partition that other nodes follow before this node has queued them
+DUTY_S = 0.25  # between two checks whether this node holds a duty
 
 
 @dataclass(slots=True)
 class PartitionedWork:
-    """Implements PartitionWork, and what an intake needs of it. `epoch` says under which epoch this node works
-    on a partition now, `on_open` hears of each session that another node may have worked on."""
+    """Implements PartitionWork and Sharing. `epoch` returns the epoch under which this node works on a
+    partition now. `on_open` is called with each session that another node may have worked on."""
 
     runs: SharedRuns
     live: LiveRuns
@@ -71,58 +71,59 @@ class PartitionedWork:
     epoch: Callable[..., int | None]
     on_open: Callable[[SessionKey], None] = lambda key: None
     figures: SharedFigures = field(default_factory=SharedFigures)
-    members: Callable[[], Collection[str]] = tuple  # nodes that are there
+    members: Callable[[], Collection[str]] = tuple  # nodes that are alive
     mirrors: Mirrors = field(init=False)
     queues: SessionQueues = field(init=False)
-    _leases: dict[int, Lease] = field(default_factory=dict)  # in which turns are begun
+    _leases: dict[int, Lease] = field(default_factory=dict)  # by partition
     _next: dict[int, dict[SessionKey, int]] = field(default_factory=dict)  # numbers of runs
-    # Runs of each partition that others follow: who, after what.
-    _follow: dict[int, dict[str, tuple[str, int]]] = field(default_factory=dict)
+    # Runs that other nodes follow, by partition: the node, and the last event that it has.
+    _followed: dict[int, dict[str, tuple[str, int]]] = field(default_factory=dict)
     _turns: dict[SessionKey, tuple[Tenure, CancelScope, TurnBatch]] = field(default_factory=dict)
     _opening: set[SessionKey] = field(default_factory=set)
-    _wanted: set[int] = field(default_factory=set)  # partitions to be looked at
+    _wanted: set[int] = field(default_factory=set)  # partitions to read soon
     _news: anyio.Event = field(default_factory=anyio.Event)
     _rested: anyio.Event = field(default_factory=anyio.Event)
-    _busy: Counter[int] = field(default_factory=Counter)  # partitions with duties at work
+    _busy: Counter[int] = field(default_factory=Counter)  # running duties by partition
     _kept: dict[int, set[CancelScope]] = field(default_factory=dict)
-    _stops: dict[RunId, str] = field(default_factory=dict)  # of runs that are not taken up yet
-    _chosen: int = 0  # the number of the last choice that is known
+    _stops: dict[RunId, str] = field(default_factory=dict)  # requested stops
+    _chosen: int = 0  # the number of the last known choice
     _is_open: bool = False
 
     def partition(self, key: SessionKey) -> int:
         return partition_of(key, self.partitions)
 
     async def open(self) -> None:
-        """From now on turns are begun."""
-        with suppress(StoreUnavailable):  # then the next look finds it
-            await self.look_at_choices()
+        """Starts to begin turns."""
+        with suppress(StoreUnavailable):  # the next read finds the choices
+            await self.read_choices()
         self._is_open = True
         self._wanted |= self._leases.keys()
         self._news.set()
 
     # --- messages ----------------------------------------------------------------------------
     def accepted(self, entry: Entry, leave: Callable[[], None], share: Share) -> None:
-        """A message was accepted here. `leave` is called once it has ended, or is another node's."""
-        run = self._known(SharedRun(entry, self.clock.monotonic(), leave, share))
+        """Queues a message that this node has accepted, or mirrors its run. `leave` is called when the run
+        has ended or another node works on it."""
+        run = self._register(SharedRun(entry, self.clock.monotonic(), leave, share))
         key, number = run.session_key, self.partition(run.session_key)
         tenure = self._tenure(key)
         if tenure and self._is_open and self._next[number].get(key) == run.entry.seq:
             self._join(run, run.entry, tenure)
         elif tenure:
-            self.look_soon(number)
+            self.read_soon(number)
         else:
             self.mirrors.ask(run)
 
     def mirror(self, record: RunRecord) -> SharedRun:
-        """A run that has not ended, and that is not known here."""
+        """Mirrors an unfinished run that this node does not know."""
         new = SharedRun(record.entry, self.clock.monotonic(), is_counted=False)
-        run = self._known(new)
-        run.hear_all(record)
+        run = self._register(new)
+        run.receive_record(record)
         self.mirrors.ask(run)
         return run
 
-    def _known(self, run: SharedRun) -> SharedRun:
-        """The same run, if the partition was looked at before its accept was told."""
+    def _register(self, run: SharedRun) -> SharedRun:
+        """Returns the known run instead, if a read of the partition has found it before its accept ended."""
         known = self.live.setdefault(run.run_id, run)
         assert isinstance(known, SharedRun)
         if known is not run and run.is_counted:
@@ -131,7 +132,7 @@ class PartitionedWork:
         return known
 
     async def stop(self, run: LiveRun, *, at_once: bool) -> None:
-        """Also one that another node works on. Raises StoreUnavailable."""
+        """Stops a run of any node. Raises StoreUnavailable."""
         if isinstance(run, SharedRun) and run.tenure is not None:
             self.queues.stop(run, at_once=at_once)
         else:
@@ -139,34 +140,34 @@ class PartitionedWork:
             self._wake(run.session_key)
 
     async def stop_all(self, key: SessionKey) -> int:
-        """Every run of a session, wherever it is; gives how many. Raises StoreUnavailable."""
+        """Stops every run of a session. Returns how many. Raises StoreUnavailable."""
         count = await self.runs.ask_session_to_stop(key)
         self._wake(key)
         return count
 
     async def load(self, key: SessionKey) -> tuple[int, int]:
-        """How many runs of a session are at work, and how many wait. Raises StoreUnavailable."""
+        """Returns how many runs of a session are running, and how many wait. Raises StoreUnavailable."""
         return await self.runs.load(key)
 
     async def choose(self, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice:
-        """For all nodes. Raises StoreUnavailable."""
+        """Changes a session's choice at all nodes. Raises StoreUnavailable."""
         choice = await self.runs.choose(key, named)
         self.hints.publish(CHANGED, {})
         return choice
 
-    async def look_at_choices(self) -> None:
-        """Takes over what was chosen at other nodes. Raises StoreUnavailable."""
+    async def read_choices(self) -> None:
+        """Reads the choices of other nodes. Raises StoreUnavailable."""
         self._chosen, found = await self.runs.choices(self._chosen)
         for key, choice in found.items():
             self.queues.choose(key, choice)
 
     def _wake(self, key: SessionKey) -> None:
-        """Whoever works on the session looks into the store."""
+        """Makes the owner of the session read the store."""
         number = self.partition(key)
         self.hints.publish(work_subject(number), {})
-        self.look_soon(number)
+        self.read_soon(number)
 
-    def look_soon(self, number: int) -> None:
+    def read_soon(self, number: int) -> None:
         self._wanted.add(number)
         self._news.set()
 
@@ -174,45 +175,45 @@ class PartitionedWork:
     def start(self, lease: Lease) -> None:
         self.figures.lease_changes.add(("taken",))
         number = lease.partition
-        self._leases[number], self._next[number], self._follow[number] = lease, {}, {}
-        self.look_soon(number)
+        self._leases[number], self._next[number], self._followed[number] = lease, {}, {}
+        self.read_soon(number)
 
     async def drain(self, lease: Lease) -> None:
-        self._stand_back(lease)
+        self._withdraw_from(lease)
         number = lease.partition
         while self._busy[number] or any(self.partition(key) == number for key in self._turns):
-            if self._rested.is_set():  # several partitions may be drained at a time
+            if self._rested.is_set():  # it is shared: several partitions may drain at a time
                 self._rested = anyio.Event()
             await self._rested.wait()
         self.figures.lease_changes.add(("given_back",))
 
     def drop(self, lease: Lease) -> None:
         self.figures.lease_changes.add(("lost",))
-        self._stand_back(lease)
+        self._withdraw_from(lease)
         for key, (_, scope, _) in self._turns.items():
             if self.partition(key) == lease.partition:
                 scope.cancel()
 
     def cut_off(self) -> None:
-        """Ends every turn, for the next owners to begin anew."""
+        """Cancels every turn. The next owners begin them again."""
         for _, scope, _ in self._turns.values():
             scope.cancel()
 
-    def _stand_back(self, lease: Lease) -> None:
-        """Begins nothing more there: what waits is for the next owner."""
+    def _withdraw_from(self, lease: Lease) -> None:
+        """Begins no more turns of a partition. The next owner gets its waiting messages."""
         number = lease.partition
         if self._leases.get(number) == lease:
-            del self._leases[number], self._next[number], self._follow[number]
+            del self._leases[number], self._next[number], self._followed[number]
         for scope in self._kept.get(number, ()):
             scope.cancel()
         self._withdraw(lambda key: self.partition(key) == number)
 
     def _withdraw(self, is_lost: Callable[[SessionKey], bool], *, with_taken: bool = False) -> None:
-        # Before it is open nothing is taken up, and there may be no queues.
+        # Before `open` nothing is queued, and `queues` may be unset.
         lost = self.queues.withdraw(is_lost, with_taken=with_taken) if self._is_open else ()
         for run in lost:
             if isinstance(run, SharedRun):
-                run.let_go()
+                run.detach()
 
     # --- duties ------------------------------------------------------------------------------
     def holds(self, name: str) -> bool:
@@ -243,13 +244,13 @@ class PartitionedWork:
                 kept.add(scope)
                 try:
                     await work()
-                    await anyio.sleep_forever()  # it gave up; another node may try
+                    await anyio.sleep_forever()  # the work has given up; another node may try
                 finally:
                     kept.discard(scope)
 
-    # --- taking up ---------------------------------------------------------------------------
+    # --- work from the store -----------------------------------------------------------------
     async def run(self) -> None:
-        """Looks for all work every `poll_s`, and for some whenever there is a reason to, until it is cancelled."""
+        """Reads all partitions every `poll_s`, and some after a hint, until it is cancelled."""
         places, due = CapacityLimiter(OPENED_AT_ONCE), anyio.current_time() + self.poll_s
         async with anyio.create_task_group() as group:
             group.start_soon(self.mirrors.run)
@@ -260,45 +261,48 @@ class PartitionedWork:
                 self._news = anyio.Event()
                 wanted, self._wanted = self._wanted, set()
                 is_due = anyio.current_time() >= due
-                looked = self._leases.keys() if is_due else wanted & self._leases.keys()
-                if self._is_open:
-                    await self._look([*looked], group, places)
+                numbers = self._leases.keys() if is_due else wanted & self._leases.keys()
+                if self._is_open and numbers:
+                    await self._find_work([*numbers], group, places)
                 if is_due:
                     due = anyio.current_time() + self.poll_s
 
     async def _listen(self) -> None:
-        """A hint is only a reason to look into the store; and nodes that follow a run of ours are told of it."""
-        subjects = [(work_subject(one), partial(self._hear, one)) for one in range(self.partitions)]
+        """Receives hints. A hint makes this node read the store, or forward a run to the asking node."""
+        subjects = [
+            (work_subject(one), partial(self._on_hint, one)) for one in range(self.partitions)
+        ]
         with _all_of(self.hints, subjects):
             await anyio.sleep_forever()
 
-    def _hear(self, number: int, hint: Hint) -> None:
+    def _on_hint(self, number: int, hint: Hint) -> None:
         if number not in self._leases:
             return
         run_id, to, after = str(hint.get("run")), hint.get("to"), hint.get("after")
-        run, wanted = self.live.get(run_id), self._follow[number]
+        run, wanted = self.live.get(run_id), self._followed[number]
         follows = (to, after) if isinstance(to, str) and isinstance(after, int) else None
         if isinstance(run, SharedRun) and run.tenure and follows:
-            self.mirrors.tell(run, *follows)
+            self.mirrors.forward(run, *follows)
             return
         if follows:
             wanted.pop(run_id, None)
             wanted[run_id] = follows
             if len(wanted) > MOST_WANTED:
                 del wanted[next(iter(wanted))]
-        self.look_soon(number)
+        self.read_soon(number)
 
-    async def _look(
+    async def _find_work(
         self, numbers: Sequence[int], group: TaskGroup, places: CapacityLimiter
     ) -> None:
-        if not numbers:
-            return
+        """Opens the sessions of these partitions that have runs which this node has not queued."""
+        runs = self.live.values()
+        queued = {one.run_id for one in runs if isinstance(one, SharedRun) and one.tenure}
         try:
-            found = await self.runs.open_runs(numbers, self._at_work)
+            found = await self.runs.open_runs(numbers, queued)
         except StoreUnavailable as error:
             log.debug("work_not_read", extra={"why": str(error)})
             return
-        # None is withdrawn; those of runs that have ended since go when all is looked at.
+        # A stop is never withdrawn. A read of all partitions drops the stops of ended runs.
         is_all = self._leases.keys() <= {*numbers}
         self._stops = {**({} if is_all else self._stops), **found.stops}
         for run_id in found.stops:
@@ -312,13 +316,8 @@ class PartitionedWork:
         if how and isinstance(run, SharedRun) and run.tenure and not run.is_stopped:
             self.queues.stop(run, at_once=how == AT_ONCE)
 
-    @property
-    def _at_work(self) -> Set[RunId]:
-        runs = self.live.values()
-        return {one.run_id for one in runs if isinstance(one, SharedRun) and one.tenure}
-
     async def _open(self, key: SessionKey, places: CapacityLimiter) -> None:
-        """Opens a session, and takes up its runs. What is missed meanwhile is found by the next look."""
+        """Opens a session and queues its runs. The next read finds runs that come meanwhile."""
         try:
             async with places:
                 tenure, at_work = self._tenure(key), self._turns.get(key)
@@ -326,13 +325,13 @@ class PartitionedWork:
                     return
                 entries = await self.runs.open_session(tenure)
                 if self._tenure(key) == tenure:
-                    self._take_up(key, tenure, entries)
+                    self._adopt(key, tenure, entries)
         except (StoreUnavailable, Fenced) as error:
             log.debug("session_not_opened", extra={"session": str(key), "why": str(error)})
         finally:
             self._opening.discard(key)
 
-    def _take_up(self, key: SessionKey, tenure: Tenure, entries: Sequence[Entry]) -> None:
+    def _adopt(self, key: SessionKey, tenure: Tenure, entries: Sequence[Entry]) -> None:
         following = self._next[self.partition(key)].get(key, 0)
         if not following:
             self.on_open(key)
@@ -343,25 +342,25 @@ class PartitionedWork:
             run = self.live.get(entry.new.run_id)
             if not isinstance(run, SharedRun):
                 new = SharedRun(entry, self.clock.monotonic(), share=share, is_counted=False)
-                run = self._known(new)
+                run = self._register(new)
             self._join(run, entry, tenure)
 
     def _join(self, run: SharedRun, entry: Entry, tenure: Tenure) -> None:
-        # The attempt of a process that died is counted; the next one is counted anew.
-        run.take_up(replace(entry, state="queued"), tenure)
+        # `begin` counts the next attempt; a dead process's attempt is counted already.
+        run.adopt(replace(entry, state="queued"), tenure)
         number = self.partition(run.session_key)
         known = self._next[number]
         known.pop(run.session_key, None)
         known[run.session_key] = entry.seq + 1
         if len(known) > MOST_OPEN:
             del known[next(iter(known))]
-        if (follows := self._follow[number].pop(run.run_id, None)) is not None:
-            self.mirrors.tell(run, *follows)
+        if (follows := self._followed[number].pop(run.run_id, None)) is not None:
+            self.mirrors.forward(run, *follows)
         self.queues.join(run, wait=not entry.attempts)
         self._stop_if_asked(run.run_id)
 
     def _tenure(self, key: SessionKey) -> Tenure | None:
-        """Under which a turn may begin."""
+        """Returns the tenure under which a turn may begin; None if another node owns the session."""
         lease = self._leases.get(self.partition(key))
         if lease is None or self.epoch(lease.partition, starting=True) != lease.epoch:
             return None
@@ -369,7 +368,7 @@ class PartitionedWork:
 
     # --- turns -------------------------------------------------------------------------------
     def may_go_on(self, run: SharedRun) -> bool:
-        """Whether this node may go on with a run. If not, its turn is cut off."""
+        """True if this node may continue a run. If not, its turn is cancelled."""
         tenure = run.tenure
         if tenure is not None and self.epoch(self.partition(run.session_key)) == tenure.epoch:
             return True
@@ -381,9 +380,10 @@ class PartitionedWork:
         return not isinstance(run, SharedRun) or self.may_go_on(run)
 
     async def require(self, run_id: RunId) -> None:
-        """Before a model is asked, a tool called, something written. Ends the turn if it is not ours."""
+        """Ends the turn if this node may not continue it. Called before each model call, tool call and
+        write."""
         if not self.may_act(run_id):
-            await checkpoint()  # where the turn ends
+            await checkpoint()  # delivers the cancellation
             raise Fenced(self.live[run_id].session_key)
 
     def _lose(self, run: SharedRun) -> None:
@@ -393,7 +393,7 @@ class PartitionedWork:
             scope.cancel()
 
     def around(self, work: WorkOn) -> WorkOn:
-        """What a lane does with a message."""
+        """Returns the work of a lane, under the tenure of its run."""
         return partial(self._turn, work)
 
     async def _turn(self, work: WorkOn, batch: TurnBatch) -> None:
@@ -407,7 +407,7 @@ class PartitionedWork:
             with scope:
                 await work(batch)
         except Fenced:
-            scope.cancel()  # it was ending already
+            scope.cancel()  # so that the turn counts as lost
         finally:
             del self._turns[key]
             self._rested.set()
@@ -415,19 +415,19 @@ class PartitionedWork:
                 self._put_back(batch, key, is_lost=scope.cancel_called)
 
     def _put_back(self, batch: TurnBatch, key: SessionKey, *, is_lost: bool) -> None:
-        """What a turn did not end is for the owner of its session, with all that waits behind it: for us
-        again, perhaps."""
+        """Leaves an unfinished turn and the messages behind it to the owner of the session, which may be
+        this node again."""
         self._next.get(self.partition(key), {}).pop(key, None)
         for one in (*batch.earlier, *batch.took, batch.run):
             if isinstance(one, SharedRun):
-                one.let_go()
+                one.detach()
         self._withdraw(key.__eq__, with_taken=True)
         if is_lost:
             self.figures.turns_lost.add(())
-            self.look_soon(self.partition(key))
+            self.read_soon(self.partition(key))
 
     async def begin(self, run_id: RunId, tenure: Tenure) -> Begun:
-        """The turn is as it was chosen, also where no look has found that yet."""
+        """Begins an attempt with the latest choice of the session, which may be unread here."""
         node, key = self.mirrors.node, tenure.session_key
         turn, alive = self._turns.get(key), {node, *self.members()}
         sender = turn[2].run.new.sender if turn else None
@@ -439,7 +439,7 @@ class PartitionedWork:
         return begun
 
     async def fenced(self, run_id: RunId, act: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Writes for a run what only its owner may write."""
+        """Makes a write that only the owner of the run may make."""
         await self.require(run_id)
         run = self.live.get(run_id)
         assert isinstance(run, SharedRun)
@@ -465,14 +465,14 @@ def _all_of(hints: Hints, subjects: Sequence[tuple[str, Callable[[Hint], None]]]
 
 @dataclass(frozen=True, slots=True)
 class OwnInbox:
-    """Implements the port Inbox for turns of this node."""
+    """Implements the Inbox port for turns of this node."""
 
     inbox: Inbox
     work: PartitionedWork
     episodes: Episodes
 
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
-        """Its owner begins it."""
+        """Accepts a message. The owner of its session begins the run."""
         there = replace(entry, partition=self.work.partition(entry.session_key))
         return await self.inbox.accept(there, begin=False)
 
@@ -499,7 +499,7 @@ class OwnInbox:
 
 @dataclass(frozen=True, slots=True)
 class OwnJournal:
-    """Implements the port Journal for turns of this node."""
+    """Implements the Journal port for turns of this node."""
 
     journal: Journal
     work: PartitionedWork
@@ -525,7 +525,7 @@ class OwnJournal:
 
 @dataclass(frozen=True, slots=True)
 class OwnModel:
-    """Implements the port Model: asks nothing for a turn that is not ours any more."""
+    """Implements the Model port. Refuses turns that another node owns."""
 
     model: Model
     work: PartitionedWork
@@ -537,7 +537,7 @@ class OwnModel:
 
 
 class OwnGate(ToolGate):
-    """Calls no tool for a turn that is not ours any more."""
+    """The tool gate. Refuses turns that another node owns."""
 
     work: PartitionedWork
 

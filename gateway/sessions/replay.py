@@ -1,4 +1,4 @@
-"""Replays a journal, where model, tools and clock give what they gave; and compares a run with another model."""
+"""Replays the journal of a run with its recorded replies, results and times; compares a run with another model."""
 
 import json
 from collections import defaultdict, deque
@@ -81,31 +81,31 @@ from gateway.sessions.worker import RunEnd, RunWorker
 T = TypeVar("T")
 
 LONGEST_S = 60.0
-STALL_S = 1.0  # side by side, another's entry may come first; but not for so long
-_SHOWN = 500  # bytes of an event
+STALL_S = 1.0  # a call waits so long for the entries of calls beside it
+_SHOWN = 500  # bytes of an event in a difference
 _MOST_SENT = 64 * 1024 * 1024
 _NOTHING = JournalEntry("over")
 
-# Kinds of entries, by what they are for a replay.
+# Kinds of entries, by their role in a replay.
 _CLOCKS = frozenset({"now", "at"})
 _SKIPPED = frozenset({"taken", "begun", "sub"})  # only a resumed attempt needs them
-_UNREAD = frozenset({"bytes", "end"})  # of an answer that nobody read to its end
-_OTHERS = frozenset({"stop", "said", "unsaid"})  # requests of others to the run
+_UNREAD = frozenset({"bytes", "end"})  # the rest of an answer that was not read to its end
+_OTHERS = frozenset({"stop", "said", "unsaid"})  # requests to the run from outside
 _WORDS = frozenset({"text", "thinking"})
 _ENDS = frozenset({"reply", "failed", "refused"})
 _TURNS = _ENDS | {"sent", "ask", "over"}
-# What may be left over in front of an entry: it is not asked for any more.
+# Entries that may be left unread before an entry of these kinds.
 _LEFT = dict.fromkeys(("sent", "metered", "reply", "failed", "refused"), _UNREAD)
-# A run that is stopped may go one step further.
-_UNHEARD = _UNREAD | _OTHERS | {"sent", "spent", "over"}
+# Entries that may be left unread at the end: a stopped run may have gone one step further.
+_UNREAD_AT_END = _UNREAD | _OTHERS | {"sent", "spent", "over"}
 
 OnDifference = Callable[[Difference | JournalUnreadable], None]
 
 
 class Player(RunJournal):
-    """The journal of a run that is replayed, and its clock: what the clocks said between two entries, in
-    its order; a further reading gives the last again. `on_difference` hears where the run leaves the
-    record, or what is wrong with it; the replay ends there."""
+    """The journal and the clock of a replayed run. The clock returns the recorded readings between two
+    entries in their order, and then repeats the last one. The replay ends at the first difference or
+    damage, and `on_difference` is called with it."""
 
     is_played = True
 
@@ -113,14 +113,14 @@ class Player(RunJournal):
         self, attempt: Attempt, control: RunControl, on_difference: OnDifference, soul: str
     ) -> None:
         super().__init__(self, attempt.earlier)
-        self.tick = float  # what it takes now is of no interest, and reads no recorded clock
+        self.tick = float  # durations of a replay are not measured
         self._entries = [one for one in attempt.entries if one.kind not in _SKIPPED]
         self._control, self._on_difference, self._soul = control, on_difference, soul
         self._parts = NO_REQUEST
         self._moved = anyio.Event()
-        self._queue = EventQueue()  # on which the run waits
+        self._queue = EventQueue()  # the driver waits on it
         self._ends_unread = 0
-        self._nows, self._ticks = deque([EPOCH]), deque([0.0])  # the first was read already
+        self._nows, self._ticks = deque([EPOCH]), deque([0.0])  # the first reading counts as used
         self._go_to(0)
 
     # -- the clock
@@ -139,7 +139,7 @@ class Player(RunJournal):
         await checkpoint()
 
     def _go_to(self, place: int) -> None:
-        """The next entry that is not of a clock, from that place on."""
+        """Moves to the next entry that is no clock reading, from that place on."""
         self._nows, self._ticks = deque([self._nows[-1]]), deque([self._ticks[-1]])
         while place < len(self._entries) and self._entries[place].kind in _CLOCKS:
             entry = self._entries[place]
@@ -152,7 +152,7 @@ class Player(RunJournal):
     # -- the record
 
     def coming(self) -> Iterator[JournalEntry]:
-        """The entries from here on, without the clocks."""
+        """Yields the entries from here on, without clock readings."""
         rest = (self._entries[place] for place in range(self._place, len(self._entries)))
         return (entry for entry in rest if entry.kind not in _CLOCKS)
 
@@ -160,16 +160,16 @@ class Player(RunJournal):
         return next(self.coming(), _NOTHING)
 
     def next_of(self, kinds: Container[str]) -> str | None:
-        """The kind of the first entry that is one of these."""
+        """Returns the first of these kinds that comes."""
         return next((entry.kind for entry in self.coming() if entry.kind in kinds), None)
 
     def has_end(self) -> bool:
-        """Whether the call that is at work came to an end of its own."""
+        """True if the running call has a recorded end."""
         return self.next_of(_TURNS) in _ENDS
 
     async def reach(self, *kinds: str, key: tuple[object, ...] = ()) -> JournalEntry:
-        """The next entry, when it is of one of these kinds and its values begin so. Does not wait if
-        it is there already."""
+        """Waits until the next entry has one of these kinds and values that begin with `key`. Returns at
+        once if it does already."""
         while True:
             entry = self._next()
             if entry.kind in kinds and entry.values[: len(key)] == key:
@@ -186,8 +186,8 @@ class Player(RunJournal):
         moved.set()
         self._queue.wake()
 
-    def forget_end(self) -> None:
-        """Of an answer that nobody reads any more; it may stand a little further on."""
+    def skip_end(self) -> None:
+        """Skips the end of an unread answer, which may stand a little further on."""
         self._ends_unread += 1
         self._skip_ends()
 
@@ -197,7 +197,8 @@ class Player(RunJournal):
             self.advance()
 
     async def cut(self) -> NoReturn:
-        """What becomes of a call that has no end: its time was over, or nobody wanted it any more."""
+        """Ends a call without a recorded end: raises TimeoutError if it timed out, or waits until the turn
+        cancels it."""
         for entry in self.coming():
             if entry.kind == "told" and "ModelBroke" in entry.values[0]:
                 raise TimeoutError
@@ -213,14 +214,14 @@ class Player(RunJournal):
         raise AssertionError("the replay has ended")
 
     async def read(self, make: Callable[[], T]) -> T:
-        """What is made of an entry; the replay ends if nothing can be."""
+        """Returns the value that `make` makes of an entry. Ends the replay if the entry is damaged."""
         try:
             return make()
         except (TypeError, KeyError, ValueError, AssertionError) as error:
             await self.leave(damaged(error))
 
     def _next(self) -> JournalEntry:
-        """The next entry. What others did before it is done."""
+        """Returns the next entry, after it has carried out the requests from outside before it."""
         self._skip_ends()
         while (entry := self.peek()).kind in _OTHERS:
             self.advance()
@@ -234,17 +235,17 @@ class Player(RunJournal):
         return entry
 
     async def _stall(self, wanted: str, event: anyio.Event | None = None) -> None:
-        """Until something else has had its turn."""
+        """Waits until another call has moved on. Ends the replay after STALL_S."""
         with anyio.move_on_after(STALL_S) as scope:
             await (event or self._moved).wait()
         if scope.cancelled_caught:
             found = self.peek().kind
             await self.leave(Difference("the order of what happened", found, wanted))
 
-    # -- what the driver asks of it
+    # -- for the driver
 
     async def compare(self, job: Job, scene: Mapping[str, object]) -> None:
-        """Compares what decides over the run, and what the first request will begin with."""
+        """Compares the configuration of the run, and the beginning of the first request."""
         recorded = (await self.reach("begin")).values[0]
         if (difference := unequal(recorded, scene)) is not None:
             await self.leave(difference)
@@ -253,7 +254,7 @@ class Player(RunJournal):
             return
         first = await self.read(partial(parts_after, NO_REQUEST, ask.values[0]))
         now = parts_at(job)
-        # Notices may stand before the question; a request that was made shorter has other messages.
+        # Notices may stand before the question. A shortened request has other messages.
         known = len(now["messages"]) - 1
         known = known if len(first["messages"]) > known else 0
         begins = [
@@ -265,7 +266,7 @@ class Player(RunJournal):
         await self.reach("kept", key=(name,))
 
     async def asked(self, call: str, request: ModelRequest) -> None:
-        """Compares what is asked with what was."""
+        """Compares a request with the recorded one."""
         entry = await self.reach("ask")
         self._parts = await self.read(partial(parts_after, self._parts, entry.values[0]))
         await self._compare(call, self._parts, parts_of(request))
@@ -284,7 +285,7 @@ class Player(RunJournal):
             if entry.kind == "late":
                 self.advance()
                 return False
-            await self._stall("something to tell", queue.came)
+            await self._stall("an event", queue.came)
 
     def __call__(self, kind: str, *values: object) -> None:
         if kind == "told":
@@ -292,14 +293,14 @@ class Player(RunJournal):
             if entry == JournalEntry(kind, values):
                 self.advance()
             else:
-                self._on_difference(Difference("what the turn is told", entry.kind, values[0]))
+                self._on_difference(Difference("the events of the turn", entry.kind, values[0]))
         elif kind == "over":
             self._end()
 
     def _end(self) -> None:
-        """All that was told has been told again, but for what nobody heard any more."""
+        """Reports a difference unless the remaining entries may be left unread."""
         for entry in self.coming():
-            if entry.kind not in _UNHEARD:
+            if entry.kind not in _UNREAD_AT_END:
                 difference = Difference("the order of what happened", entry.kind, "the end")
                 self._on_difference(difference)
                 break
@@ -309,8 +310,8 @@ class Player(RunJournal):
 
 
 class Reel:
-    """What a provider's client stands on while its bytes come from a record: network and its answer,
-    clock, random numbers, and an encoder that asks nobody anything."""
+    """The surroundings of a provider client in a replay: network, clock, random numbers and encoder, all
+    from the record."""
 
     path = ""
 
@@ -328,14 +329,14 @@ class Reel:
         await self._player.clock.sleep(seconds)
 
     def random(self) -> float:
-        """A retry that did not happen would have come too late."""
+        """Returns a pause factor: infinite if the record has no retry."""
         return 0.0 if self._goes_on() else inf
 
     def headers(self, api_key: str | None) -> Mapping[str, str]:
         return {}
 
     def body(self, request: ModelRequest) -> bytes:
-        """As long as it was: estimates count on that."""
+        """Returns a body of the recorded length, which estimates use."""
         sizes = (entry.values[0] for entry in self._player.coming() if entry.kind == "sent")
         return bytes(max(0, min(next(sizes, 0), _MOST_SENT)))
 
@@ -343,7 +344,7 @@ class Reel:
         return self._goes_on()
 
     def _goes_on(self) -> bool:
-        """Whether more was sent within this call, or would have been if nobody had stopped it."""
+        """True if the call sent another request, or would have without a stop."""
         return not self._player.has_end()
 
     async def send(self, call: HttpCall) -> HttpAnswer:
@@ -356,10 +357,10 @@ class Reel:
 
     def close(self) -> None:
         if not self._has_ended:
-            self._player.forget_end()
+            self._player.skip_end()
 
     async def ended(self, how: str, detail: str) -> bytes:
-        """What a read gives at the end of an answer."""
+        """Returns the result of a read at the end of an answer, or raises its failure."""
         self._has_ended = True
         if how == "complete":
             return b""
@@ -395,7 +396,7 @@ class _Answer:
 
 
 class ReplayedModel:
-    """Implements the Model port. `wired` makes the real clients over a reel."""
+    """Implements the Model port. `wired` makes the real provider clients over a reel."""
 
     def __init__(self, player: Player, wired: Callable[[Reel], Model]) -> None:
         self._player = player
@@ -414,7 +415,7 @@ class ReplayedModel:
             reply = await self._wired.reply(request, on_delta)
         except ModelFailed:
             entry = await player.reach("failed", "refused")
-            if entry.kind == "refused":  # a retry, or another that nobody paid for
+            if entry.kind == "refused":  # a budget refused the retry
                 raise await player.read(partial(_refusal, *entry.values)) from None
             raise
         if player.next_of(_TURNS | {"metered"}) == "metered":
@@ -424,14 +425,14 @@ class ReplayedModel:
         return reply
 
     def _most(self) -> int:
-        """The size by which the call that comes was cut off, if it was."""
+        """Returns the size at which the next call was cut off, if it was."""
         for entry in takewhile(lambda entry: entry.kind not in _ENDS, self._player.coming()):
             if entry.kind == "end" and entry.values[0] == OVERRUN and entry.values[1].isdecimal():
                 return int(entry.values[1])
         return maxsize
 
     async def _read(self, on_delta: OnDelta) -> ModelReply:
-        """Of a model that has no bytes, or of one that was never reached."""
+        """Returns a recorded reply without bytes: of the demo model, or of a model that was not reached."""
         player = self._player
         while True:
             if not (player.peek().kind in _WORDS or player.has_end()):
@@ -475,8 +476,8 @@ def _refusal(kind: Any, name: str, unit: Any, *amounts: Any) -> BudgetExceeded:
 
 
 class ReplayedGate:
-    """Gives recorded results in the order in which the tools gave them. What is offered is what
-    would be today."""
+    """Implements the Gate port. Returns the recorded results in the order in which they came. The offered
+    tools are those of today."""
 
     def __init__(self, player: Player, gate: Gate) -> None:
         self._player = player
@@ -499,18 +500,19 @@ class ReplayedGate:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`divergence` is the first; None: all events are the same, byte for byte."""
+    """The result of a replay. `divergence` is the first difference; None if all events are the same, byte
+    for byte."""
 
     divergence: Difference | None
     chunks: int
     calls: int
-    response: str | None = None  # of another model that was asked, with the tokens that it took
-    tokens_used: int | None = None
+    response: str | None = None  # of the other model in a comparison
+    tokens_used: int | None = None  # by the other model
 
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """`wired` makes the real clients of all providers, over a reel."""
+    """Replays recorded runs. `wired` makes the real clients of all providers over a reel."""
 
     worker: RunWorker
     sessions: SessionStore
@@ -518,8 +520,8 @@ class Replayer:
     providers: frozenset[str]
 
     async def replay(self, record: RunRecord) -> Replayed:
-        """With the agent, soul, tools and limits of today, and what it was told then. Raises
-        Conflict, NotFound, JournalUnreadable."""
+        """Replays a run with the agent, soul, tools and limits of today. Raises Conflict, NotFound and
+        JournalUnreadable."""
         attempt = await self.attempt(record)
         batch = await self._batch(record, attempt)
         runner, run, agent_id = self.worker.runner, batch.run, batch.run.session_key.agent
@@ -527,10 +529,10 @@ class Replayer:
         scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
         comparison = _Comparison(record, scope)
         player = Player(attempt, run.control, comparison, soul.loaded_from if soul else "none")
-        run.listen(lambda event, _last: comparison.hear(event))
+        run.listen(lambda event, _last: comparison.add(event))
         model = ReplayedModel(player, self.wired)
         if agent is not None:
-            await runner.gate.prepare(agent)  # so that what is offered today can be offered
+            await runner.gate.prepare(agent)  # so that the tools of today can be offered
         run.start(record.entry.attempts, player.moment())
         with scope:
             runner = replace(runner, model=model, gate=ReplayedGate(player, runner.gate))
@@ -541,12 +543,11 @@ class Replayer:
             raise Conflict(f"the replay did not end within {LONGEST_S:g} s")
         if isinstance(comparison.found, JournalUnreadable):
             raise comparison.found
-        return Replayed(comparison.found, comparison.heard, model.calls)
+        return Replayed(comparison.found, comparison.count, model.calls)
 
     async def compare(self, record: RunRecord, model: str) -> Replayed:
-        """Asks another model for real. What differs is what it does and says, not how it is cut into
-        events. A call whose result is not recorded ends it. Raises as `replay` does, and
-        BudgetExceeded."""
+        """Asks another model, and compares its tool calls and answer with the recorded ones. A tool call
+        without a recorded result ends the run. Raises as `replay` does, and BudgetExceeded."""
         attempt = await self.attempt(record)
         batch = await self._batch(record, attempt)
         worker, runner, run = self.worker, self.worker.runner, batch.run
@@ -574,8 +575,8 @@ class Replayer:
         journal: RunJournal,
         read: RunInputs,
     ) -> RunEnd:
-        """Drives the run again. It leaves nothing to anybody: subscribers have heard of it, and
-        failures of rules count nowhere else."""
+        """Drives the run again, without effect elsewhere: no event reaches subscribers, and failures of
+        rules are not counted."""
         known, bus = runner.rules, Bus()
         rules = RuleSet(known.rules, known.refused)
         alone = replace(runner, rules=rules, publish=bus.publish, hears=bus.hears)
@@ -585,7 +586,7 @@ class Replayer:
         return end
 
     def _with_model(self, agent: AgentDef, model: str) -> AgentDef:
-        """The agent with another model: of another provider if its name stands in front of a `/`."""
+        """Returns the agent with another model. `model` may be `PROVIDER/MODEL`."""
         provider, slash, rest = model.partition("/")
         if not slash or provider not in self.providers:
             provider, rest = agent.provider, model
@@ -606,11 +607,11 @@ class Replayer:
         attempt = await last_attempt(parts)
         if attempt.is_cut:
             most = MOST_BYTES // 1024 // 1024
-            raise JournalUnreadable(f"the run was told more than the {most} MiB that are recorded")
+            raise JournalUnreadable(f"the run received more than the {most} MiB that are recorded")
         return attempt
 
     async def _batch(self, record: RunRecord, attempt: Attempt) -> TurnBatch:
-        """What it answered, and what was said to it on its way."""
+        """Returns the messages that the run answered, and those that came while it was running."""
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         asked, behind = [await self._queued(ids) for ids in (attempt.asked[:-1], said)]
         return TurnBatch(LiveRun(record.entry), asked, behind)
@@ -620,7 +621,7 @@ class Replayer:
         return [LiveRun(one.entry) for one in records if one is not None]
 
     async def _episode(self, batch: TurnBatch) -> Episode:
-        """The conversation as far as it had come."""
+        """Returns the conversation before the question."""
         new = (*batch.earlier, batch.run)[0].new
         question = await self.sessions.node(new.session_key, NodeId(new.message_id))
         if question is None:
@@ -633,21 +634,21 @@ class Replayer:
 
 
 class _Comparison:
-    """Keeps the first place where the run differs from its record, and ends the replay there."""
+    """Compares the events of a replay with the record. Keeps the first difference and ends the replay."""
 
     def __init__(self, record: RunRecord, scope: anyio.CancelScope) -> None:
         self._events, self._first = record.log.split(b"\n"), record.first_seq
         self._scope = scope
         self.found: Difference | JournalUnreadable | None = None
-        self.heard = 0
+        self.count = 0  # of events
 
     def __call__(self, found: Difference | JournalUnreadable) -> None:
         self.found = self.found or found
         self._scope.cancel()
 
-    def hear(self, event: bytes) -> None:
-        """Compares the next event with the recorded one; an empty one stands for the end."""
-        place = self.heard
+    def add(self, event: bytes) -> None:
+        """Compares the next event with the recorded one. An empty event stands for the end."""
+        place = self.count
         recorded = self._events[place] if place < len(self._events) else b""
         if recorded != event and self.found is None:
             shown, now = (
@@ -655,16 +656,16 @@ class _Comparison:
             )
             seq = self._first + place
             self(Difference(f"event {seq}", shown, now, seq))
-        self.heard += bool(event)
+        self.count += bool(event)
 
     def end(self, events: Sequence[bytes]) -> None:
-        """With the last event, which no listener hears."""
-        self.hear(events[-1])
+        """Compares the last event, which no listener receives."""
+        self.add(events[-1])
         if len(events) < len(self._events):
-            self.hear(b"")
+            self.add(b"")
 
 
-Steps = Sequence[tuple[str, str]]  # each tool call and the answer: its name, and what it says
+Steps = Sequence[tuple[str, str]]  # name and text of each tool call and of the answer
 
 
 def _first_difference(recorded: Steps, now: Steps) -> Difference | None:
@@ -689,7 +690,7 @@ def _steps(events: Iterable[Any]) -> Steps:
 
 
 def _canonical(arguments: str) -> str:
-    """One text for all arguments that mean the same."""
+    """Returns one text for all equal arguments."""
     try:
         value = json.loads(arguments)
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -698,7 +699,7 @@ def _canonical(arguments: str) -> str:
 
 
 class KnownResults:
-    """Implements the Gate port: the same call gets what it got. One that was never made stops it."""
+    """Implements the Gate port with recorded results. A call without one stops the run."""
 
     def __init__(self, attempt: Attempt, control: RunControl, gate: Gate) -> None:
         self._control = control
@@ -714,7 +715,7 @@ class KnownResults:
         if not known:
             self._control.stop("cancelled", at_once=True)
             await anyio.sleep_forever()
-            raise AssertionError("it was stopped")
+            raise AssertionError("the run was stopped")
         return result_from(call.id, call.name, known[0] if len(known) == 1 else known.popleft())
 
 

@@ -1,4 +1,4 @@
-"""Live runs: their chunks and journal, who listens to them, and how they are stopped."""
+"""Live runs: their chunks, journals and listeners, and how a run is stopped."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -19,7 +19,7 @@ from gateway.domain.messages import Chunk, DoneReason, Message
 from gateway.domain.ports import Clock
 from gateway.sessions.journal import RecordedJournal
 
-# What `run.inspect` shows of a run that nothing has driven yet.
+# The values in `run.inspect` of a run that no driver has begun.
 AT_REST: Mapping[str, object] = {
     "turn": 0,
     "tokens_used": 0,
@@ -31,41 +31,42 @@ AT_REST: Mapping[str, object] = {
     "tree": None,
     "decision": None,
     "config": {},
-    "context": None,  # that of `context.explain`
+    "context": None,  # as in `context.explain`
 }
 
-# An encoded event, and whether it is the last. A listener never waits.
+# Takes an encoded event, and whether it is the last. A listener never waits.
 Listener = Callable[[bytes, bool], None]
 
 
 @dataclass(slots=True, weakref_slot=True)
 class LiveRun:
-    """An accepted message and its run, from the accept to the end. `events` are the encoded chunks in
-    order of `seq`; `leave` is called when it has ended."""
+    """An accepted message and its run, until the run has ended.
+
+    `events` are the encoded chunks in the order of `seq`. The queue calls `leave` at the end."""
 
     entry: Entry
-    opened: float = 0.0  # opened and began: by the clock that never jumps
+    opened: float = 0.0  # `opened` and `began` are readings of the monotonic clock
     leave: Callable[[], None] = lambda: None
     share: Share = ((), "")
     attempt: int = 1
     state: str = "queued"
     control: RunControl = field(default_factory=RunControl)
-    journal: RecordedJournal | None = None  # of an attempt that is recorded
+    journal: RecordedJournal | None = None  # None: the attempt is not recorded
     events: list[bytes] = field(default_factory=list)
     first_seq: int = 1
     ended: bool = False
     sealed: bool = False
     trace: TraceContext | None = None
     is_stopped: bool = False
-    is_offered: bool = False  # to the turn that is at work
+    is_offered: bool = False  # to the running turn of its session
     progress: Callable[[], Mapping[str, object]] = dict
     started_at: datetime | None = None
     began: float = 0.0
     new: NewEntry = field(init=False)
-    question: Message = field(init=False)  # as the model is asked, and as it is kept
+    question: Message = field(init=False)  # for the model and for the conversation
     run_id: RunId = field(init=False)
     session_key: SessionKey = field(init=False)
-    person: str = field(init=False)  # whose settings apply, and for whom tools act
+    person: str = field(init=False)  # the settings of this person apply, and tools act for them
     _listeners: dict[int, tuple[Listener, Callable[[], None] | None]] = field(default_factory=dict)
     _prefix: bytes = b""
 
@@ -76,7 +77,7 @@ class LiveRun:
         self.person = speaker_in(self.session_key, self.new.sender)
 
     def bound(self) -> Mapping[str, object]:
-        """What each log line says that is written for this run."""
+        """Returns the fields of each log line of this run."""
         key = self.session_key
         ids = {"run": self.run_id, "session": str(key), "agent": key.agent}
         if (trace := self.trace) is not None:
@@ -88,21 +89,21 @@ class LiveRun:
         self.control.stop(reason, at_once=at_once)
 
     def start(self, attempt: int, moment: Moment, journal: RecordedJournal | None = None) -> None:
-        """Begins an attempt. From now on its journal has the requests of others, also those that came before."""
+        """Begins an attempt. The journal records the stops and messages for this run, earlier ones too."""
         self.attempt, self.state, self.journal = attempt, "running", journal
         self.started_at, self.began = moment.wall, moment.at
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
         ids = encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
         if attempt > 1:
-            self.emit(_made_anew(moment.wall))
+            self.emit(_restart_notice(moment.wall))
         if journal is not None:
             for one in self.control.requests:
                 journal(one.kind, *astuple(one))
             self.control.record = journal
 
     def emit(self, chunk: Chunk) -> None:
-        """Numbers a chunk, records it and sends it to every listener, without waiting for any."""
+        """Numbers a chunk, records it and sends it to every listener."""
         events = self.events
         body = encode({"type": chunk.type, **chunk.data})
         event = b"%b%d,%b" % (self._prefix, self.first_seq + len(events), body[1:])
@@ -114,12 +115,12 @@ class LiveRun:
                 listener(event, False)  # noqa: FBT003  # the shape of a Listener
 
     def seal(self, chunk: Chunk) -> None:
-        """Adds the terminal chunk; listeners get it when it is published."""
+        """Adds the terminal chunk. `publish` sends it to the listeners."""
         self.sealed, self.state = True, "ended"
         self.emit(chunk)
 
     def unseal(self) -> None:
-        """Takes the terminal chunk back: it could not be committed."""
+        """Removes a terminal chunk that could not be committed."""
         if not self.sealed:
             return
         self.events.pop()
@@ -128,14 +129,14 @@ class LiveRun:
         self.sealed = False
 
     def release(self) -> None:
-        """Drops the driver: reference cycles are only found by the garbage collector, and a busy
-        gateway would hold gigabytes until then."""
+        """Drops the driver. Only the garbage collector frees reference cycles, and a busy gateway would
+        hold gigabytes until it runs."""
         self.progress, self.journal = dict, None
         self.control.close()
 
     def publish(self, *, is_over: bool = True) -> None:
-        """Sends the end, which is durable now, to the listeners; or if the gateway stops before the run, an
-        empty event, which ends the waiting."""
+        """Sends the durable end to the listeners. If the gateway stops before the run ends, it sends an
+        empty event instead."""
         self.ended = is_over
         last = self.events[-1] if is_over else b""
         for listener, _ in tuple(self._listeners.values()):
@@ -143,7 +144,7 @@ class LiveRun:
         self._listeners.clear()
 
     def events_after(self, seq: int, limit: int | None = None) -> Sequence[bytes]:
-        """Up to `limit` events that come after `seq`; an end that is not durable is none of them."""
+        """Returns up to `limit` events after `seq`, without an end that is not durable yet."""
         start = max(0, seq + 1 - self.first_seq)
         known = len(self.events) - (self.sealed and not self.ended)
         return self.events[start : known if limit is None else min(known, start + limit)]
@@ -156,8 +157,8 @@ class LiveRun:
         owner: object = None,
         replaced: Callable[[], None] | None = None,
     ) -> Callable[[], None]:
-        """Sends what is missing, then goes on live without a gap. The result stops the listening. A
-        second listener of one owner takes the place of the first, whose `replaced` is called."""
+        """Sends the missing events, then live ones without a gap. Returns a function that stops it. A
+        second listener of one owner replaces the first, and the first one's `replaced` is called."""
         name = id(listener if owner is None else owner)
         _, first_is_replaced = self._listeners.pop(name, (None, None))
         if first_is_replaced is not None:
@@ -174,7 +175,7 @@ class LiveRun:
             del self._listeners[name]
 
     def summary(self, clock: Clock) -> dict[str, object]:
-        """What `run.inspect` shows."""
+        """Returns the result of `run.inspect`."""
         started, now = self.started_at, clock.monotonic()
         waited_to = self.began if started else now
         return {
@@ -195,7 +196,7 @@ class LiveRun:
         }
 
 
-def _made_anew(at: datetime) -> Chunk:
+def _restart_notice(at: datetime) -> Chunk:
     data = {
         "system_type": "notice",
         "system_message": "The gateway restarted; this answer is made again.",
@@ -205,26 +206,26 @@ def _made_anew(at: datetime) -> Chunk:
     return Chunk("system", data)
 
 
-LiveRuns = dict[str, LiveRun]  # those that have not ended, by id
+LiveRuns = dict[str, LiveRun]  # runs that have not ended, by id
 
 
 async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
-    """All events of a run, from its first to its last. What is held for a slow reader are the run's
-    own events: they cost nothing while it is live, and are bounded by it afterwards."""
+    """Yields all events of a run. A slow reader holds the run's own events: they cost nothing while it is
+    live, and the run bounds them afterwards."""
     if isinstance(run, RunRecord):
         for event in run.log.split(b"\n"):
             yield event
         return
     events, came, has_ended = list[bytes](), anyio.Event(), False
 
-    def take(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+    def receive(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
         nonlocal has_ended
         if event:
             events.append(event)
         has_ended = is_last
         came.set()
 
-    stop = run.listen(take)
+    stop = run.listen(receive)
     try:
         while events or not has_ended:
             if not events:
@@ -238,7 +239,7 @@ async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
 
 
 async def whole(run: LiveRun | RunRecord) -> Sequence[Mapping[str, Any]]:
-    """All events of a run once it has ended. Raises Busy if the gateway stops before."""
+    """Returns all events of a run once it has ended. Raises Busy if the gateway stops before."""
     events: list[Any] = [decode(event) async for event in events_of(run)]
     if not events or events[-1]["type"] not in {"done", "error"}:
         raise Busy(f"the gateway restarts before {run.entry.new.run_id} has ended; ask again")
@@ -246,7 +247,7 @@ async def whole(run: LiveRun | RunRecord) -> Sequence[Mapping[str, Any]]:
 
 
 def spoken(events: Sequence[Mapping[str, Any]]) -> str:
-    """The answer of a run: what was said last, after the last tools or else before them."""
+    """Returns the answer of a run: the text after its last tool result, or else before it."""
     end = events[-1]
     if not end.get("truncated"):
         return str(end["response"])

@@ -1,4 +1,4 @@
-"""Runs for callers who keep their conversation themselves: we keep nothing of it but what it cost."""
+"""Runs for callers that keep their conversation themselves. The gateway keeps only the costs."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -34,8 +34,8 @@ MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The `text` is to be answered, by the agent under the caller's `instructions`; `earlier` was
-    said before. The same `key` and `fingerprint` again are the same question."""
+    """A question with the caller's `instructions`, after the messages of `earlier`. The same `key` and
+    `fingerprint` again mean the same question."""
 
     agent: AgentDef
     account: str
@@ -43,13 +43,13 @@ class Question:
     earlier: Sequence[Message] = ()
     instructions: str = ""
     temperature: float | None = None
-    max_tokens: int | None = None  # only tightens
+    max_tokens: int | None = None  # only lowers the agent's
     key: str | None = None
     fingerprint: str = ""
     traceparent: str | None = None
 
     def shaped(self, agent: AgentDef) -> AgentDef:
-        """With what this caller wants of each reply."""
+        """Returns the agent with the caller's wishes for each reply."""
         most = agent.max_tokens
         return replace(
             agent,
@@ -69,13 +69,12 @@ class _Known:
 
 @dataclass(slots=True)
 class Answers:
-    """Runs by account and key, as long as this process remembers them: the live ones, and of the
-    answered ones the newest."""
+    """Runs by account and idempotency key: the live ones, and the newest answered ones."""
 
     _known: dict[tuple[str, str], _Known] = field(default_factory=dict)
 
     def find(self, question: Question, now: float) -> LiveRun | None:
-        """Raises Conflict for another question under the same key."""
+        """Returns the run of the same question. Raises Conflict for another question under its key."""
         self._forget_old(now)
         known = self._known.get((question.account, question.key or ""))
         if known is None:
@@ -89,12 +88,12 @@ class Answers:
             self._known[question.account, question.key] = _Known(question.fingerprint, run)
 
     def end(self, question: Question, now: float, *, is_answered: bool) -> None:
-        """What is no answer is tried anew by whoever asks again."""
+        """Keeps an answered run, and drops any other, so that the same question runs again."""
         place = (question.account, question.key or "")
         known = self._known.pop(place, None)
         if known is not None and is_answered:
             known.size, known.ended = sum(map(len, known.run.events)), now
-            self._known[place] = known  # in the order of their ends
+            self._known[place] = known  # answered runs stand in the order of their ends
 
     def _forget_old(self, now: float) -> None:
         size = sum(one.size for one in self._known.values())
@@ -103,14 +102,14 @@ class Answers:
                 continue
             is_full = len(self._known) > MOST_KEPT or size > MOST_BYTES
             if not is_full and now - one.ended < KEPT_S:
-                return  # the others ended later
+                return  # all others ended later
             del self._known[place]
             size -= one.size
 
 
 class StatelessRuns:
-    """At most `width` of them at a time, and one of each other account, beside the lanes; they live
-    in the group. `forget` what was kept for a run as long as it was at work."""
+    """Runs beside the lanes, in the given task group: at most `width` at a time, and one more for each
+    account that has none. `forget` deletes the tool results of an ended run."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class StatelessRuns:
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
         self._idle = anyio.Event()
         self._is_closed = False
-        self._key = token_bytes(16)  # of boundaries around results of callers' own tools
+        self._key = token_bytes(16)  # makes the boundaries around results of the callers' tools
 
     def renew(
         self,
@@ -135,11 +134,11 @@ class StatelessRuns:
         width: int,
         forget: Callable[[SessionKey], Awaitable[None]] | None = None,
     ) -> None:
-        """From now on runs are begun so."""
+        """Replaces the parts of an older configuration for the next runs."""
         self._worker, self._width, self._forget = worker, width, forget
 
     def begin(self, question: Question) -> LiveRun:
-        """A run that goes on whether or not anybody listens; nobody finds it by its id. Raises Busy,
+        """Starts a run, which continues without listeners and cannot be found by its id. Raises Busy and
         Conflict."""
         clock = self._worker.clock
         known = self._answers.find(question, clock.monotonic()) if question.key else None
@@ -147,7 +146,7 @@ class StatelessRuns:
             return known
         if self._is_closed:
             raise Busy("the gateway is restarting; send it again in a moment")
-        # Whoever has none at work is let in all the same, or one caller could keep all others out.
+        # An account without a run is always admitted, or one caller could keep out all others.
         accounts = {run.session_key.account for run, _ in self._working.values()}
         if len(self._working) >= self._width and question.account in accounts:
             raise Busy(f"{self._width} requests are being answered already; send it again later")
@@ -155,7 +154,7 @@ class StatelessRuns:
         message_id = MessageId(f"m_{run_id.removeprefix('r_')}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
         moment = RunJournal(clock).moment()
-        # The run may be remembered for a while, and its question is not.
+        # `Answers` may keep the run, so the run does not hold its question.
         new = NewEntry(message_id, run_id, session, "", moment.wall)
         run = LiveRun(Entry(new, 1, "running", 1))
         run.trace = self._worker.trace(question.traceparent)
@@ -168,22 +167,22 @@ class StatelessRuns:
         return run
 
     def cancel(self, run: LiveRun) -> None:
-        """Nobody waits for it any more; one that has ended stays as it is."""
+        """Cancels a live run, because its caller has gone."""
         if run.run_id in self._working:
             self._working[run.run_id][1].cancel()
 
     def close(self) -> None:
-        """From now on every question is refused with Busy."""
+        """Refuses every question from now on with Busy."""
         self._is_closed = True
 
-    async def rest(self) -> None:
-        """Waits until nothing is at work."""
+    async def wait_idle(self) -> None:
+        """Waits until no run is live."""
         while self._working:
             self._idle = anyio.Event()
             await self._idle.wait()
 
     def abandon_all(self) -> None:
-        """The gateway stops before they have ended; their listeners hear it at once."""
+        """Cancels all runs because the gateway stops, and ends their listeners at once."""
         for run, scope in tuple(self._working.values()):
             run.publish(is_over=False)
             scope.cancel()
@@ -217,7 +216,7 @@ class StatelessRuns:
             self._answers.end(question, worker.clock.monotonic(), is_answered=is_answered)
             if not self._working:
                 self._idle.set()
-            if forget is not None:  # or else it goes with the journals
+            if forget is not None:  # else the results are deleted with old journals
                 with anyio.move_on_after(LAST_WORDS_S, shield=True), suppress(GatewayError):
                     await forget(run.session_key)
 
@@ -246,7 +245,7 @@ class StatelessRuns:
         return await worker.runner.answer(assignment, journal, run.emit, run.control)
 
     def _nodes(self, said: Sequence[Message], run: LiveRun) -> tuple[Node, ...]:
-        """What was said before, as it would lie in a conversation of ours."""
+        """Returns the earlier messages as nodes of a conversation."""
         nodes: list[Node] = []
         for place, one in enumerate(said):
             message = with_boundary(one, self._boundary_of)
@@ -256,7 +255,7 @@ class StatelessRuns:
         return tuple(nodes)
 
     def _boundary_of(self, result: ToolResult) -> str:
-        """The caller sends a result with every request: its boundary follows from it, so that the
-        model is shown the same bytes, and from a key that nobody knows."""
+        """Derives the boundary of a result from its text and a secret key. The caller sends the result with
+        every request, and the model has to see the same bytes each time."""
         text = f"{result.call_id}\0{result.content}".encode("utf-8", "surrogatepass")
         return blake2b(text, key=self._key, digest_size=8).hexdigest()

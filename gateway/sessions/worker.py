@@ -1,4 +1,4 @@
-"""What a lane does with a message: prepare, drive the agent, end the run in one commit, tell the end."""
+"""The work of a lane: prepare a run, drive the agent, commit the end of the run, publish it."""
 
 import contextlib
 import logging
@@ -40,7 +40,7 @@ from gateway.sessions.runs import LiveRun, LiveRuns
 
 log = logging.getLogger(__name__)
 
-SHOWN_TEXT = 150_000  # characters in the last event; all of it was sent before, in pieces
+SHOWN_TEXT = 150_000  # characters of the answer in the last event; earlier chunks had all of it
 MOST_ATTEMPTS = 3
 LAST_WORDS_S = 1.0
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
@@ -51,8 +51,8 @@ _RUN_ID = attrgetter("run_id")
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ends: what the agent came to, the nodes that are kept of it, and the last chunk.
-    `outcome` is the reason of `done`, or `failed`."""
+    """How a run ends: its result, the nodes to keep, and the last chunk. `outcome` is the reason of
+    `done`, or `failed`."""
 
     result: RunResult
     nodes: tuple[Node, ...]
@@ -62,11 +62,11 @@ class RunEnd:
 
 
 def end_with(batch: TurnBatch, parent: NodeId | None, result: RunResult, moment: Moment) -> RunEnd:
-    """The end of a run, whether it was answered, stopped, broken off or refused."""
+    """Makes the end of a run from the result of its turn."""
     end = result.end
     status: NodeStatus = "complete"
     if isinstance(end, Fail):
-        status = "error" if end.text == end.told else "partial"
+        status = "error" if end.text == end.message else "partial"
     elif end.partial:
         status = "cancelled" if end.reason == "cancelled" else "partial"
     nodes = _nodes(batch, parent, result, moment.wall, status)
@@ -96,8 +96,8 @@ def end_with(batch: TurnBatch, parent: NodeId | None, result: RunResult, moment:
 def _nodes(
     batch: TurnBatch, parent: NodeId | None, result: RunResult, at: datetime, status: NodeStatus
 ) -> tuple[Node, ...]:
-    """The questions and all that was said after them, each the parent of the next. A question keeps
-    the id of its message and the run that it was accepted with. `status` is that of the last."""
+    """Returns the questions and the messages after them, each the parent of the next. A question keeps
+    the id of its message and its own run. `status` is the status of the last node."""
     nodes, carrier, took = list[Node](), batch.run.new, iter(batch.took)
     for one in (*batch.earlier, batch.run):
         new, asked = one.new, one.question
@@ -123,24 +123,24 @@ def _nodes(
 
 
 def refused(
-    batch: TurnBatch, parent: NodeId | None, error_type: ErrorType, told: str, moment: Moment
+    batch: TurnBatch, parent: NodeId | None, error_type: ErrorType, text: str, moment: Moment
 ) -> RunEnd:
-    """The end of a run that no model was asked for, or that a defect of ours broke off."""
+    """Makes the end of a run that asked no model, or that a defect of the gateway broke off."""
     at, run = moment.wall, batch.run
     facts = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     event = Event("session.end", "info", "sessions", at, run.session_key, run.run_id, facts)
-    said, end = (Message("assistant", told),), Fail(told, told, error_type)
+    said, end = (Message("assistant", text),), Fail(text, text, error_type)
     return end_with(batch, parent, RunResult(end, said, end_event=event), moment)
 
 
 def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
-    """The last chunk of a run whose question another run answered."""
+    """Makes the last chunk of a run whose question another run answered."""
     data = {
         "reason": "merged",
         "merged_into": into,
         "message_id": answer,
         "context_id": answer,
-        "response": "",  # it was sent once, by the run that made it
+        "response": "",  # the other run sent it
         "tokens_used": 0,
         "model": None,
         "execution_time_ms": 0,
@@ -151,7 +151,7 @@ def merged(into: RunId, answer: NodeId, at: datetime) -> Chunk:
 
 
 def trace_of(run: LiveRun, end: RunEnd, journal: RunJournal) -> RunTrace:
-    """What a run was busy with. With the end of another it was merged into that."""
+    """Returns the times and costs of a run. If the end belongs to another run, this one was merged."""
     result, reason, calls, store_s = end.result, end.outcome, journal.calls, journal.store_s
     if isinstance(result.end, Fail):
         reason = result.end.error_type
@@ -175,7 +175,7 @@ def trace_of(run: LiveRun, end: RunEnd, journal: RunJournal) -> RunTrace:
 
 
 def _error(end: Fail, node_id: NodeId, at: datetime) -> Chunk:
-    refusal = end.refusal  # of a budget that is spent
+    refusal = end.refusal  # set if a budget refused the call
     known = {
         "provider": end.provider,
         "provider_status": end.status,
@@ -183,7 +183,7 @@ def _error(end: Fail, node_id: NodeId, at: datetime) -> Chunk:
     }
     data = {
         "error_type": end.error_type,
-        "message": end.told,
+        "message": end.message,
         "retryable": end.retryable,
         "context_id": node_id,
         "timestamp": at,
@@ -195,12 +195,13 @@ def _error(end: Fail, node_id: NodeId, at: datetime) -> Chunk:
 
 # -- the settings of users
 
-MOST_KNOWN = 4096  # users, of whom most have set nothing
+MOST_KNOWN = 4096  # users in memory
 
 
 @dataclass(slots=True)
 class SettingsBook:
-    """A user is a principal's name, or `channel:account:sender` with its parts encoded."""
+    """The settings of users. A user is a principal's name, or `channel:account:sender` with its parts
+    encoded."""
 
     store: SessionStore
     known: dict[str, UserSettings] = field(default_factory=dict)
@@ -211,26 +212,26 @@ class SettingsBook:
         if known is not None:
             return known
         read = await self.store.read_settings(user)
-        # Whoever changed them meanwhile knows better than what was read before.
-        return self.known.get(user) or self._remember(user, self._opened(read))
+        # A change that was made during the read is newer.
+        return self.known.get(user) or self._remember(user, self._parse(read))
 
     async def change(self, user: str, patch: Mapping[str, object]) -> UserSettings:
-        """From now on; a run that is at work keeps what it began with.
+        """Changes settings. A run at work keeps the old ones.
 
-        Raises SettingsRefused if there would be too much to keep, and StoreUnavailable.
+        Raises SettingsRefused if the record would be too large, and StoreUnavailable.
         """
         while True:
             before = await self.store.read_settings(user)
-            after = self._opened(before).patched(patch)
+            after = self._parse(before).patched(patch)
             record = encode(after.kept)
             if len(record) > RECORD_BYTES:
                 raise SettingsRefused(RECORD_BYTES)
-            with anyio.CancelScope(shield=True):  # it is written even if nobody waits for it
+            with anyio.CancelScope(shield=True):  # a caller that goes away does not stop the write
                 self.known.pop(user, None)
                 if await self.store.write_settings(user, record.decode(), expected=before):
                     return self._remember(user, after)
 
-    def _opened(self, record: str | None) -> UserSettings:
+    def _parse(self, record: str | None) -> UserSettings:
         kept = {} if record is None else decode(record)
         assert isinstance(kept, dict)
         return UserSettings(kept)
@@ -246,22 +247,22 @@ class SettingsBook:
 
 LONGEST_S = 0.5
 TOO_SLOW = f"nothing was looked up: it took longer than {LONGEST_S:g} s"
-FAILED = "nothing was looked up: it failed; the operator finds why in the log"
+FAILED = "nothing was looked up: the search failed; the log has the reason"
 SWITCHED_OFF = "switched off by context.semantic"
 
-Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
+Found = tuple[tuple[Recalled, ...], str]  # the text says why nothing was looked up
 
 
 @dataclass(slots=True)
 class TurnCount:
-    """The turns at work of one worker: it may be replaced while some of them go on."""
+    """The number of running turns of one worker, which a reload may replace while they run."""
 
     at_work: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
-    """Brings accepted messages to their one end."""
+    """Runs accepted messages. Each gets exactly one end."""
 
     agents: Mapping[AgentId, AgentDef]
     runner: Runner
@@ -274,18 +275,18 @@ class RunWorker:
     bus: Bus
     runs: LiveRuns = field(default_factory=dict)
     memory: Recall | None = None
-    vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # of agents that read notes
+    vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # for agents that read notes
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
-    channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
+    channels: frozenset[str] = frozenset()  # their answers leave through the outbox
     extractor: FactExtractor | None = None  # None: no facts are extracted
-    on_finished: Callable[[SessionKey], None] = lambda key: None  # a turn is in the store
-    report: Callable[[RunTrace], None] = lambda trace: None  # a run has ended
+    on_finished: Callable[[SessionKey], None] = lambda key: None  # called after a turn's commit
+    report: Callable[[RunTrace], None] = lambda trace: None  # called for every ended run
     trace: Callable[[str | None], TraceContext | None] = lambda traceparent: None
     turns: TurnCount = field(default_factory=TurnCount)
 
     async def work(self, batch: TurnBatch) -> None:
-        """Messages that are merged end along with the one that carries them. Only cancellation gets
-        out of here, and then all are still in the inbox."""
+        """Runs one turn. Merged messages end together with the run that carries them. Only a
+        cancellation leaves this function, and then all messages are still in the inbox."""
         run, key = batch.run, batch.run.session_key
         BOUND.set(ref(run))
         self.turns.at_work += 1
@@ -296,7 +297,7 @@ class RunWorker:
             try:
                 end = await self._finish(batch, journal)
             except anyio.get_cancelled_exc_class():
-                # An attempt that we cut off in good order does not count against the message.
+                # An attempt that the gateway cancels does not count against the message.
                 with (
                     anyio.move_on_after(LAST_WORDS_S, shield=True),
                     contextlib.suppress(GatewayError),
@@ -311,9 +312,14 @@ class RunWorker:
             self.runs.pop(ended.run_id, None)
             ended.publish()
             self.report(trace_of(ended, end, journal))
-        journal.calls = []  # their requests refer to the journal: without them it is freed at once
+        journal.calls = []  # their requests refer to the journal; without the cycle it is freed at once
         if self.extractor is not None:
-            self.extractor.extract(key, _said(batch), end.nodes[-1].id)
+            said = list[SaidMessage]()
+            for one in (*batch.earlier, run, *batch.took):
+                new, at = one.new, one.new.accepted_at
+                node_id = NodeId(new.message_id)
+                said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, at))
+            self.extractor.extract(key, said, end.nodes[-1].id)
         event = end.result.end_event
         if event is not None and self.bus.hears(event.type):
             self.bus.publish(event)
@@ -321,7 +327,7 @@ class RunWorker:
             self.compact(key, batch.crowded, run.run_id)
 
     async def _begin(self, batch: TurnBatch) -> RecordedJournal:
-        """Counts the attempt, and reads what earlier ones were granted."""
+        """Counts the attempt, and reads the grants of earlier attempts."""
         run = batch.run
         attempt = run.entry.attempts
         if run.entry.state == "queued":
@@ -337,7 +343,7 @@ class RunWorker:
         return journal
 
     async def _finish(self, batch: TurnBatch, journal: RecordedJournal) -> RunEnd:
-        """Drives the run to its end, and commits that."""
+        """Drives the run to its end and commits it."""
         run, facts = batch.run, {"run": batch.run.run_id}
         agent = self.agents.get(run.session_key.agent)
         unread, unstored = "session_unreadable", "answer_not_stored"
@@ -351,7 +357,7 @@ class RunWorker:
             end = await self.end_of(batch, agent, episode, journal)
         at = journal.tick()
         if not await result_of(unstored, facts, self._commit, batch, episode, end, journal):
-            # Something in the answer cannot be kept; the question can, and an honest word.
+            # The store refuses something in the answer. The question is kept, with an apology.
             run.progress = dict
             for sealed in (run, *batch.earlier, *batch.took):
                 sealed.unseal()
@@ -366,7 +372,7 @@ class RunWorker:
     async def _episode(self, batch: TurnBatch, agent: AgentDef | None) -> Episode:
         key, upto = batch.run.session_key, batch.run.new.context_id
         if batch.run.entry.seq == 1 and upto is None:
-            return Episode(None, is_all=True)  # nothing was said before the first
+            return Episode(None, is_all=True)  # the first message has no history
         rules = agent.context if agent else ContextRules()
         episode = await retry_store(self.clock, self.episodes.recall, key, rules)
         if upto is None or episode.is_summed_up_after(upto):
@@ -385,15 +391,16 @@ class RunWorker:
         journal: RunJournal,
         read: RunInputs | None = None,
     ) -> RunEnd:
-        """How the run ends when it goes on from there. `read` is what a recorded run had read."""
+        """Drives the run after `episode` and returns its end. `read` is set for a replay: the inputs of
+        the recorded run."""
         run, parent = batch.run, episode.head
         if run.attempt - run.entry.forgiven > MOST_ATTEMPTS:
-            told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            end = refused(batch, parent, "internal_error", told, journal.moment())
+            text = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
+            end = refused(batch, parent, "internal_error", text, journal.moment())
             return replace(end, state="dead")
         if agent is None:
-            told = f"The agent {run.session_key.agent!r} is no longer configured."
-            return refused(batch, parent, "config_error", told, journal.moment())
+            text = f"The agent {run.session_key.agent!r} is no longer configured."
+            return refused(batch, parent, "config_error", text, journal.moment())
         facts, drive = {"run": run.run_id}, self._drive
         result = await result_of("run_failed", facts, drive, batch, agent, episode, journal, read)
         if result is None:
@@ -473,6 +480,7 @@ class RunWorker:
     async def _read(
         self, batch: TurnBatch, agent: AgentDef, episode: Episode, rules: RuleSet
     ) -> RunInputs:
+        """Reads what the run is shown besides the conversation."""
         run, key, clock, journal = batch.run, batch.run.session_key, self.clock, self.journal
         notices = await retry_store(
             clock, journal.claim_notices, run.person, key, run.run_id, now=clock.now()
@@ -488,7 +496,7 @@ class RunWorker:
         return RunInputs(tuple(notices), kept, recalled, missing, tuple(lacking))
 
     async def _was_near(self, episode: Episode) -> bool:
-        """Whether the run before had come near the window's end."""
+        """True if the previous run nearly filled the context window."""
         if not episode.nodes:
             return False
         before = episode.nodes[-1].run_id
@@ -499,13 +507,13 @@ class RunWorker:
     async def _commit(
         self, batch: TurnBatch, episode: Episode, end: RunEnd, journal: RecordedJournal
     ) -> bool:
-        """Commits the end of the run, and of those that are merged into it; gives True."""
+        """Commits the end of the run and of the runs that are merged into it. Returns True."""
         run, new, key, result = batch.run, batch.run.new, batch.run.session_key, end.result
         run.seal(end.terminal)
         summary = {**run.summary(self.clock), "termination_reason": end.outcome}
         part, pack = await journal.last_part()
         deliveries: tuple[NewDelivery, ...] = ()
-        # What came by a channel that is gone is kept for the operator.
+        # An answer for a removed channel stays in the outbox, for the operator.
         if key.channel in self.channels or new.whence is not None:
             place = (key.channel, key.account, *new.destination)
             name, text = f"d_{new.message_id}", result.end.text
@@ -541,14 +549,14 @@ class RunWorker:
         return True
 
     def _merged(self, batch: TurnBatch, end: RunEnd) -> tuple[Merged, ...]:
-        """Ends the runs that this one answers along with its own."""
+        """Ends the other runs of the batch."""
         into, found = batch.run.run_id, list[Merged]()
         for one in (*batch.earlier, *batch.took):
             moment = Moment(self.clock.now(), self.clock.monotonic())
             one.start(max(1, one.entry.attempts), moment)
             one.seal(merged(into, end.nodes[-1].id, moment.wall))
-            told = {"termination_reason": "merged", "merged_into": into}
-            summary = encode({**one.summary(self.clock), **told}).decode()
+            facts = {"termination_reason": "merged", "merged_into": into}
+            summary = encode({**one.summary(self.clock), **facts}).decode()
             found.append(Merged(one.run_id, pack_text(one.events), summary))
         return tuple(found)
 
@@ -556,7 +564,7 @@ class RunWorker:
 async def recall(
     new: NewEntry, agent: AgentDef, episode: Episode, memory: Recall | None, vault: Vault | None
 ) -> Found:
-    """What the run is shown of the past. An answer goes on without it rather than not at all."""
+    """Finds facts, turns and notes for the question. The run goes on without them after a failure."""
     facts, listed = {"run": new.run_id}, await _listed(vault, new) if vault else ()
     if memory is None or not agent.context.semantic:
         return listed, SWITCHED_OFF if memory else ""
@@ -575,12 +583,3 @@ async def _listed(vault: Vault, new: NewEntry) -> tuple[Recalled, ...]:
     with anyio.move_on_after(LONGEST_S):
         return await result_of("notes_unlisted", facts, vault.named, *about) or ()
     return ()
-
-
-def _said(batch: TurnBatch) -> Sequence[SaidMessage]:
-    """What users said in this turn."""
-    said: list[SaidMessage] = []
-    for one in (*batch.earlier, batch.run, *batch.took):
-        new, node_id = one.new, NodeId(one.new.message_id)
-        said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, new.accepted_at))
-    return said

@@ -1,4 +1,4 @@
-"""The audit: a chain of entries that are never changed (in SQLite by triggers)."""
+"""The audit: a chain of entries that are never changed (SQLite enforces it by triggers)."""
 
 import logging
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import anyio
 
 from gateway.domain.events import AuditEntry, AuditEvent, AuditKind, entry_after
 from gateway.store.tables import TABLES
-from gateway.store.transaction import Transaction, given
-from gateway.store.writer import Engine, OfStore, reading
+from gateway.store.transaction import Transaction, without_none
+from gateway.store.writer import Engine, StorePart, reading
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def _newest(
     before: int | None = None,
     limit: int = 1,
 ) -> Sequence[AuditEntry]:
-    terms = given({"kind": kind, "seq <": before})
+    terms = without_none({"kind": kind, "seq <": before})
     return [AuditEntry(**row) for row in tx.find("audit", terms, order="-seq", limit=limit)]
 
 
@@ -35,7 +35,7 @@ def _after(tx: Transaction, seq: int, *, limit: int) -> Sequence[AuditEntry]:
     return [AuditEntry(**row) for row in rows]
 
 
-class StoredAudit(OfStore):
+class StoredAudit(StorePart):
     """Implements the port Audit."""
 
     def __init__(self, engine: Engine) -> None:
@@ -43,7 +43,7 @@ class StoredAudit(OfStore):
         self._turn = anyio.Lock()
 
     async def append(self, event: AuditEvent) -> None:
-        async with self._turn:  # each entry needs the one before
+        async with self._turn:  # each entry contains the hash of the previous one
             await self._writer.write(partial(append_event, event=event), durable=False)
 
     newest = reading(_newest, caught_up=True)
@@ -54,5 +54,5 @@ class StoredAudit(OfStore):
 
 
 def _note_missing(event: AuditEvent, error: Exception) -> None:
-    told = {"kind": event.kind, "actor": event.actor, "why": str(error)}
-    log.error("audit_entry_not_written", extra=told)
+    facts = {"kind": event.kind, "actor": event.actor, "why": str(error)}
+    log.error("audit_entry_not_written", extra=facts)

@@ -1,4 +1,4 @@
-"""What channels keep: memos, messages answered without a turn, and who may talk."""
+"""The data of channels: memos, messages answered without a turn, and pairings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from gateway.domain.ids import to_micros
 from gateway.domain.inbox import NewDelivery, NewEntry, ReceivedMessage
 from gateway.store.outbox import add_delivery
 from gateway.store.tables import TABLES
-from gateway.store.transaction import Fields, Terms, Transaction, given
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.transaction import Fields, Terms, Transaction, without_none
+from gateway.store.writer import StorePart, reading, writing
 
 _MESSAGE, _PERSON = Fields("platform_id channel account"), Fields("channel account person")
 
 
-# --- who may talk --------------------------------------------------------------------------------
+# --- pairings ------------------------------------------------------------------------------------
 def _of_person(channel: str, account: str, person: str) -> Terms:
     return {"channel": channel, "account": account, "person": person}
 
@@ -66,7 +66,7 @@ def _remove_pairing(
     *,
     state: PairingState | None = None,
 ) -> bool:
-    terms = given({**_of_person(channel, account, person), "state": state})
+    terms = without_none({**_of_person(channel, account, person), "state": state})
     return tx.delete("pairing", terms) > 0
 
 
@@ -74,12 +74,12 @@ def _block(tx: Transaction, channel: str, account: str, person: str, *, now: dat
     known = _find_pairing(tx, channel, account, person)
     new = Pairing(channel, account, person, None, "denied", "", now, now)
     blocked = replace(known or new, state="denied", code_digest="", is_owner=False)
-    tx.insert("pairing", TABLES["pairing"].row_of(blocked), taken="replace")
+    tx.insert("pairing", TABLES["pairing"].row_of(blocked), on_conflict="replace")
     return blocked
 
 
 def _list_pairings(tx: Transaction, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
-    terms = given({"channel": channel})
+    terms = without_none({"channel": channel})
     found: list[Pairing] = []
     for state in ("asked", ("paired", "denied")):
         order = "-asked_at channel account person"
@@ -88,7 +88,7 @@ def _list_pairings(tx: Transaction, *, channel: str | None = None, limit: int) -
     return found
 
 
-# --- what was heard, and what is kept for the next call ------------------------------------------
+# --- messages without a turn, and memos ----------------------------------------------------------
 def _read_memos(tx: Transaction, channel: str, account: str) -> Sequence[ChannelMemo]:
     terms = {"channel": channel, "account": account}
     return [ChannelMemo(**row) for row in tx.find("channel_memo", terms, order="slot")]
@@ -96,17 +96,17 @@ def _read_memos(tx: Transaction, channel: str, account: str) -> Sequence[Channel
 
 def write_memos(tx: Transaction, *memos: ChannelMemo) -> None:
     for memo in memos:
-        tx.insert("channel_memo", TABLES["channel_memo"].row_of(memo), taken="replace")
+        tx.insert("channel_memo", TABLES["channel_memo"].row_of(memo), on_conflict="replace")
 
 
 def _is_heard(tx: Transaction, message: Terms) -> bool:
-    """What could not be read may be taken in after all, once an operator says so."""
-    row = tx.first("channel_heard", message, "outcome")
-    return row is not None and row["outcome"] != "unreadable"
+    """True if the message was answered without a turn. An unreadable message may still be accepted
+    later, when an operator asks for it."""
+    return tx.value("channel_heard", message, "outcome", "unreadable") != "unreadable"
 
 
 def require_unheard(entry: NewEntry, tx: Transaction) -> None:
-    """Raises AlreadyReceived. For a message that came by a channel."""
+    """Raises AlreadyReceived for a message of a channel that was answered without a turn."""
     id_, channel, account = entry.platform_id, entry.session_key.channel, entry.session_key.account
     if _is_heard(tx, {"platform_id": id_, "channel": channel, "account": account}):
         raise AlreadyReceived(f"message {id_!r} of {channel}:{account} was answered without a turn")
@@ -117,7 +117,7 @@ def _knows(tx: Transaction, channel: str, account: str, platform_id: str) -> boo
     return _is_heard(tx, message) or tx.first("run", message, "id") is not None
 
 
-def _record(
+def _record_heard(
     tx: Transaction,
     heard: ReceivedMessage,
     deliveries: Sequence[NewDelivery] = (),
@@ -130,17 +130,17 @@ def _record(
         is_known = is_known or tx.first("channel_heard", _MESSAGE.row(heard), "at") is not None
     if is_known or (asked is not None and not _ask(tx, asked)):
         return False
-    tx.insert("channel_heard", TABLES["channel_heard"].row_of(heard), taken="replace")
+    tx.insert("channel_heard", TABLES["channel_heard"].row_of(heard), on_conflict="replace")
     for new in deliveries:
         if tx.first("delivery", {"delivery_id": new.id}, "id") is None:
             add_delivery(new, to_micros(heard.at), tx)
     return True
 
 
-def _unread(
+def _list_unread(
     tx: Transaction, channel: str | None, *, platform_id: str | None = None, limit: int
 ) -> Sequence[ReceivedMessage]:
-    terms = given({"outcome": "unreadable", "channel": channel, "platform_id": platform_id})
+    terms = without_none({"outcome": "unreadable", "channel": channel, "platform_id": platform_id})
     return [
         ReceivedMessage(**row) for row in tx.find("channel_heard", terms, order="-at", limit=limit)
     ]
@@ -162,12 +162,12 @@ def _forget_heard(tx: Transaction, *, before: datetime, limit: int) -> int:
     return len(rows)
 
 
-class StoredChannels(OfStore):
+class StoredChannels(StorePart):
     """Implements the port ChannelStore."""
 
     knows = reading(_knows)
-    record = writing(_record, durable=True)
-    unread = reading(_unread)
+    record = writing(_record_heard, durable=True)
+    unread = reading(_list_unread)
     drop_unread = writing(_drop_unread, durable=True)
     count_unread = reading(_count_unread)
     forget_received = writing(_forget_heard, durable=False)

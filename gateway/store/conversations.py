@@ -18,27 +18,29 @@ from gateway.domain.sessions import (
 from gateway.store.erasure import Erasures
 from gateway.store.plugins import StoredSettings
 from gateway.store.pruning import Fork, Span, branches_off, kept_spans, outdated
+from gateway.store.tables import TABLES
 from gateway.store.transaction import (
+    SEQ_BITS,
     Row,
     SessionRow,
     Terms,
     Transaction,
     add_nodes,
     count_nodes,
-    given,
     place_of,
     places_of,
     require_session,
     seq_of,
     summary_at,
     unpack_message,
+    without_none,
 )
 from gateway.store.writer import reading, writing
 
 # --- nodes ---------------------------------------------------------------------------------------
-_STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in a column
+_STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in the column
 _ERASED = _STANDINGS.index("erased")
-_MOST_FORKS = 1000  # of a session that are looked at, the newest
+_MOST_FORKS = 1000  # of a session that are read: the newest
 
 
 def _to_node(row: Row, parent_id: NodeId | None) -> Node:
@@ -78,7 +80,7 @@ def forks_of(session: int, tx: Transaction) -> list[Fork]:
 
 
 def prune(session: SessionRow, most: int, tx: Transaction) -> None:
-    """Archives branches of a tree that has more than `most` nodes. The cost does not depend on the
+    """Archives branches of a tree with more than `most` nodes. The cost does not depend on the
     length of the session."""
     if session.head is None or not (most and session.is_forked) or session.is_pruned:
         return
@@ -97,7 +99,7 @@ def prune(session: SessionRow, most: int, tx: Transaction) -> None:
 
 
 def _bring_back(session: SessionRow, tx: Transaction) -> None:
-    """Shows the paths to HEAD, labels and checkpoints again."""
+    """Unarchives the paths to HEAD, labels and checkpoints."""
     session.is_pruned = False
     if tx.find("node", places_of(session.id), "place", limit=1, index="archived"):
         for span in kept_spans(forks_of(session.id, tx), _tips(session, tx)).items():
@@ -116,7 +118,7 @@ def _within(session: SessionRow, span: Span) -> Terms:
     return {"place >=": place_of(session.id, first), "place <=": place_of(session.id, last)}
 
 
-# --- the tree is read ----------------------------------------------------------------------------
+# --- reading the tree ----------------------------------------------------------------------------
 def _path(
     tx: Transaction,
     key: SessionKey,
@@ -125,8 +127,8 @@ def _path(
     before: NodeId | None = None,
     limit: int,
 ) -> Path:
-    """`head` is the session's HEAD, whatever the path ends at. Raises NotFound for a node that is
-    not of this session."""
+    """The path to `upto`, to the node before `before`, or to HEAD. Its `head` is always the
+    session's HEAD. Raises NotFound for a node of another session."""
     session = tx.first("session", {"key": key}, "id head")
     if session is None:
         return Path((), None, more=False)
@@ -145,23 +147,23 @@ def _path(
 
 
 def _id_at(place: int | None, rows: Sequence[Row], tx: Transaction) -> NodeId | None:
-    """The id of the node there, which may be the first of the rows."""
-    node = rows[0] if rows and rows[0]["place"] == place else None
-    node = node or tx.first("node", {"place": place}, "id")
-    return node["id"] if node else None
+    """The id of the node at this place, which may be the first of the rows."""
+    if rows and rows[0]["place"] == place:
+        return NodeId(rows[0]["id"])
+    return tx.value("node", {"place": place}, "id", None)
 
 
 def _end(named: NodeId, session: int, tx: Transaction, *, is_before: bool) -> int | None:
     node = tx.first("node", {"id": named, "standing <": _ERASED}, "place parent")
-    if node is None or node["place"] not in range(*_bounds(session)):
+    if node is None or node["place"] >> SEQ_BITS != session:
         raise NotFound(f"message {named}")
     end: int | None = node["parent" if is_before else "place"]
     return end
 
 
 def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Row]:
-    """The path to a place, newest first. Where nothing forks all of it lies side by side; where
-    branches lie between each other, about as much is read of them as of the path."""
+    """The path to a place, newest first. An unforked path is adjacent on disk; among branches, the
+    query reads about as many rows of them as of the path."""
     rows, at, most = list[Row](), end, limit
     while at is not None and len(rows) < limit:
         first = max(at - min(most, limit - len(rows)), place_of(session, 0))
@@ -171,7 +173,7 @@ def _walk(end: int | None, limit: int, session: int, tx: Transaction) -> list[Ro
             if row["place"] == at:
                 rows.append(row)
                 at = row["parent"]
-        if len(rows) == had:  # it is no longer there
+        if len(rows) == had:  # the node at this place was deleted
             break
         most = 2 * (len(rows) - had)
     return rows[:limit]
@@ -190,48 +192,37 @@ def _summary_of(rows: Sequence[Row], tx: Transaction) -> Node | None:
 def _with_parent(rows: Sequence[Row], tx: Transaction) -> list[Node]:
     known = {row["place"]: row["id"] for row in rows}
     missing = tuple({row["parent"] for row in rows} - known.keys() - {None})
-    if missing:
-        found = tx.find("node", {"place": missing}, "place id")
-        known |= {row["place"]: row["id"] for row in found}
+    known |= {row["place"]: row["id"] for row in tx.find("node", {"place": missing}, "place id")}
     return [_to_node(row, known.get(row["parent"])) for row in rows]
 
 
-def _bounds(session: int) -> tuple[int, int]:
-    return place_of(session, 1), place_of(session + 1, 0)
-
-
 def _node(tx: Transaction, key: SessionKey, node_id: str) -> Node | None:
-    session = tx.first("session", {"key": key}, "id")
-    if session is None:
+    if not (session := tx.value("session", {"key": key}, "id", 0)):
         return None
-    places = places_of(session["id"])
+    places = places_of(session)
     row = tx.first("node", {"id": node_id, "standing <": _ERASED, **places})
     row = row or tx.first("node", {"label": node_id, **places})
     return None if row is None else _with_parent([row], tx)[0]
 
 
-_SHAPE = (
-    "place id parent run_id role status tokens model created_at label summary checkpoint standing"
-)
+_SHAPE = " ".join(one for one in TABLES["node"].types if one not in {"text", "packed"})
 
 
 def _tree(
     tx: Transaction, key: SessionKey, *, limit: int, archived: bool = False
 ) -> Sequence[Node]:
     """The newest `limit` nodes, oldest first."""
-    session = tx.first("session", {"key": key}, "id")
-    if session is None:
+    if not (session := tx.value("session", {"key": key}, "id", 0)):
         return []
-    terms = {**places_of(session["id"]), "standing <=": int(archived)}
+    terms = {**places_of(session), "standing <=": int(archived)}
     rows = tx.find("node", terms, _SHAPE, order="-place", limit=limit)
     return _with_parent([{**row, "text": "", "packed": None} for row in reversed(rows)], tx)
 
 
-# --- the tree is changed -------------------------------------------------------------------------
+# --- changing the tree -------------------------------------------------------------------------
 def _found_node(key: SessionKey, node: NodeId, tx: Transaction) -> tuple[SessionRow, int]:
     session = require_session(key, tx)
-    place = tx.place(session, node)
-    if place is None:
+    if (place := tx.place(session, node)) is None:
         raise NotFound(f"message {node}")
     return session, place
 
@@ -244,8 +235,8 @@ def _move_head(
     expected: NodeId | None,
     label: str | None = None,
 ) -> bool:
-    """A label moves to this node if another node of the session has it. Raises NotFound for an
-    unknown session or node."""
+    """A label moves here from another node of the session. Raises NotFound for an unknown session
+    or node."""
     session, place = _found_node(key, to, tx)
     if session.head_id != expected:
         return False
@@ -277,7 +268,7 @@ def _start_over(tx: Transaction, key: SessionKey, *, now: datetime) -> None:
     if session.head is not None:
         started = {"head": None, "state": "active", "updated_at": tx.stamp(at)}
         tx.change("session", {"id": session.id}, started)
-        session.head, session.head_id, session.summary = None, None, None
+        session.clear_head()
         session.is_closed = False
 
 
@@ -322,7 +313,7 @@ def _new(
         row = tx.first("node", {"id": name}, "place standing")
         if row is None:
             return False
-        is_ours = session is not None and row["place"] in range(*_bounds(session.id))
+        is_ours = session is not None and row["place"] >> SEQ_BITS == session.id
         return True if is_ours and row["standing"] < _ERASED else None
 
     return not_there_yet(key, nodes, is_known)
@@ -335,7 +326,7 @@ def _find_session(tx: Transaction, key: SessionKey) -> SessionRecord | None:
 
 
 def _list_sessions(tx: Transaction, query: SessionQuery) -> SessionPage:
-    """`updated_at` is unique, so `before` = that of the last session skips none."""
+    """`updated_at` is unique, so passing that of the last session as `before` skips none."""
     wanted = {
         "agent": query.agents,
         "channel": query.channels,
@@ -345,7 +336,7 @@ def _list_sessions(tx: Transaction, query: SessionQuery) -> SessionPage:
         "updated_at <": query.before,
     }
     limit = max(0, query.limit)
-    rows = tx.find("session", given(wanted), order="-updated_at", limit=limit + 1)
+    rows = tx.find("session", without_none(wanted), order="-updated_at", limit=limit + 1)
     return SessionPage(tuple(_records(rows[:limit], tx)), more=len(rows) > limit)
 
 
@@ -358,16 +349,15 @@ def _records(rows: Sequence[Row], tx: Transaction) -> list[SessionRecord]:
 
 
 def _to_record(row: Row, spent: Row | None, head: NodeId | None) -> SessionRecord:
-    """What the row itself counts is from before there was a ledger."""
+    """The counts in the row itself are from before there was a ledger."""
     sent, received, cost = row["input_tokens"], row["output_tokens"], row["cost_usd"]
     if spent is not None:
         sent, received = sent + spent["input_tokens"], received + spent["output_tokens"]
         if spent["priced"]:
             cost = (cost or 0.0) + spent["nano_usd"] / 1e9
     counts = (row["message_count"], sent, received, cost)
-    return SessionRecord(
-        row["key"], row["created_at"], row["updated_at"], *counts, row["state"], head
-    )
+    times = (row["created_at"], row["updated_at"])
+    return SessionRecord(row["key"], *times, *counts, row["state"], head)
 
 
 def _close_session(tx: Transaction, key: SessionKey) -> None:

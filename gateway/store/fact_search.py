@@ -1,4 +1,4 @@
-"""Queries of facts in SQLite."""
+"""Searches of facts, by subject and time, by words, and by names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +32,7 @@ from gateway.store import facts as writing
 from gateway.store.facts import (
     WITH_SOURCE,
     FactRow,
+    claims_in,
     claims_of,
     fact_of,
     facts_at,
@@ -41,23 +42,22 @@ from gateway.store.facts import (
     names_of,
     ranked,
     require_claims,
-    told_in,
 )
 from gateway.store.faults import require_text
-from gateway.store.transaction import Transaction, in_parts, place_of
-from gateway.store.writer import Engine, OfStore, reading
+from gateway.store.transaction import Transaction, in_batches, place_of
+from gateway.store.writer import Engine, StorePart, reading
 
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 256  # of a word: those that were learned last
 _MOST_SOURCES = 1000
-MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a second
+MOST_WEIGHED = 10_000  # claims in a question about a past time: about half a second
 
 T = TypeVar("T")
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
-_BITS = 1 << 22  # half a megabyte; a million names leave three of four others apart
-_PAGE = 2_000  # names a look
+_BITS = 1 << 22  # half a megabyte; it recognises three of four unknown names among a million
+_PAGE = 2_000  # names per page
 
 
 def _groups(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
@@ -68,10 +68,10 @@ def _groups(tx: Transaction, after: int) -> Sequence[tuple[int, str]]:
 def _add(
     tx: Transaction, scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime
 ) -> Sequence[Fact]:
-    kept = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
-    ids = [id_ for _, id_ in kept]
-    writing.add(tx, scope, [claim for claim, _ in kept], ids=ids, now=now)
-    places = [row.place for id_ in ids for row in fact_of(id_, tx)]
+    new = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, tx)]
+    kept = [id_ for _, id_ in new]
+    writing.add(tx, scope, [claim for claim, _ in new], ids=kept, now=now)
+    places = [row.place for id_ in kept for row in fact_of(id_, tx)]
     return _with_sources(_rows(places, tx), tx)
 
 
@@ -82,18 +82,22 @@ def _is_forgotten(claim: Claim, scope: str, tx: Transaction) -> bool:
     return is_forgotten(names, source.at, tx)
 
 
-def _places(
-    terms: Sequence[_Term], rest: str, values: Sequence[object], tx: Transaction
+def _column(
+    terms: Sequence[_Term],
+    rest: str,
+    values: Sequence[object],
+    tx: Transaction,
+    column: str = "f.place",
 ) -> list[int]:
     where = " AND ".join(term for term, _ in terms)
-    given = [value for _, some in terms for value in some]
-    found = tx.db.execute(f"SELECT f.place FROM fact f WHERE {where} {rest}", (*given, *values))
-    return [place for (place,) in found.fetchall()]
+    every = [*(value for _, some in terms for value in some), *values]
+    found = tx.db.execute(f"SELECT {column} FROM fact f WHERE {where} {rest}", every)
+    return [one for (one,) in found.fetchall()]
 
 
 def _rows(places: Sequence[int], tx: Transaction) -> list[FactRow]:
-    """In the order of these places; their sources are read with them, where the tables are elsewhere."""
-    for some in () if tx.is_whole else in_parts(places):
+    """The facts at these places, in this order. On a server their sources are read with them."""
+    for some in () if tx.is_whole else in_batches(places):
         tx.find("fact_claim", {"fact": some, **WITH_SOURCE})
     return facts_at(places, tx)
 
@@ -108,26 +112,26 @@ def _with_sources(rows: Sequence[FactRow], tx: Transaction) -> list[Fact]:
 
 
 def groups_of(view: FactView, tx: Transaction) -> Sequence[int]:
-    """Of a room also those of whoever has its name: in a direct chat all facts lie at the person's own
-    places."""
+    """The group to search. For a room also the group of the person with its name: in a direct chat
+    all facts are at the person's places."""
     room = [] if view.room is None else [_group_of(FactView(scope=str(view.room)), tx)]
     return [_group_of(view, tx), *room]
 
 
 def _group_of(view: FactView, tx: Transaction) -> int:
-    """0 if nothing was learned there. All facts that were are read, where the tables are elsewhere."""
+    """The number of the group; 0 if it has no facts. On a server all of its facts are read."""
     kind, name = ("scope", view.scope) if view.room is None else ("session", str(view.room))
     row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
     if row is not None and not tx.is_whole:
         there = tx.find("fact", {kind: row["id"]}, "topic scope session")
-        for some in in_parts({one["topic"] for one in there}):
+        for some in in_batches({one["topic"] for one in there}):
             tx.find("fact_topic", {"id": some})
-        for some in in_parts({one[name] for one in there for name in ("scope", "session")}):
+        for some in in_batches({one[name] for one in there for name in ("scope", "session")}):
             tx.find("fact_group", {"id": some})
     return row["id"] if row else 0
 
 
-# --- by what it is about, and when ---------------------------------------------------------------
+# --- by subject, predicate and time -------------------------------------------------------------
 
 
 def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
@@ -139,7 +143,7 @@ def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
         terms.append(("f.valid_from <= ? AND (f.valid_to IS NULL OR f.valid_to > ?)", (at, at)))
     elif not query.with_history:
         terms.append(_IS_CURRENT)
-    places = _places(terms, _OLDEST, (max(0, query.limit),), tx)
+    places = _column(terms, _OLDEST, (max(0, query.limit),), tx)
     return _with_sources(_rows(places, tx), tx)
 
 
@@ -179,50 +183,47 @@ def _range(group: int) -> tuple[int, int]:
 
 
 def _topics_of(query: FactQuery, tx: Transaction) -> list[tuple[int, ...]]:
-    """In parts. Raises QueryRefused if too much was claimed of them."""
-    about = _about(query, tx)
-    where = " AND ".join(term for term, _ in about)
-    values = tuple(value for _, some in about for value in some)
-    found = tx.db.execute(f"SELECT DISTINCT f.topic FROM fact f WHERE {where}", values).fetchall()
-    topics = [*in_parts([topic for (topic,) in found])]
+    """The topics in batches. Raises QueryRefused if they have too many claims."""
+    topics = [*in_batches(_column(_about(query, tx), "", (), tx, "DISTINCT f.topic"))]
     if sum(tx.count("fact_claim", {"topic": some}) for some in topics) > MOST_WEIGHED:
         raise QueryRefused(
-            f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
-            "name a subject that fewer of them are about"
+            f"more than {MOST_WEIGHED:,} claims would have to be compared for that time: name a subject "
+            "with fewer claims"
         )
     return topics
 
 
 def _known_at(then: datetime, query: FactQuery, tx: Transaction) -> Sequence[Fact]:
-    """What the claims known at that time say."""
+    """The facts by the claims that were known at that time."""
     every = [row for some in _topics_of(query, tx) for row in facts_in({"topic": some}, tx)]
     rows = {row.place: row for row in every}
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
         belief.fact
-        for (scope, _), stored in _told_by(then, rows, tx).items()
-        for belief in settle_claims(scope, stored, before=before, now=then)
+        for (scope, _), claims in _claims_by_topic(then, rows, tx).items()
+        for belief in settle_claims(scope, claims, before=before, now=then)
         if query.view.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
     ]
     return sorted(facts, key=by_time)[: max(0, query.limit)]
 
 
-def _told_by(
+def _claims_by_topic(
     then: datetime, rows: Mapping[int, FactRow], tx: Transaction
 ) -> Mapping[tuple[str, int], list[StoredClaim]]:
     """Claims by scope and topic."""
-    stored: dict[tuple[str, int], list[StoredClaim]] = {}
+    claims: dict[tuple[str, int], list[StoredClaim]] = {}
     for place, one in claims_of({place: row.fact for place, row in rows.items()}, tx):
         if one.learned_at <= then:
-            stored.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)
-    return stored
+            claims.setdefault((rows[place].fact.scope, rows[place].topic), []).append(one)
+    return claims
 
 
 # --- by words and names --------------------------------------------------------------------------
 
 
 def _matching(view: FactView, words: Sequence[str], limit: int, tx: Transaction) -> Sequence[Fact]:
-    """All words in one statement, within the places of the scope, so other facts do not matter."""
+    """Searches all words in one statement, within the places of the scope, so that other facts cost
+    nothing."""
     groups, said_there = groups_of(view, tx), list[_Term]()
     if view.room is not None:
         said_there.append(("f.session = ?", (groups[0],)))
@@ -241,7 +242,8 @@ def _matching(view: FactView, words: Sequence[str], limit: int, tx: Transaction)
         if len(found) >= limit:
             break
         its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
-        found += _places([its, *said_there, _IS_CURRENT], "", (), tx)  # none: erased meanwhile
+        # none if it was erased meanwhile
+        found += _column([its, *said_there, _IS_CURRENT], "", (), tx)
     return _with_sources(_rows(found, tx), tx)
 
 
@@ -250,7 +252,7 @@ def _around(view: FactView, forms: Sequence[str], limit: int, tx: Transaction) -
     found: set[int] = set()
     for name, end in product(forms, ("about", "form")):
         terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
-        found.update(_places(terms, _NEWEST, (limit,), tx))
+        found.update(_column(terms, _NEWEST, (limit,), tx))
     rows = sorted(_rows([*found], tx), key=lambda row: by_time(row.fact), reverse=True)
     return _with_sources(rows[:limit], tx)
 
@@ -261,11 +263,11 @@ def _origin(tx: Transaction, fact_id: str) -> Provenance | None:
         return None
     terms = {"fact": row.place, **WITH_SOURCE}
     claims = tx.find("fact_claim", terms, order="seq", limit=_MOST_SOURCES)
-    sources = [one.claim.source for _, one in told_in(claims, {row.place: row.fact}, tx)]
+    sources = [one.claim.source for _, one in claims_in(claims, {row.place: row.fact}, tx)]
     older = [one.fact for one in facts_in({"superseded_by": fact_id}, tx)]
     return Provenance(
         _with_sources(_rows([row.place], tx), tx)[0],
-        tuple(dict.fromkeys(source for source in sources if source)),
+        tuple(dict.fromkeys(filter(None, sources))),
         tuple(fact.id for fact in sorted(older, key=by_time)),
     )
 
@@ -276,7 +278,7 @@ _NEWEST = "ORDER BY f.valid_from DESC, f.place DESC LIMIT ?"
 _MESSAGES = """
 SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
 """
-# In one piece: a row each would hand the interpreter's lock over and back for every hit.
+# One row per word: a row per hit would switch the interpreter's lock for every hit.
 _HITS = """
 WITH asked (query) AS (VALUES {})
 SELECT query, (SELECT group_concat(place) FROM (
@@ -286,26 +288,26 @@ FROM asked
 """
 
 
-# --- what every store has ------------------------------------------------------------------------
-class FactBase(OfStore):
-    """It has a bit for each name under which anything was ever written, so that most questions about
-    unknown names need no query. Names that are already in the database are loaded a page at a
-    time. Only the event loop's thread uses the bits."""
+# --- the methods of the port-----------------------------------------------------------------------
+class FactBase(StorePart):
+    """Facts of one store. A bit filter of all scopes and sessions answers most questions about
+    unknown names without a query. Names that are already in the database are loaded a page at a
+    time. Only the event loop's thread uses the filter."""
 
     def __init__(self, engine: Engine, *more: Connection) -> None:
         super().__init__(engine, *more)
         self._turn = anyio.Lock()
         self._bits = bytearray(_BITS // 8)
-        self._upto: int | None = 0  # groups up to this one are noted; None: all
+        self._upto: int | None = 0  # groups up to this one are noted; None means all
 
     async def add_facts(
         self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
     ) -> Sequence[Fact]:
         require_claims(claims, ids)
         said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
-        self._note(scope, *map(str, said_in))  # before they are written
+        self._note(scope, *map(str, said_in))  # before the write, so that no search misses them
         add = partial(_add, scope=scope, claims=claims, ids=ids, now=now)
-        async with self._turn:  # facts of one scope rely on each other
+        async with self._turn:  # facts of one scope depend on each other
             return await self._writer.write(add, durable=False)
 
     def _note(self, *names: str) -> None:
@@ -335,7 +337,7 @@ class FactBase(OfStore):
     async def facts_around(
         self, view: FactView, names: Sequence[str], *, limit: int
     ) -> Sequence[Fact]:
-        require_text("a name", *names)  # also if there is nothing to look through
+        require_text("a name", *names)  # even if there are no facts
         if not await self._has_any(view):
             return []
         forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]

@@ -1,4 +1,4 @@
-"""Facts and claims: written, settled, erased, and never learned again after that."""
+"""Facts and claims: written, settled and erased; erased statements are not learned again."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -25,34 +25,34 @@ from gateway.domain.facts import (
     tombstone_of,
     words_of,
 )
-from gateway.domain.ids import SessionKey
+from gateway.domain.ids import EPOCH, SessionKey
 from gateway.store.audit import append_event
-from gateway.store.transaction import Fields, Row, Terms, Transaction, in_parts, place_of
+from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, place_of
 
 Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
-WITH_SOURCE: Terms = {"message_id >=": ""}  # that have one
+WITH_SOURCE: Terms = {"message_id >=": ""}  # claims with a source
 
 
 def names_of(scope: str, session: str, *messages: str | None) -> Names:
-    """Names under which a statement may be marked as forgotten."""
+    """The names by which a statement may be marked as forgotten."""
     named = [("message", one) for one in messages if one is not None]
     return (*named, ("scope", _digest(scope)), ("session", _digest(session)))
 
 
 def is_forgotten(names: Names, said_at: datetime, tx: Transaction) -> bool:
-    """Whether it is marked: a message always, a scope or session for what was said until then."""
+    """True if the statement is marked: its message at any time, its scope or session up to a time."""
     for kind, name in names:
-        row = tx.first("forgotten", {"kind": kind, "name": name}, "upto")
-        if row is not None and (kind == "message" or row["upto"] >= said_at):
+        where = {"kind": kind, "name": name}
+        upto: datetime | None = tx.value("forgotten", where, "upto", None)
+        if upto is not None and (kind == "message" or upto >= said_at):
             return True
     return False
 
 
 def _forget(names: Names, now: datetime, tx: Transaction) -> None:
     for kind, name in names:
-        row = tx.first("forgotten", {"kind": kind, "name": name}, "upto")
-        if row is None or row["upto"] < now:
-            tx.insert("forgotten", {"kind": kind, "name": name, "upto": now}, taken="replace")
+        if tx.value("forgotten", {"kind": kind, "name": name}, "upto", EPOCH) < now:
+            tx.insert("forgotten", {"kind": kind, "name": name, "upto": now}, on_conflict="replace")
 
 
 def _digest(name: str) -> str:
@@ -71,7 +71,7 @@ def require_claims(claims: Sequence[Claim], ids: Sequence[str]) -> None:
 
 
 def ranked(hits: Iterable[Sequence[T]]) -> list[T]:
-    """Sorts hits of several words: by rarity and number of the words that they contain."""
+    """Sorts the hits of several words by the number and rarity of the words that they contain."""
     hits = [hit for hit in hits if hit]
     most = max((len(hit) for hit in hits), default=0)
     scores: dict[T, float] = {}
@@ -83,18 +83,19 @@ def ranked(hits: Iterable[Sequence[T]]) -> list[T]:
 
 
 # --- rows ----------------------------------------------------------------------------------------
-_key = lru_cache(maxsize=256)(SessionKey.parse)  # the facts of a person name few
+_key = lru_cache(maxsize=256)(SessionKey.parse)  # a person's facts name few sessions
 _OF_FACT = Fields(
     "id entity_type subject predicate object functional confidence learned_at valid_from valid_to "
     "superseded_at superseded_by"
 )
+_OF_ROW = Fields("place room_place topic scope session")
 _CHANGING = Fields("functional confidence valid_from valid_to superseded_at superseded_by")
 _OF_CLAIM, _OF_SOURCE = Fields("object functional confidence"), Fields("message_id quote said_by")
 
 
 @dataclass(frozen=True, slots=True)
 class FactRow:
-    """A fact without its sources, its places, and the numbers of what it belongs to."""
+    """A fact without its sources, with its places and the numbers of its groups."""
 
     place: int
     room_place: int | None
@@ -109,42 +110,43 @@ def facts_in(terms: Terms, tx: Transaction, *, index: str = "") -> list[FactRow]
     names = _names({row[one] for row in rows for one in ("scope", "session")}, tx)
     found = list[FactRow]()
     for row in rows:
-        whose: Row = {"scope": names[row["scope"]], "session_key": _key(names[row["session"]])}
-        places = (row["place"], row["room_place"], row["topic"], row["scope"], row["session"])
-        found.append(FactRow(*places, Fact(**whose, **_OF_FACT.values(row))))
+        groups: Row = {"scope": names[row["scope"]], "session_key": _key(names[row["session"]])}
+        fact = Fact(**groups, **_OF_FACT.values(row))
+        found.append(FactRow(**_OF_ROW.values(row), fact=fact))
     return found
 
 
 def facts_at(places: Sequence[int], tx: Transaction) -> list[FactRow]:
-    """In the order of these places."""
-    found = {row.place: row for some in in_parts(places) for row in facts_in({"place": some}, tx)}
+    """The facts at these places, in this order."""
+    found = {row.place: row for some in in_batches(places) for row in facts_in({"place": some}, tx)}
     return [found[place] for place in places]
 
 
 def _names(groups: Iterable[int], tx: Transaction) -> Mapping[int, str]:
     return {
         row["id"]: row["name"]
-        for some in in_parts({*groups})
+        for some in in_batches({*groups})
         for row in tx.find("fact_group", {"id": some}, "id name")
     }
 
 
 def claims_of(facts: Mapping[int, Fact], tx: Transaction) -> list[tuple[int, StoredClaim]]:
-    """The claims of these facts, with their places, in the order in which they were learned."""
-    rows = [row for some in in_parts(facts) for row in tx.find("fact_claim", {"fact": some})]
-    return told_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
+    """The claims of these facts, with their places, in the order of learning."""
+    rows = [row for some in in_batches(facts) for row in tx.find("fact_claim", {"fact": some})]
+    return claims_in(sorted(rows, key=lambda row: row["seq"]), facts, tx)
 
 
-def told_in(
+def claims_in(
     rows: Sequence[Row], facts: Mapping[int, Fact], tx: Transaction
 ) -> list[tuple[int, StoredClaim]]:
     names = _names((row["session"] for row in rows), tx)
     return [
-        (row["fact"], _told(row, _key(names[row["session"]]), facts[row["fact"]])) for row in rows
+        (row["fact"], _claim_of(row, _key(names[row["session"]]), facts[row["fact"]]))
+        for row in rows
     ]
 
 
-def _told(row: Row, key: SessionKey, fact: Fact) -> StoredClaim:
+def _claim_of(row: Row, key: SessionKey, fact: Fact) -> StoredClaim:
     """One claim of this fact."""
     source = None
     if row["message_id"] is not None:
@@ -164,20 +166,19 @@ def _told(row: Row, key: SessionKey, fact: Fact) -> StoredClaim:
 
 def _as_one(fact: Fact, said_at: datetime | None) -> StoredClaim:
     """All claims of a fact as one claim, last said at `said_at`."""
-    key, kind = fact.session_key, fact.entity_type
-    what = (fact.subject, fact.predicate, fact.object, fact.functional)
-    claim = Claim(*what, fact.valid_from, key, kind, fact.confidence)
+    what = (fact.subject, fact.predicate, fact.object, fact.functional, fact.valid_from)
+    claim = Claim(*what, fact.session_key, fact.entity_type, fact.confidence)
     return StoredClaim(fact.id, claim, fact.learned_at, said_at)
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is known about one object, or about a whole predicate if it is functional."""
+    """The known facts and claims about one object, or about a whole functional predicate."""
 
     rows: Mapping[str, FactRow]  # by id
     stored: list[StoredClaim]
-    places: dict[str, int] = field(default_factory=dict)  # of claims' facts, by the claim's id
-    fixed: str | None = None  # the last fact, which nothing changes: what follows it is not known
+    places: dict[str, int] = field(default_factory=dict)  # of the claims' facts, by the claim's id
+    fixed: str | None = None  # a successor that must not change: its own successors are unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ def add(
         names = {"subject": form(claim.subject), "predicate": predicate_form(claim.predicate)}
         topic = _Topic(scope, scope_id, _id_of("fact_topic", {"scope": scope_id, **names}, tx))
         new = StoredClaim(id_, claim, now)
-        # An object that was ever claimed to be functional stays functional.
+        # An object that was ever claimed as functional stays functional.
         as_functional = {**_object(topic.id, new.object), "functional": True}
         if not claim.functional and tx.find("fact", as_functional, "place"):
             new = StoredClaim(id_, replace(claim, functional=True), now)
@@ -212,12 +213,11 @@ def _group(kind: str, name: str, tx: Transaction) -> int:
 
 
 def _id_of(table: str, names: Row, tx: Transaction) -> int:
-    row = tx.first(table, names, "id")
-    return int(row["id"]) if row else tx.insert(table, names)
+    return tx.value(table, names, "id", 0) or tx.insert(table, names)
 
 
 def list_all(tx: Transaction) -> None:
-    """The words of all current facts that are here."""
+    """Indexes the words of all current facts that are in this database."""
     for *places, subject, predicate, object_ in tx.db.execute(_CURRENT_ONES).fetchall():
         _list(places, f"{subject} {predicate} {object_}", tx)
 
@@ -227,18 +227,15 @@ _CURRENT_ONES = (
 )
 
 
-# --- what is known -------------------------------------------------------------------------------
+# --- known facts --------------------------------------------------------------------------------
 def _object(topic: int, object_: str) -> Terms:
     return {"topic": topic, "functional": False, "form": object_}
 
 
 def _known(topic: int, new: StoredClaim, tx: Transaction) -> _Known:
     is_functional = new.claim.functional
-    apart = is_functional and tx.find("fact", _object(topic, new.object), "place")
-    if not apart:
-        known = _current(topic, new, tx)
-        if known is None and is_functional:
-            known = _near(topic, new, tx)
+    if not (is_functional and tx.find("fact", _object(topic, new.object), "place")):
+        known = _current(topic, new, tx) or (_near(topic, new, tx) if is_functional else None)
         if known is not None:
             return known
     rows = facts_in(_object(topic, new.object), tx)
@@ -252,8 +249,8 @@ def _has_claim(terms: Terms, index: str, tx: Transaction) -> bool:
 
 
 def _current(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
-    """The current fact is enough if the claim comes in order and ends nothing. None if more has to
-    be read."""
+    """The current fact suffices if the claim comes in order and ends nothing. Returns None if more
+    rows are needed."""
     ends = _has_claim({"topic": topic}, "ended", tx)
     ends = ends or _has_claim({"topic": topic, "said_at": new.since}, "dated", tx)
     if new.claim.valid_to is not None or ends:
@@ -273,8 +270,8 @@ def _current(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
 
 
 def _near(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
-    """The neighbours in time are enough for a late claim: the facts before and after it, those that
-    they followed, and their successors. None if more has to be read."""
+    """The neighbours in time suffice for a late claim: the facts before and after it, their
+    predecessors, and the successor. Returns None if more rows are needed."""
     covers_period = new.since < new.stated_at or new.claim.valid_to is not None
     if covers_period or any(_has_claim({"topic": topic}, one, tx) for one in ("ended", "dated")):
         return None
@@ -286,7 +283,7 @@ def _near(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
     rows = [*beside, *facts_in({"superseded_by": ids}, tx)]
     rows += [] if following is None else fact_of(following, tx)
     known = _all_of(rows, tx)
-    # An object that is functional is so in all that was claimed of it.
+    # A functional object is functional in all of its claims.
     known.stored[:] = [
         replace(one, claim=replace(one.claim, functional=True)) for one in known.stored
     ]
@@ -295,8 +292,8 @@ def _near(topic: int, new: StoredClaim, tx: Transaction) -> _Known | None:
 
 
 def _beside(topic: int, at: tuple[datetime, datetime], tx: Transaction) -> list[FactRow]:
-    """The facts of the claims before and after this time, in this order. None if there is one of just
-    then, none after it, or one that is not functional."""
+    """The facts of the claims before and after this time, in this order. Empty if a claim has
+    exactly this time, if none is later, or if one is not functional."""
     upto, after = {"topic": topic, "since,said_at <=": at}, {"topic": topic, "since,said_at >": at}
     earlier = tx.first("fact_claim", upto, f"fact {_TIMES}", order="-since -said_at")
     later = tx.first("fact_claim", after, "fact", order="since said_at")
@@ -311,9 +308,9 @@ _TIMES = "since said_at"
 
 
 def fact_of(claim: str, tx: Transaction) -> list[FactRow]:
-    """The fact that was claimed; none if there is no such claim."""
-    row = tx.first("fact_claim", {"id": claim}, "fact")
-    return facts_in({"place": row["fact"]}, tx) if row else []
+    """The fact of a claim; empty if there is no such claim."""
+    place = tx.value("fact_claim", {"id": claim}, "fact", None)
+    return [] if place is None else facts_in({"place": place}, tx)
 
 
 def _all_of(rows: Sequence[FactRow], tx: Transaction) -> _Known:
@@ -322,11 +319,11 @@ def _all_of(rows: Sequence[FactRow], tx: Transaction) -> _Known:
     return _Known({row.fact.id: row for row in rows}, [one for _, one in claims], places)
 
 
-# --- what changes --------------------------------------------------------------------------------
+# --- changes ------------------------------------------------------------------------------------
 def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> None:
     before = {id_: row.fact for id_, row in known.rows.items()}
     facts = settle_claims(topic.scope, known.stored, before=before, now=now)
-    # What is no longer there or no longer current goes first: there are never two.
+    # Facts that vanish or end are written first, so that two are never current together.
     gone = known.rows.keys() - {one.fact.id for one in facts} - {known.fixed}
     _drop(map(known.rows.__getitem__, gone), tx)
     for one in sorted(facts, key=lambda one: one.fact.superseded_at is None):
@@ -374,9 +371,9 @@ def _insert(topic: _Topic, one: SettledFact, tx: Transaction) -> int:
 
 
 def _next_place(group: int, tx: Transaction) -> int:
-    row = tx.first("fact_group", {"id": group}, "last") or {"last": 0}
-    tx.change("fact_group", {"id": group}, {"last": row["last"] + 1})
-    return place_of(group, row["last"] + 1)
+    last = tx.value("fact_group", {"id": group}, "last", 0) + 1
+    tx.change("fact_group", {"id": group}, {"last": last})
+    return place_of(group, last)
 
 
 def _keep(topic: _Topic, stored: StoredClaim, place: int, tx: Transaction) -> None:
@@ -414,7 +411,7 @@ def count_of(tx: Transaction, what: Erasure) -> int:
 
 
 def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
-    """Rewrites the index, because old segments of it would keep the words."""
+    """Also rewrites the index of words, because its old segments would keep the words."""
     rows = facts_in(_erased(what, tx), tx)
     if what.fact_id is not None:
         said = [
@@ -427,39 +424,37 @@ def erase(tx: Transaction, what: Erasure, now: datetime) -> int:
     if what.session_key is not None:
         blank = {"message_id": None, "quote": None, "said_by": None}
         tx.change("fact_claim", {"session": _number("session", str(what.session_key), tx)}, blank)
-    _take_out(rows, now, tx)
+    _remove_facts(rows, now, tx)
     if rows:
         tx.db.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
-    tombstone = tombstone_of(what, now)
-    gone = {"at": now, "kind": what.kind, "facts": len(rows), "tombstone": tombstone}
-    tx.insert("fact_erasure", gone)
-    detail = {"what": what.kind, "facts": len(rows), "tombstone": tombstone}
-    append_event(tx, AuditEvent(now, "memory.erased", what.by, detail))
+    erased = {"facts": len(rows), "tombstone": tombstone_of(what, now)}
+    tx.insert("fact_erasure", {"at": now, "kind": what.kind, **erased})
+    append_event(tx, AuditEvent(now, "memory.erased", what.by, {"what": what.kind, **erased}))
     tx.has_erased = True
     return len(rows)
 
 
 def _erased(what: Erasure, tx: Transaction) -> Terms:
-    """Raises ClaimRefused unless the erasure names one thing."""
+    """The terms for the erased facts. Raises ClaimRefused unless the erasure names exactly one
+    thing."""
     if sum(one is not None for one in (what.fact_id, what.scope, what.session_key)) != 1:
-        raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
+        raise ClaimRefused("nothing was erased: name one fact, one scope or one session")
     if what.fact_id is not None:
-        claim = tx.first("fact_claim", {"id": what.fact_id}, "fact")
-        return {"place": claim["fact"] if claim else None, "id": what.fact_id}
+        place = tx.value("fact_claim", {"id": what.fact_id}, "fact", None)
+        return {"place": place, "id": what.fact_id}
     kind = "session" if what.scope is None else "scope"
     return {kind: _number(kind, str(what.scope or what.session_key), tx)}
 
 
 def _number(kind: str, name: str, tx: Transaction) -> int | None:
-    row = tx.first("fact_group", {"kind": kind, "name": name}, "id")
-    return row["id"] if row else None
+    return tx.value("fact_group", {"kind": kind, "name": name}, "id", None)
 
 
-def _take_out(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
+def _remove_facts(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
     gone, ids = {row.place for row in rows}, [row.fact.id for row in rows]
-    before = [row for some in in_parts(ids) for row in facts_in({"superseded_by": some}, tx)]
+    before = [row for some in in_batches(ids) for row in facts_in({"superseded_by": some}, tx)]
     emptied = _emptied(rows, tx)
-    for some in in_parts(gone):
+    for some in in_batches(gone):
         tx.delete("fact_claim", {"fact": some})
     _drop(rows, tx)
     _end([row for row in before if row.place not in gone], now, tx)
@@ -468,10 +463,10 @@ def _take_out(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
 
 
 def _emptied(rows: Sequence[FactRow], tx: Transaction) -> list[tuple[str, int]]:
-    """The topics and groups, by their tables, of which nothing is left without these facts."""
+    """The topics and groups, by table, that are empty without these facts."""
     said = [
         one["session"]
-        for some in in_parts([row.place for row in rows])
+        for some in in_batches([row.place for row in rows])
         for one in tx.find("fact_claim", {"fact": some}, "session")
     ]
     topics, scopes = Counter(row.topic for row in rows), Counter(row.scope for row in rows)
@@ -489,12 +484,11 @@ def _emptied(rows: Sequence[FactRow], tx: Transaction) -> list[tuple[str, int]]:
 
 
 def _end(rows: Sequence[FactRow], now: datetime, tx: Transaction) -> None:
-    """Ends facts where the erased ones began; otherwise they would become current again."""
+    """Ends the predecessors of erased facts; otherwise they would become current again."""
     lanes: dict[tuple[int, str | None], FactRow] = {}
     for row in rows:
-        last = tx.first("fact_claim", {"fact": row.place}, "seq", order="-seq")
-        if last is not None:
-            tx.change("fact_claim", {"seq": last["seq"]}, {"until": row.fact.valid_to})
+        last = tx.value("fact_claim", {"fact": row.place}, "seq", 0, order="-seq")
+        tx.change("fact_claim", {"seq": last}, {"until": row.fact.valid_to})
         lanes[row.topic, None if row.fact.functional else form(row.fact.object)] = row
     for (topic, lane), row in lanes.items():
         terms = {"topic": topic, "functional": True} if lane is None else _object(topic, lane)

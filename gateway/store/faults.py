@@ -100,7 +100,7 @@ def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
     return StoreUnavailable(lack_of_room(error, where) or sentence(error, where))
 
 
-def at_opening(error: sqlite3.Error, where: str) -> GatewayError:
+def opening_error(error: sqlite3.Error, where: str) -> GatewayError:
     """StoreRefused for damage and old libraries; StoreUnavailable for what an operator can mend."""
     if code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
         return StoreRefused(damaged(where, error))

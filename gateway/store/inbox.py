@@ -25,12 +25,12 @@ from gateway.store.transaction import (
     count_nodes,
     require_session,
 )
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.writer import StorePart, reading, writing
 
 
-# --- the journals of runs, and what runs leave to later ones -------------------------------------
+# --- the journals of runs, and their state and notices for later runs ----------------------------
 def add_part(tx: Transaction, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
-    tx.insert("journal", {"run_id": run_id, "part": part, "data": pack()}, taken="replace")
+    tx.insert("journal", {"run_id": run_id, "part": part, "data": pack()}, on_conflict="replace")
 
 
 def forgive_attempt(tx: Transaction, run_id: RunId) -> None:
@@ -45,20 +45,19 @@ def _parts(tx: Transaction, run_id: RunId) -> Sequence[bytes]:
 
 
 def _rule_state(tx: Transaction, key: SessionKey) -> str | None:
-    row = tx.first("rule_state", {"session": key}, "json")
-    return None if row is None else str(row["json"])
+    return tx.value("rule_state", {"session": key}, "json", None)
 
 
 def free_notices(
     tx: Transaction, person: str, key: SessionKey, run_id: RunId, *, now: datetime
 ) -> list[Row]:
-    """Those that a run may claim, or has claimed."""
+    """The notices that a run may claim or has claimed."""
     rows = tx.find("notice", {"agent": key.agent, "person": person}, order="id")
-    session = (rows and tx.first("session", {"key": key}, "id")) or {"id": None}
+    session = tx.value("session", {"key": key}, "id", 0) if rows else 0
     return [
         row
         for row in rows
-        if row["session"] != session["id"]
+        if row["session"] != session
         and row["claimed_by"] in {None, run_id}
         and (row["expires_at"] is None or row["expires_at"] > now)
     ]
@@ -72,7 +71,7 @@ def _claim(
     return rows
 
 
-class StoredJournal(OfStore):
+class StoredJournal(StorePart):
     """Implements the port Journal."""
 
     append = writing(add_part, durable=False)
@@ -85,16 +84,15 @@ class StoredJournal(OfStore):
     async def claim_notices(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
-        """Without notices nothing is written, and mostly nothing is read."""
-        if not self._pen.may_hold_notices or not await self._free(
-            person, session_key, run_id, now=now
-        ):
+        """Without notices it writes nothing, and usually reads nothing."""
+        asked = (person, session_key, run_id)
+        if not self._state.may_hold_notices or not await self._free(*asked, now=now):
             return ()
-        rows = await self._claim(person, session_key, run_id, now=now)
+        rows = await self._claim(*asked, now=now)
         return [unpack_notice(row["expires_at"], row["json"]) for row in rows]
 
 
-MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest go
+MOST_POSTED = 100  # unclaimed notices of an agent and a person; the oldest are deleted
 
 _OF_NOTICE = Fields(
     " ".join(one.name for one in fields(Notice) if one.name not in {"data", "expires_at"})
@@ -103,8 +101,8 @@ _OF_NOTICE = Fields(
 
 def pack_notice(notice: Notice) -> str:
     """A notice as JSON, without `expires_at`."""
-    told = {**_OF_NOTICE.row(notice), "data": dict(notice.data)}
-    return to_json(told, fallback=str).decode()
+    row = {**_OF_NOTICE.row(notice), "data": dict(notice.data)}
+    return to_json(row, fallback=str).decode()
 
 
 def unpack_notice(expires_at: datetime | None, packed: str) -> Notice:
@@ -120,7 +118,9 @@ def _leave(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     elif claimed:
         tx.delete("notice", claimed)
     if ending.rule_state is not None:
-        tx.insert("rule_state", {"session": session.id, "json": ending.rule_state}, taken="replace")
+        tx.insert(
+            "rule_state", {"session": session.id, "json": ending.rule_state}, on_conflict="replace"
+        )
     if ending.posts:
         _post(ending, session, tx)
 
@@ -135,7 +135,7 @@ def _post(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     tx.delete("notice", {"id": tuple(row["id"] for row in free[MOST_POSTED:])})
 
 
-# --- a message is accepted -----------------------------------------------------------------------
+# --- accepting a message ---------------------------------------------------------------------------
 _AS_ACCEPTED = Fields(
     "run_id message_id matched_by platform_id digest sender context_id whence content partition"
 )
@@ -163,7 +163,7 @@ def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
             "account": key.account,
             "limits": to_json(entry.limits).decode() if entry.limits else None,
         }
-        added = tx.insert("run", row, taken="keep")
+        added = tx.insert("run", row, on_conflict="keep")
         if added:
             tx.accepted = added
             if session.is_closed:
@@ -181,8 +181,8 @@ def _accept(tx: Transaction, entry: NewEntry, *, begin: bool) -> Accepted:
 
 
 def _earlier(entry: NewEntry, tx: Transaction) -> Accepted | None:
-    """The first message of the same (channel, account, platform id). Raises Conflict if its content
-    differs, or if there is none and the run is another message's."""
+    """The first message with the same (channel, account, platform id). Raises Conflict if its
+    content differs, or if there is none and another message has the run's id."""
     id_, channel, account = entry.platform_id, entry.session_key.channel, entry.session_key.account
     same = {"platform_id": id_, "channel": channel, "account": account}
     row = None if id_ is None else tx.first("run", same)
@@ -211,7 +211,7 @@ def begin_attempt(tx: Transaction, run_id: RunId) -> int:
     return attempts
 
 
-# --- a run ends ----------------------------------------------------------------------------------
+# --- ending a run ---------------------------------------------------------------------------------
 def end_run(tx: Transaction, ending: Ending) -> bool:
     session = require_session(ending.session_key, tx)
     is_head = ending.grown_from == session.head_id
@@ -235,7 +235,8 @@ def end_run(tx: Transaction, ending: Ending) -> bool:
 
 
 def _end_runs(ending: Ending, session: SessionRow, at: int, tx: Transaction) -> bool:
-    """Ends a run and those that it merged. False, and nothing is changed, if it has ended before."""
+    """Ends a run and the runs merged into it. Returns False, and changes nothing, if the run ended
+    before."""
     ends = [(ending.run_id, ending.state, ending.outcome, ending.summary)]
     if ending.merged:
         _require_open(ending, session, tx)
@@ -246,16 +247,16 @@ def _end_runs(ending: Ending, session: SessionRow, at: int, tx: Transaction) -> 
         if not tx.change("run", is_open, {**end, "has_journal": True}) and run_id == ending.run_id:
             _is_open(run_id, session, tx)
             return False
-    last = {"run_id": ending.run_id, "part": ending.part, "data": ending.journal()}
-    tx.insert("journal", last, taken="replace")
+    add_part(tx, ending.run_id, ending.part, ending.journal)
     for one in ending.merged:
-        merged = {"run_id": one.run_id, "part": 0, "data": one.journal}
-        tx.insert("journal", merged, taken="replace")
+        tx.insert(
+            "journal", {"run_id": one.run_id, "part": 0, "data": one.journal}, on_conflict="replace"
+        )
     return True
 
 
 def _require_open(ending: Ending, session: SessionRow, tx: Transaction) -> None:
-    """Raises Conflict if a run that was merged has ended, and the run itself has not."""
+    """Raises Conflict if a merged run has ended and the run itself has not."""
     if _is_open(ending.run_id, session, tx):
         for one in ending.merged:
             if not _is_open(one.run_id, session, tx):
@@ -263,14 +264,14 @@ def _require_open(ending: Ending, session: SessionRow, tx: Transaction) -> None:
 
 
 def _is_open(run_id: RunId, session: SessionRow, tx: Transaction) -> bool:
-    """Whether a run has not ended. Raises NotFound if the session has no such run."""
+    """True if the run has not ended. Raises NotFound if the session has no such run."""
     row = tx.first("run", {"run_id": run_id, "session": session.id}, "finished_at")
     if row is None:
         raise NotFound(f"run {run_id}")
     return row["finished_at"] is None
 
 
-# --- what is read --------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------
 def _unfinished(tx: Transaction) -> Sequence[Entry]:
     return to_entries(tx.find("run", {}, order="id", index="unfinished"), tx)
 
@@ -280,12 +281,12 @@ _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 
 def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
-    # Both are wanted before either is looked at: then a server reads them at one moment, and a run that
-    # ends meanwhile is not one that goes on and has its last chunk already.
+    # Both queries come before any decision, so that a server answers them at one moment; otherwise
+    # a run that ends meanwhile could look unfinished with its last chunk present.
     parts, row = _parts(tx, run_id), tx.first("run", {"run_id": run_id})
     if row is None:
         return None
-    # The log of a run that an earlier version ended stands in its row.
+    # An earlier version kept the log of an ended run in its row.
     old = row["log"]
     log = _FRACTION.sub(rb"\1", old) if old else chunks_of(parts)
     (entry,) = to_entries([row], tx)
@@ -293,7 +294,7 @@ def find_record(tx: Transaction, run_id: RunId) -> RunRecord | None:
 
 
 def read_history(tx: Transaction, run_id: RunId) -> RunHistory:
-    """All that the store has of a run. Raises NotFound."""
+    """All that the store holds of a run. Raises NotFound."""
     record = find_record(tx, run_id)
     if record is None:
         raise NotFound(f"run {run_id}")
@@ -312,7 +313,7 @@ def to_entry(row: Row, key: SessionKey) -> Entry:
     return Entry(NewEntry(**made, **_AS_ACCEPTED.values(row)), **_AS_IT_STANDS.values(row))
 
 
-class StoredInbox(OfStore):
+class StoredInbox(StorePart):
     """Implements the port Inbox."""
 
     accept = writing(_accept, durable=True)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gateway.domain.backups import ArchiveDamaged, StoreContents
 from gateway.domain.errors import StoreRefused, StoreUnavailable
 from gateway.domain.events import AuditEntry
-from gateway.store.faults import at_opening, damaged, file_faults
+from gateway.store.faults import damaged, file_faults, opening_error
 from gateway.store.tables import (
     TABLES,
     VERSION,
@@ -19,7 +19,7 @@ from gateway.store.tables import (
     version_of,
 )
 from gateway.store.transaction import Transaction
-from gateway.store.writer import Held, open_to_read
+from gateway.store.writer import Progress, open_to_read
 
 T = TypeVar("T")
 
@@ -44,13 +44,13 @@ def require_library() -> None:
             )
 
 
-def look_over(path: Path, *, is_thorough: bool = False) -> Held:
+def check_database(path: Path, *, is_thorough: bool = False) -> Progress:
     """What a database holds; nothing if there is none. Raises StoreRefused if it must not be used as it
     is. Read-only: SQLite cuts a damaged log off
     when a writing connection closes, and the operator may still want it."""
     require_library()
     if not path.exists() or path.stat().st_size == 0:
-        return Held()
+        return Progress()
     _require_header(path)
     try:
         with contextlib.closing(open_to_read(path)) as db:
@@ -63,9 +63,9 @@ def look_over(path: Path, *, is_thorough: bool = False) -> Held:
             problems = [str(row[0]) for row in db.execute(f"PRAGMA {check}(1)")]
             if problems != ["ok"]:
                 raise StoreRefused(damaged(str(path), problems[0]))
-            return held_by(db) if ("pulse", "commits") in columns else Held()
+            return progress_of(db) if ("pulse", "commits") in columns else Progress()
     except sqlite3.Error as error:
-        raise at_opening(error, str(path)) from error
+        raise opening_error(error, str(path)) from error
 
 
 def read_once(path: Path, query: Callable[[Transaction], T]) -> T:
@@ -78,7 +78,7 @@ def read_once(path: Path, query: Callable[[Transaction], T]) -> T:
             require_known(version_of(db), str(path))
             return query(Transaction(db))
     except sqlite3.Error as error:
-        raise at_opening(error, str(path)) from error
+        raise opening_error(error, str(path)) from error
 
 
 def _require_header(path: Path) -> None:
@@ -100,10 +100,10 @@ def _require_ours(version: int, columns: frozenset[tuple[str, str]], where: str)
         )
 
 
-def held_by(db: sqlite3.Connection) -> Held:
+def progress_of(db: sqlite3.Connection) -> Progress:
     accepted = db.execute("SELECT coalesce(max(id), 0) FROM run").fetchone()[0]
     pulse = db.execute("SELECT commits FROM pulse").fetchone()
-    return Held(accepted, pulse[0] if pulse else 0)
+    return Progress(accepted, pulse[0] if pulse else 0)
 
 
 # --- what a copy holds ---------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def contents_of(path: Path) -> StoreContents:
     """Raises ArchiveDamaged."""
     with _opened(path) as db:
         there = {name for name, _ in columns_of(db)} & TABLES.keys()
-        tx, held = Transaction(db), held_by(db) if "pulse" in there else Held()
+        tx, held = Transaction(db), progress_of(db) if "pulse" in there else Progress()
         entry = tx.first("audit", {}, "seq hash", order="-seq") if "audit" in there else None
         is_known = {"fact_claim", "node"} <= there
         return StoreContents(
@@ -136,7 +136,7 @@ AND message_id NOT IN (SELECT message_id FROM run)
 def check_copy(path: Path, told: StoreContents) -> None:
     """Looks at every page of the copy, compares it with what was told of it, and reads the
     audit to its end. Raises StoreRefused for a newer schema or damage, ArchiveDamaged."""
-    look_over(path, is_thorough=True)
+    check_database(path, is_thorough=True)
     found = contents_of(path)
     if found != told:
         raise ArchiveDamaged(

@@ -1,4 +1,4 @@
-"""The ledger: what is held, what was spent, a record of every call, and how it is looked at."""
+"""The ledger: reservations, counters, a record of every model call, and the queries over them."""
 
 import asyncio
 import logging
@@ -45,33 +45,34 @@ from gateway.domain.events import AuditEvent
 from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.store.audit import append_event
 from gateway.store.tokens import note_change
-from gateway.store.transaction import Fields, Row, Transaction, given
-from gateway.store.writer import Engine, OfStore, Operation, T, reading
+from gateway.store.transaction import Fields, Row, Transaction, without_none
+from gateway.store.writer import Engine, Operation, StorePart, T, reading
 
 log = logging.getLogger(__name__)
 
 _OF_CALL = Fields("id provider model at day input_tokens")
 _SUMS = ("input_tokens", "output_tokens", "nano_usd")
 _OF_RECORD = Fields(
-    "id run_id person input_tokens output_tokens cached_tokens reasoning_tokens nano_usd pricing estimated"
+    "id run_id person input_tokens output_tokens cached_tokens reasoning_tokens nano_usd pricing "
+    "estimated"
 )
 
 NOTHING = Amount()
-TEND_S = 0.25  # between two looks at slices and open calls
-MOST_UNUSED = 6  # looks; then a slice that no call used is given back
-_KNOWN = 4096  # scopes; about 0.5 kB each
+TEND_S = 0.25  # between two checks of slices and open calls
+MOST_UNUSED = 6  # checks without a call; then a slice is given back
+_KNOWN = 4096  # scopes, about 0.5 kB each
 
 
 @dataclass(slots=True)
 class _Account:
-    """A scope that has a limit, with what is not committed yet."""
+    """A scope with a limit, including uncommitted changes."""
 
     scope: Scope
     held: Amount  # for open calls
-    aside: Amount  # slices, whether calls are held in them or not
+    reserved: Amount  # slices, used or not
     used: Amount = NOTHING
     warned: str = ""
-    known: anyio.Event = field(default_factory=anyio.Event)  # what was used before is counted too
+    known: anyio.Event = field(default_factory=anyio.Event)  # set once earlier usage is counted too
 
     def tally(self) -> Tally:
         return Tally(self.scope, self.used, self.held, None, self.warned)
@@ -79,45 +80,43 @@ class _Account:
 
 @dataclass(slots=True, eq=False)
 class _Slice:
-    """A part of what its scopes have left, in the table as `row`: calls are granted out of it."""
+    """A part of what its scopes have left, in the table as `row`. Calls are granted from it."""
 
     row: Reservation
-    amount: Amount = NOTHING  # what the table has, or will have once it caught up
+    amount: Amount = NOTHING  # of the table, including queued writes
     held: Amount = NOTHING  # of this, for open calls
-    growing: int = 0  # commits that calls wait for
-    unused: int = 0  # looks since a call used it
+    growing: int = 0  # running commits that enlarge it
+    unused: int = 0  # checks since a call used it
 
 
-_Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
+_Saved = tuple[Reservation, Amount | None]  # a row and the rest of its slice; None deletes it
 
 
-# --- what is looked up ---------------------------------------------------------------------------
+# --- queries ------------------------------------------------------------------------------------
 MOST_RECORDS = 1000  # a page
 
 
 def _model_sums(tx: Transaction, limit: int) -> Sequence[ModelSum]:
     rows = tx.find("spend", {"kind": "model"}, order="-calls name")
-    sums = ("calls", *_SUMS)
-    found = [ModelSum(*row["name"].split("/", 1), *(row[one] for one in sums)) for row in rows]
-    return with_others(found, limit)
+    sums = itemgetter("calls", *_SUMS)
+    return with_others([ModelSum(*row["name"].split("/", 1), *sums(row)) for row in rows], limit)
 
 
 def _record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
     key = query.session_key
-    terms = given({"session": key, "at >=": query.since, "at <": query.until})
+    terms = without_none({"session": key, "at >=": query.since, "at <": query.until})
     last = None if query.before is None else tx.first("token_record", {"seq": query.before}, "at")
     if last is not None:
         terms |= {"at <=": last["at"], "at,seq <": (last["at"], query.before)}
     elif query.before is not None:
         return RecordPage((), more=False)
     agent = query.agent or (key and key.agent)
-    names = {"agent": agent, "provider": query.provider, "model": query.model}
-    wanted = given(names)
+    wanted = without_none({"agent": agent, "provider": query.provider, "model": query.model})
     series = {one["id"]: one for one in tx.find("series", wanted)}
     limit, rows = max(0, min(query.limit, MOST_RECORDS)), list[Row]()
-    # One index serves each series; without a name all records lie in their order.
+    # One index serves each series; unfiltered records are in one order.
     for id_ in series if wanted else (None,):
-        own = given({**terms, "series": id_})
+        own = without_none({**terms, "series": id_})
         rows += tx.find("token_record", own, order="-at -seq", limit=limit + 1)
     newest = nlargest(limit + 1, rows, key=itemgetter("at", "seq"))
     page = [_to_record(row, series[row["series"]]) for row in newest[:limit]]
@@ -125,13 +124,18 @@ def _record_page(tx: Transaction, query: RecordQuery) -> RecordPage:
 
 
 def _to_record(row: Row, series: Row) -> TokenRecord:
-    outcome = "overrun" if row["overran"] else row["outcome"]
-    named = {"provider": series["provider"], "model": series["model"], "outcome": outcome}
-    placed = {"session_key": row["session"], "at": row["at"], "seq": row["seq"]}
-    return TokenRecord(**placed, **named, **_OF_RECORD.values(row))
+    return TokenRecord(
+        session_key=row["session"],
+        at=row["at"],
+        seq=row["seq"],
+        provider=series["provider"],
+        model=series["model"],
+        outcome="overrun" if row["overran"] else row["outcome"],
+        **_OF_RECORD.values(row),
+    )
 
 
-# What tells the records of one sum from those of another; a series is agent, provider and model.
+# The columns that separate the sums; a series is agent, provider and model.
 _GROUPED: Mapping[Grouping, str] = {
     **dict.fromkeys(("agent", "model", "provider"), "series"),
     "person": "session person",
@@ -143,16 +147,16 @@ _GROUPED: Mapping[Grouping, str] = {
 def _usage(
     tx: Transaction, by: Grouping, since: datetime | None, until: datetime | None
 ) -> Sequence[UsageSum]:
-    """Reads the records of that time, and no others."""
-    terms = given({"at >=": since, "at <": until})
+    """Reads only the records of that period."""
+    terms = without_none({"at >=": since, "at <": until})
     found = tx.sums("token_record", terms, _GROUPED[by], " ".join(USAGE[1:]), index="by_time")
     series = {one["id"]: one for one in tx.find("series", {})} if _GROUPED[by] == "series" else {}
-    told: dict[str, UsageSum] = {}
+    sums: dict[str, UsageSum] = {}
     for row in found:
         name = series[row["series"]][by] if series else _name_of(by, row)
         more = UsageSum(name, *(row[one] for one in USAGE))
-        told[name] = told[name] + more if name in told else more
-    return [told[name] for name in sorted(told)]
+        sums[name] = sums[name] + more if name in sums else more
+    return [sums[name] for name in sorted(sums)]
 
 
 def _name_of(by: Grouping, row: Row) -> str:
@@ -165,11 +169,11 @@ def _name_of(by: Grouping, row: Row) -> str:
             return str(row[by])
 
 
-# --- what every ledger tells ---------------------------------------------------------------------
-class LedgerBooks(OfStore, ABC):
-    """What every ledger tells, and the limits that are raised for a day."""
+# --- the base of both ledgers --------------------------------------------------------------------
+class LedgerBase(StorePart, ABC):
+    """The queries and raised limits that every ledger has."""
 
-    latest: str  # the last day on which any call was made
+    latest: str  # the newest day with a call
     _raised: Mapping[str, int] = {}  # of one day: tokens by scope
     _raised_on = ""
 
@@ -196,25 +200,39 @@ class LedgerBooks(OfStore, ABC):
         return self._with_raises(found, max([self.latest, *(one.period for one in moved)]))
 
     def _with_held(self, tallies: list[Tally]) -> list[Tally]:
-        """With what is held beside the tables."""
+        """Adds reservations that the tables do not have."""
         return tallies
 
     def _to_warn_of(self, tallies: list[Tally], day: str, due: Due) -> list[Tally]:
-        """Those that have come near a limit that was not warned about."""
+        """The tallies that have come near a limit without a warning so far."""
         return [
             replace(tally, warned=limit)
             for tally in self._with_raises(tallies, day)
             if (limit := due(tally)) not in {"", tally.warned}
         ]
 
-    # --- limits that are raised for a day ---------------------------------------------------------
+    async def resync(self, now: datetime) -> Resync:
+        day, was = day_of(now), self.latest
+        if was <= day:
+            return Resync(day, was)
+        self.latest = day
+        days = partial(resync_days, day=day, was=was, now=now, idle=self._move_to(day))
+        try:
+            return await self._writer.write(days, durable=True)
+        except GatewayError:
+            self.latest = was
+            raise
+
+    def _move_to(self, day: str) -> Sequence[_Saved]:
+        """Moves the state in memory to an earlier day. Returns the slices to give back."""
+        return ()
+
+    # --- limits raised for a day -----------------------------------------------------------------
     async def raise_today(self, scope: str, tokens: int, event: AuditEvent) -> Raise:
         day = max(day_of(event.at), self.latest)
         until = _end_of(day)
-        raised = await self._writer.write(
-            partial(_raise, scope=scope, day=day, tokens=tokens, event=event, until=until),
-            durable=True,
-        )
+        more = partial(_raise, scope=scope, day=day, tokens=tokens, event=event, until=until)
+        raised = await self._writer.write(more, durable=True)
         self._raised, self._raised_on = raised, day
         return Raise(scope, raised[scope], until)
 
@@ -235,33 +253,33 @@ class LedgerBooks(OfStore, ABC):
         ]
 
 
-class StoredLedger(LedgerBooks):
-    """Implements the port Ledger. Grants calls in memory, out of slices that are committed.
+class StoredLedger(LedgerBase):
+    """Implements the port Ledger. Grants calls in memory, from committed slices.
 
-    What is used and what is set aside never exceed a limit together, at no commit: so a process that
-    dies and is charged with its slices leaves no limit exceeded. A slice belongs to one session on
-    one day. It lasts until no call used it for a while, or until others need the room. A call that
-    begins without a slice gets a row if it lasts, so that the next process knows of it.
+    Usage plus slices never exceed a limit, at any commit: if the process dies and its slices are
+    charged, no limit is exceeded. A slice belongs to one session on one day. It lasts until it is
+    idle for a while or others need its room. A call that begins without a slice gets a row if it
+    lasts, so that the next process finds it.
     """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._open = {one.id: one for one in map(to_reservation, self._pen.unsettled)}
-        self.latest = max([self._pen.last_day, *(one.day for one in self._open.values())])
+        self._open = {one.id: one for one in map(to_reservation, self._state.unsettled)}
+        self.latest = max([self._state.last_day, *(one.day for one in self._open.values())])
         self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
         self._kept: dict[tuple[SessionKey, str], _Slice] = {}
-        self._days: set[str] = set()  # of those that are kept
+        self._days: set[str] = set()  # days of the kept slices
         self._accounts: dict[Scope, _Account] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    # --- a call begins --------------------------------------------------------------------------
+    # --- beginning a call-----------------------------------------------------------------------
     def begin(self, wanted: Reservation) -> Reservation:
         if wanted.day < self.latest:
             wanted = replace(wanted, day=self.latest)
         self._hold(wanted)
         if self._accounts:
             for account in self._accounts_of(wanted):
-                account.aside += wanted.held
+                account.reserved += wanted.held
         return wanted
 
     async def reserve(
@@ -303,20 +321,20 @@ class StoredLedger(LedgerBooks):
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def _accounts_of(self, call: Reservation) -> list[_Account]:
-        """Those that are in memory."""
+        """The accounts of its scopes that are in memory."""
         known = self._accounts
         scopes = scopes_of(call.payer.session_key, call.day)
         return [known[scope] for scope in scopes if scope in known]
 
     async def _load_accounts(self, scopes: Sequence[Scope]) -> None:
-        """Reads what was used in scopes that are not in memory. Calls go on meanwhile: what they hold
-        and use is added."""
+        """Reads the usage of scopes that are not in memory. Calls continue meanwhile, and their
+        reservations and usage are added."""
         new = {
-            scope: _Account(scope, self._held_in(scope), self._aside_in(scope))
+            scope: _Account(scope, _held_by(self._calls_in(scope)), self._reserved_in(scope))
             for scope in scopes
             if scope not in self._accounts
         }
-        if not new:  # another call reads them
+        if not new:  # another call is reading them
             for account in [self._accounts[scope] for scope in scopes]:
                 await account.known.wait()
             return
@@ -337,38 +355,37 @@ class StoredLedger(LedgerBooks):
     def _calls_in(self, scope: Scope) -> list[Reservation]:
         return [one for one in self._open.values() if _is_in(scope, one)]
 
-    def _held_in(self, scope: Scope) -> Amount:
-        return sum((one.held for one in self._calls_in(scope)), NOTHING)
-
     def _with_held(self, tallies: list[Tally]) -> list[Tally]:
-        told = list[Tally]()
+        found = list[Tally]()
         for one in tallies:
-            since = min((call.at for call in self._calls_in(one.scope)), default=None)
-            held = self._held_in(one.scope)
-            told.append(replace(one, held=held, since=one.since or since))
-        return told
+            calls = self._calls_in(one.scope)
+            since = one.since or min((call.at for call in calls), default=None)
+            found.append(replace(one, held=_held_by(calls), since=since))
+        return found
 
-    def _aside_in(self, scope: Scope) -> Amount:
+    def _reserved_in(self, scope: Scope) -> Amount:
         kept: Iterable[_Slice] = self._kept.values()
-        if scope.kind in {"session", "token_session"}:  # there may be thousands of others
+        if scope.kind in {"session", "token_session"}:  # there may be thousands of other slices
             slots = [(SessionKey.parse(scope.name), day) for day in self._days]
             kept = [self._kept[slot] for slot in slots if slot in self._kept]
         parts = {id(one): one for one in [*kept, *self._slices.values()]}
-        aside = sum((one.amount for one in parts.values() if _is_in(scope, one.row)), NOTHING)
-        bare = (one for one in self._open.values() if one.id not in self._slices)
-        return sum((one.held for one in bare if _is_in(scope, one)), aside)
+        reserved = sum((one.amount for one in parts.values() if _is_in(scope, one.row)), NOTHING)
+        return reserved + _held_by(
+            one for one in self._calls_in(scope) if one.id not in self._slices
+        )
 
     # --- slices ---------------------------------------------------------------------------------
     async def _cover(
         self, part: _Slice, call: Reservation, decide: Decide, accounts: Sequence[_Account]
     ) -> None:
-        """Commits a slice that is large enough. It is made larger than needed, for the next calls, if
-        that leaves no limit exceeded; else what others do not need is given back."""
+        """Commits a slice that is large enough. Makes it larger than needed for the next calls if
+        no limit is exceeded; otherwise gives back the spare part of other slices if this one does
+        not fit."""
         need, spare = part.held.beyond(part.amount), dict[_Slice, Amount]()
         if accounts and self._fits(decide, accounts, call, need + call.held):
             need += call.held
         elif not self._fits(decide, accounts, call, need):
-            spare = self._spare_besides(part)
+            spare = self._spare_except(part)
         for other in spare:
             self._resize(other, other.held)
         self._resize(part, part.amount + need)
@@ -386,7 +403,8 @@ class StoredLedger(LedgerBooks):
             part.growing -= 1
 
     async def _in_order(self, operation: Operation[T]) -> T:
-        """Before what is written soon from now on: over a server, what is awaited may come after it."""
+        """Runs the operation before later ones of `write_soon`: on a server an awaited write may
+        come after them."""
         results, failures = list[T](), list[Exception]()
         self._writer.write_soon(lambda tx: results.append(operation(tx)), failures.append)
         await self._writer.caught_up()
@@ -397,9 +415,9 @@ class StoredLedger(LedgerBooks):
     def _fits(
         self, decide: Decide, accounts: Sequence[_Account], call: Reservation, more: Amount
     ) -> bool:
-        """Whether no limit is exceeded by all that is used and set aside, with so much more."""
+        """True if usage and slices with `more` in addition exceed no limit."""
         tallies = [
-            Tally(one.scope, one.used, one.aside + more - call.held, None, one.warned)
+            Tally(one.scope, one.used, one.reserved + more - call.held, None, one.warned)
             for one in accounts
         ]
         try:
@@ -408,18 +426,18 @@ class StoredLedger(LedgerBooks):
             return False
         return True
 
-    def _spare_besides(self, part: _Slice) -> dict[_Slice, Amount]:
-        """What no call holds of the other slices."""
+    def _spare_except(self, part: _Slice) -> dict[_Slice, Amount]:
+        """The unused amounts of the other slices."""
         others = [one for one in self._kept.values() if one is not part]
         return {one: one.amount - one.held for one in others if one.amount != one.held}
 
     def _resize(self, part: _Slice, amount: Amount) -> None:
         more, part.amount = amount - part.amount, amount
         for account in self._accounts_of(part.row):
-            account.aside += more
+            account.reserved += more
 
     def tend(self) -> None:
-        """Gives back slices that no call used for a while, and writes down calls that last."""
+        """Gives back idle slices, and writes down the reservations of calls that last."""
         self._timer, rows = None, list[_Saved]()
         for slot, part in list(self._kept.items()):
             part.unused += part.held == NOTHING
@@ -438,13 +456,13 @@ class StoredLedger(LedgerBooks):
             self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def close(self) -> None:
-        """Gives back all that no call holds; to be called before the writer stops."""
+        """Gives back every amount that no call holds. Must run before the writer stops."""
         if self._timer is not None:
             self._timer.cancel()
         save = partial(_save_exactly, calls=list(self._open.values()))
         self._writer.write_soon(save, not_saved)
 
-    # --- a call ends ----------------------------------------------------------------------------
+    # --- ending a call --------------------------------------------------------------------------
     def settle_soon(
         self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
     ) -> Sequence[Tally]:
@@ -455,19 +473,16 @@ class StoredLedger(LedgerBooks):
         warnings = self._to_warn_of([one.tally() for one in accounts], call.day, due) if due else []
         for tally in warnings:
             self._accounts[tally.scope].warned = tally.warned
+        operation: Operation[None] | None = partial(_save, rows=rows) if rows else None
         if isinstance(ended, TokenRecord):
-            operation: Operation[None] = partial(
-                record_call, record=ended, call=call, rows=rows, warned=warnings
-            )
-        elif rows:
-            operation = partial(_save, rows=rows)
-        else:
-            return warnings
-        self._writer.write_soon(operation, partial(self._not_written, call, failed))
+            operation = partial(record_call, record=ended, call=call, rows=rows, warned=warnings)
+        if operation is not None:
+            self._writer.write_soon(operation, partial(self._not_written, call, failed))
         return warnings
 
     def _charge(self, call: Reservation, ended: Ended) -> tuple[list[_Saved], list[_Account]]:
-        """Uses what a call came to, in memory: the rows that change, and its accounts."""
+        """Counts the amount of an ended call in memory. Returns the changed rows and the accounts
+        of the call."""
         part, rows = self._slices.pop(call.id, None), list[_Saved]()
         if part is None and not self._accounts:
             return rows, []
@@ -476,7 +491,7 @@ class StoredLedger(LedgerBooks):
             account.held -= call.held
             account.used += used
             if part is None:
-                account.aside -= call.held
+                account.reserved -= call.held
         if part is not None:
             part.held -= call.held
             is_kept = self._kept.get(_slot(part.row)) is part
@@ -489,42 +504,34 @@ class StoredLedger(LedgerBooks):
     def _not_written(
         self, call: Reservation, failed: Callable[[Exception], None], error: Exception
     ) -> None:
-        """It is held again; what its scopes have used is read anew."""
+        """Holds the call again; the usage of its scopes is read again."""
         self._open[call.id] = call
         for scope in scopes_of(call.payer.session_key, call.day):
             self._accounts.pop(scope, None)
         failed(error)
 
-    async def resync(self, now: datetime) -> Resync:
-        day, was = day_of(now), self.latest
-        if was <= day:
-            return Resync(day, was)
-        self.latest = day
+    def _move_to(self, day: str) -> Sequence[_Saved]:
         self._accounts.clear()
-        self._open = {
-            id_: replace(one, day=day) if one.day > day else one for id_, one in self._open.items()
-        }
-        # Nothing more is granted out of slices of the day that is left.
+        self._open = {id_: replace(one, day=min(one.day, day)) for id_, one in self._open.items()}
+        # No slice of the later day grants another call.
         idle = [(one.row, None) for one in self._kept.values() if one.held == NOTHING]
         self._kept.clear()
         for part in self._slices.values():
             part.row = replace(part.row, day=min(part.row.day, day))
-        try:
-            return await self._writer.write(
-                partial(resync_days, day=day, was=was, now=now, idle=idle), durable=True
-            )
-        except GatewayError:
-            self.latest = was
-            raise
+        return idle
 
     async def unsettled(self) -> Sequence[Reservation]:
-        if any(row["node"] for row in self._pen.unsettled):
-            await self._writer.write(_take_home, durable=True)
+        if any(row["node"] for row in self._state.unsettled):
+            await self._writer.write(_clear_nodes, durable=True)
         return sorted(self._open.values(), key=attrgetter("id"))
 
 
 def _end_of(day: str) -> datetime:
     return datetime.fromisoformat(f"{day}T00:00:00+00:00") + timedelta(days=1)
+
+
+def _held_by(calls: Iterable[Reservation]) -> Amount:
+    return sum((one.held for one in calls), NOTHING)
 
 
 def _slot(row: Reservation) -> tuple[SessionKey, str]:
@@ -539,7 +546,7 @@ def not_saved(error: Exception) -> None:
     log.warning("budget_slices_not_saved", extra={"why": str(error)})
 
 
-# --- what is written ----------------------------------------------------------------------------
+# --- operations ---------------------------------------------------------------------------------
 def _raise(
     tx: Transaction, *, scope: str, day: str, tokens: int, event: AuditEvent, until: datetime
 ) -> Mapping[str, int]:
@@ -548,10 +555,10 @@ def _raise(
     if raised[scope] > MOST_RAISED:
         raise Conflict(f"{scope} would be raised by more than {MOST_RAISED} tokens today")
     row = {"day": day, "scope": scope, "tokens": raised[scope]}
-    tx.insert("budget_raise", row, taken="replace")
+    tx.insert("budget_raise", row, on_conflict="replace")
     note_change(tx)
-    told = {"scope": scope, "by": tokens, "raised_by": raised[scope], "until": until.isoformat()}
-    append_event(tx, replace(event, detail=told))
+    detail = {"scope": scope, "by": tokens, "raised_by": raised[scope], "until": until.isoformat()}
+    append_event(tx, replace(event, detail=detail))
     return raised
 
 
@@ -563,7 +570,7 @@ MOST_RAISED = 2**53
 
 
 def tallies_of(tx: Transaction, scopes: Iterable[Scope]) -> list[Tally]:
-    """As their counters tell them. Only nodes that share a store hold something in these."""
+    """The tallies by the counters. Only nodes that share a store keep reservations in counters."""
     found = list[Tally]()
     for scope in scopes:
         row = tx.first("spend", counter_of(scope))
@@ -577,29 +584,26 @@ def tallies_of(tx: Transaction, scopes: Iterable[Scope]) -> list[Tally]:
 
 
 def counter_of(scope: Scope) -> Mapping[str, str]:
-    """What a session has used, its token has used there."""
+    """The key of the counter. The session's counter serves its token there too."""
     return {"kind": "session" if scope.kind == "token_session" else scope.kind, "name": scope.name}
 
 
 def held_row(call: Reservation, held: Amount) -> Row:
     payer = call.payer
-    whose = {"session": payer.session_key, "run_id": payer.run_id, "person": payer.person}
-    return {
-        **_OF_CALL.row(call),
-        **whose,
-        "held_tokens": held.tokens,
-        "held_nano_usd": held.nano_usd,
-    }
+    paid_by = {"session": payer.session_key, "run_id": payer.run_id, "person": payer.person}
+    amounts = {"held_tokens": held.tokens, "held_nano_usd": held.nano_usd}
+    return {**_OF_CALL.row(call), **paid_by, **amounts}
 
 
 def counters_of(call: Reservation, day: str) -> Sequence[Mapping[str, str]]:
-    """Each once: a session's is also that of its token."""
+    """The keys of all counters of a call, each once: the session's counter is also that of its
+    token."""
     scopes = scopes_of(call.payer.session_key, day)
     return [counter_of(one) for one in scopes if one.kind != "token_session"]
 
 
-def give_back(tx: Transaction, row: Row) -> None:
-    """What a call of several nodes held in the counters of all; one of a node alone stands in none."""
+def release_held(tx: Transaction, row: Row) -> None:
+    """Removes a call from the counters of a shared store. A call of a single gateway is in none."""
     if not row["node"]:
         return
     back = {"held_tokens +": -row["held_tokens"], "held_nano_usd +": -row["held_nano_usd"]}
@@ -607,10 +611,11 @@ def give_back(tx: Transaction, row: Row) -> None:
         tx.change("spend", counter, back)
 
 
-def _take_home(tx: Transaction) -> None:
-    """There are no other nodes any more: what is held is known by its rows alone."""
+def _clear_nodes(tx: Transaction) -> None:
+    """Turns reservations of a cluster into those of a single gateway, which are known by their rows
+    alone."""
     for row in tx.find("reservation", {}):
-        give_back(tx, row)
+        release_held(tx, row)
         tx.change("reservation", {"id": row["id"]}, {"node": ""})
 
 
@@ -619,8 +624,8 @@ def _save(tx: Transaction, rows: Sequence[_Saved]) -> None:
         if left is None:
             tx.delete("reservation", {"id": row.id})
             continue
-        tx.insert("reservation", held_row(row, left), taken="replace")
-        tx.insert("spend", {"kind": "day", "name": row.day, "since": row.at}, taken="keep")
+        tx.insert("reservation", held_row(row, left), on_conflict="replace")
+        tx.insert("spend", {"kind": "day", "name": row.day, "since": row.at}, on_conflict="keep")
 
 
 def _save_exactly(tx: Transaction, calls: Sequence[Reservation]) -> None:
@@ -653,7 +658,7 @@ def record_call(
     for kind, name in zip(_COUNTED, names, strict=False):
         counted.append({"kind": kind, "name": name, **sums, "since": since})
     tx.add("spend", counted, sums)
-    is_overrun = record.outcome == "overrun"  # of the outcomes the table knows the first four
+    is_overrun = record.outcome == "overrun"  # the table's check knows the first four outcomes
     row = {
         **_OF_RECORD.row(record),
         "at": (record.at - EPOCH) // MICROSECOND,
@@ -682,7 +687,8 @@ def resync_days(
         tx.change("token_record", {"seq": row["seq"]}, {"day": day_of(row["at"])})
     for kind, name in (("day", day), ("month", day[:7])):
         tx.delete("spend", {"kind": kind, "name >": name})
-        tx.delete("spend", {"kind": f"token_{kind}", "name >": f"{name}~"})  # behind its own names
+        # sorts after the names of this period
+        tx.delete("spend", {"kind": f"token_{kind}", "name >": f"{name}~"})
     tx.delete("budget_raise", {"day >": day})
     for row in tx.find("reservation", {"day >": day}):
         _move(tx, row, day)
@@ -690,7 +696,7 @@ def resync_days(
 
 
 def _count_again(tx: Transaction, row: Row, day: str, now: datetime) -> None:
-    """In this day and month, where a record was counted in a later one."""
+    """Counts a record in this day and month if it was counted in a later one."""
     key, counters = row["session"], list[tuple[str, str]]()
     if day_of(row["at"]) == day:
         counters.append(("day", day))
@@ -704,7 +710,7 @@ def _count_again(tx: Transaction, row: Row, day: str, now: datetime) -> None:
 
 
 def _move(tx: Transaction, row: Row, day: str) -> None:
-    """What is held on a day to come is held on this one."""
+    """Moves a reservation from a later day to this one."""
     tx.change("reservation", {"id": row["id"]}, {"day": day})
     if not row["node"]:
         return

@@ -166,7 +166,7 @@ async def open_store(
 
     Raises DataDirInUse, StoreRefused or StoreUnavailable, each with one sentence.
     """
-    async with ours_alone(data_dir):
+    async with own_data_dir(data_dir):
         await to_thread.run_sync(_remove, data_dir / TEMPORARY)
         if url == "embedded":
             await to_thread.run_sync(_require_copied, data_dir)
@@ -229,7 +229,7 @@ def _require_restored(data_dir: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def ours_alone(data_dir: Path) -> AsyncIterator[str | None]:
+async def own_data_dir(data_dir: Path) -> AsyncIterator[str | None]:
     """Locks the directory, and gives the node of the process that held it last: it has ended."""
     with contextlib.ExitStack() as held:
 

@@ -7,8 +7,8 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.transaction import Fields, Row, Terms, Transaction, given, in_parts
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.transaction import Fields, Row, Terms, Transaction, in_batches, without_none
+from gateway.store.writer import StorePart, reading, writing
 
 NO_CHANNEL = "there is no channel of this name and account any more"
 ERASED = "erased"
@@ -22,36 +22,32 @@ _SETTLED = Fields("run_id state attempts due_at receipt why arrived settled_at i
 def add_delivery(
     new: NewDelivery, due: int, tx: Transaction, *, run: tuple[RunId, int] | None = None
 ) -> None:
-    """`run`: the run that it answers, with its session; None if no run made it."""
+    """Adds a pending delivery. `run` is the answered run and its session; None if no run made the delivery."""
     run_id, session = run or (None, None)
-    row = {
-        "delivery_id": new.id,
-        "run_id": run_id,
-        "session": session,
-        **_MADE.row(new),
-        "state": "pending",
-        "due_at": due,
-    }
-    tx.insert("delivery", row)
+    row = {"delivery_id": new.id, "run_id": run_id, "session": session, **_MADE.row(new)}
+    tx.insert("delivery", {**row, "state": "pending", "due_at": due})
 
 
 def _deliveries(rows: Sequence[Row], tx: Transaction) -> Sequence[Delivery]:
     keys = tx.keys_of(row["session"] for row in rows)
-    found = []
-    for row in rows:
-        new = NewDelivery(row["delivery_id"], **_MADE.values(row))
-        whose = {"session_key": keys.get(row["session"]), "place": row["id"]}
-        found.append(Delivery(new, **whose, **_SETTLED.values(row)))
-    return found
+    return [
+        Delivery(
+            NewDelivery(row["delivery_id"], **_MADE.values(row)),
+            session_key=keys.get(row["session"]),
+            place=row["id"],
+            **_SETTLED.values(row),
+        )
+        for row in rows
+    ]
 
 
 def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
-    """The oldest open one of a session, and each that has none. However many wait, each is looked at
-    once, and only those that are given are read whole."""
+    """The oldest open delivery of each session, and every delivery without a session. Reads each
+    waiting row once, and only the returned ones whole."""
     waiting: Terms = {"channel": channel, "due_at <=": now}
     rows = tx.find("delivery", waiting, "id delivery_id session", order="id", index="due")
     oldest: dict[int, int] = {}
-    for some in in_parts({row["session"] for row in rows} - {None}):
+    for some in in_batches({row["session"] for row in rows} - {None}):
         for one in tx.find("delivery", {"session": some}, "id session", index="open"):
             oldest[one["session"]] = min(one["id"], oldest.get(one["session"], one["id"]))
     due = [row for row in rows if oldest.get(row["session"], row["id"]) == row["id"]]
@@ -62,7 +58,7 @@ def _due(tx: Transaction, channel: str, *, now: datetime, limit: int) -> Sequenc
 def _dead_letters(
     tx: Transaction, channel: str | None, *, before: int | None, limit: int
 ) -> Sequence[Delivery]:
-    terms = given({"id <": before, "channel": channel})
+    terms = without_none({"id <": before, "channel": channel})
     return _deliveries(tx.find("delivery", terms, order="-id", limit=limit, index="dead"), tx)
 
 
@@ -80,7 +76,7 @@ def find_delivery(tx: Transaction, delivery_id: str) -> Delivery | None:
     return found[0] if found else None
 
 
-def _required(tx: Transaction, delivery_id: str) -> Row:
+def _require(tx: Transaction, delivery_id: str) -> Row:
     row = tx.first("delivery", {"delivery_id": delivery_id})
     if row is None:
         raise NotFound(f"delivery {delivery_id}")
@@ -95,11 +91,11 @@ def _sending(
     is_safe: bool = False,
     receipt: str | None = None,
 ) -> None:
-    row = _required(tx, delivery_id)
+    row = _require(tx, delivery_id)
     is_more, is_as_much = row["arrived"] < arrived, row["arrived"] == arrived
-    is_anew = is_as_much and row["receipt"] is not None and receipt is None
+    is_repeat = is_as_much and row["receipt"] is not None and receipt is None
     is_pending = row["state"] == "pending"
-    may = {"pending": is_more or is_as_much, "sending": is_more or is_anew}
+    may = {"pending": is_more or is_as_much, "sending": is_more or is_repeat}
     if not may.get(row["state"]):
         raise Conflict(f"delivery {delivery_id} is {row['state']}, not pending")
     attempts = 1 if is_more else row["attempts"] + is_pending
@@ -108,7 +104,7 @@ def _sending(
 
 
 def _arrived(tx: Transaction, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
-    row = _required(tx, delivery_id)
+    row = _require(tx, delivery_id)
     is_open = row["state"] in _OPEN and row["why"] != ERASED
     if not is_open or row["arrived"] >= arrived:
         raise Conflict(f"delivery {delivery_id} is {row['state']}, not pending")
@@ -127,10 +123,10 @@ def _settle(  # noqa: PLR0913  # as the port has it
     due_at: datetime | None = None,
 ) -> None:
     if state == "sending":
-        raise Conflict("a delivery is not settled by sending it: call `sending`")
-    row = _required(tx, delivery_id)
+        raise Conflict("`settle` does not set the state sending: call `sending`")
+    row = _require(tx, delivery_id)
     if row["state"] in {"sent", "failed"}:
-        return  # one that is settled for good stays as it is
+        return  # a final state does not change
     is_erased = row["why"] == ERASED
     settled = {
         "state": "failed" if is_erased and state == "pending" else state,
@@ -146,7 +142,7 @@ def _strand(tx: Transaction, accounts: Collection[tuple[str, str]], *, at: datet
     rows = tx.find("delivery", {}, "id channel account", index="due")
     known = set(accounts)
     stranded = {one["id"] for one in rows if (one["channel"], one["account"]) not in known}
-    for some in in_parts(stranded):
+    for some in in_batches(stranded):
         tx.change("delivery", {"id": some, "settled_at": None}, {"settled_at": at})
         tx.change("delivery", {"id": some}, {"state": "failed", "why": NO_CHANNEL})
     return len(stranded)
@@ -162,7 +158,7 @@ def _dead_letter(tx: Transaction, delivery_id: str) -> Row:
 def _resubmit(tx: Transaction, delivery_id: str, *, now: datetime) -> None:
     row = _dead_letter(tx, delivery_id)
     if row["why"] == ERASED:
-        raise Conflict(f"what dead letter {delivery_id} said is erased: drop it")
+        raise Conflict(f"the text of dead letter {delivery_id} is erased: drop it")
     is_twice = row["state"] == "unknown" or (row["why"] or "").endswith(TWICE)
     again = {"state": "pending", "attempts": 0, "due_at": now, "settled_at": None}
     tx.change("delivery", {"id": row["id"]}, {**again, "why": TWICE if is_twice else None})
@@ -172,7 +168,7 @@ def _drop(tx: Transaction, delivery_id: str) -> None:
     tx.delete("delivery", {"id": _dead_letter(tx, delivery_id)["id"]})
 
 
-class StoredOutbox(OfStore):
+class StoredOutbox(StorePart):
     """Implements the port Outbox."""
 
     due = reading(_due)

@@ -1,4 +1,4 @@
-"""What plugins keep and what users have set."""
+"""Values of plugins and settings of users."""
 
 import re
 from collections.abc import Sequence
@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace
 from gateway.store.transaction import Row, Transaction
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.writer import StorePart, reading, writing
 
 
 def read_settings(tx: Transaction, user: str) -> str | None:
-    row = tx.first("settings", {"user": user}, "json")
-    return None if row is None else str(row["json"])
+    return tx.value("settings", {"user": user}, "json", None)
 
 
 def _write_settings(tx: Transaction, user: str, record: str, *, expected: str | None) -> bool:
     if expected is None:
-        return tx.insert("settings", {"user": user, "json": record}, taken="keep") > 0
+        return tx.insert("settings", {"user": user, "json": record}, on_conflict="keep") > 0
     return tx.change("settings", {"user": user, "json": expected}, {"json": record}) == 1
 
 
-class StoredSettings(OfStore):
-    """Of users; part of the port SessionStore."""
+class StoredSettings(StorePart):
+    """The settings of users; part of the port SessionStore."""
 
     read_settings = reading(read_settings)
     write_settings = writing(_write_settings, durable=True)
@@ -36,15 +35,15 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def key_form(text: str) -> bytes:
-    """A key or the beginning of one as it is compared. What no key can be stays so: half of a
-    surrogate pair, and of a text that is too long as much as makes it so."""
+    """A key or prefix in the form in which keys are compared. It also encodes what no key can
+    contain: half of a surrogate pair, and the first byte beyond the limit."""
     return text[: KEY_BYTES + 1].encode("utf-8", "surrogatepass")
 
 
 def require_kept(key: str, value: str) -> tuple[bytes, bytes]:
-    """Both as they are kept. Raises Denied."""
+    """Key and value as the store keeps them. Raises Denied."""
     if not key or _CONTROL.search(key, 0, KEY_BYTES):
-        raise Denied("a store key needs at least one character, and none may be a control one")
+        raise Denied("a store key needs at least one character, and no control characters")
     return _form("a store key", key, KEY_BYTES), _form("a stored value", value, VALUE_BYTES)
 
 
@@ -54,26 +53,26 @@ def _form(what: str, text: str, limit: int) -> bytes:
     except UnicodeEncodeError as error:
         raise Denied(f"{what} must be valid Unicode, without half a surrogate pair") from error
     if len(form) > limit:
-        raise Denied(f"{what} may have {limit} bytes of UTF-8 at most: shorten it")
+        raise Denied(f"{what} may have at most {limit} bytes of UTF-8: shorten it")
     return form
 
 
 def filled(held: tuple[int, int], key: bytes, value: bytes, old: int | None) -> tuple[int, int]:
-    """Keys and bytes of a space once this is in it, in the place of `old` bytes if that key is
-    there already. Raises Denied."""
+    """Keys and bytes of a space after this write, which replaces `old` bytes if the key exists.
+    Raises Denied."""
     keys, size = held
     if old is None:
         keys, size, old = keys + 1, size + len(key), 0
     size += len(value) - old
     if keys > SPACE_KEYS:
-        raise Denied(f"this store may have {SPACE_KEYS} keys at most: delete some first")
+        raise Denied(f"this store may have at most {SPACE_KEYS} keys: delete some first")
     if size > SPACE_BYTES:
-        raise Denied(f"this store may have {SPACE_BYTES} bytes at most: delete or shorten some")
+        raise Denied(f"this store may have at most {SPACE_BYTES} bytes: delete or shorten some")
     return keys, size
 
 
 def _space(tx: Transaction, space: PluginSpace) -> Row | None:
-    """Names are bytes, so that no two are ever the same to the database, whatever is in them."""
+    """The row of a space. Names are bytes, so that the database never equates two of them."""
     return tx.first("plugin_space", _names(space), "id keys bytes")
 
 
@@ -84,10 +83,10 @@ def _names(space: PluginSpace) -> Row:
 
 
 def _get(tx: Transaction, space: PluginSpace, key: str) -> str | None:
-    found = _space(tx, space)
-    where = found and {"space": found["id"], "key": key_form(key)}
-    row = tx.first("plugin_value", where, "value") if where else None
-    return None if row is None else bytes(row["value"]).decode()
+    if (found := _space(tx, space)) is None:
+        return None
+    value = tx.value("plugin_value", {"space": found["id"], "key": key_form(key)}, "value", None)
+    return None if value is None else bytes(value).decode()
 
 
 def _set(tx: Transaction, space: PluginSpace, key: str, value: str) -> None:
@@ -101,32 +100,33 @@ def _set(tx: Transaction, space: PluginSpace, key: str, value: str) -> None:
         found["id"] = tx.insert("plugin_space", {**_names(space), **counts})
     else:
         tx.change("plugin_space", {"id": found["id"]}, counts)
-    tx.insert("plugin_value", {"space": found["id"], "key": name, "value": form}, taken="replace")
+    tx.insert(
+        "plugin_value", {"space": found["id"], "key": name, "value": form}, on_conflict="replace"
+    )
 
 
 def _delete(tx: Transaction, space: PluginSpace, key: str) -> None:
     name, found = key_form(key), _space(tx, space)
-    where = found and {"space": found["id"], "key": name}
-    row = tx.first("plugin_value", where, "value") if where else None
-    if found and where and row:
-        less = {"keys": found["keys"] - 1, "bytes": found["bytes"] - len(name) - len(row["value"])}
+    where = {"space": found["id"] if found else 0, "key": name}
+    if row := tx.first("plugin_value", where, "value"):
+        less = {"keys +": -1, "bytes +": -len(name) - len(row["value"])}
         tx.delete("plugin_value", where)
-        tx.change("plugin_space", {"id": found["id"]}, less)
+        tx.change("plugin_space", {"id": where["space"]}, less)
 
 
 def _list(tx: Transaction, space: PluginSpace, prefix: str) -> Sequence[str]:
     found, first = _space(tx, space), key_form(prefix)
     if found is None:
         return []
-    beyond = first + b"\xff"  # a byte that UTF-8 never has
+    beyond = first + b"\xff"  # a byte that UTF-8 never uses
     terms = {"space": found["id"], "key >=": first, "key <": beyond}
     rows = tx.find("plugin_value", terms, "key", order="key", limit=SPACE_KEYS)
     return [bytes(row["key"]).decode() for row in rows]
 
 
-class StoredValues(OfStore):
-    """Part of the port ToolStore. Not fsynced, like the journal: it outlives the process, and a
-    power loss may take the last moments."""
+class StoredValues(StorePart):
+    """Part of the port ToolStore. Its writes are not fsynced: they survive the process, and a power
+    loss may lose the last moments."""
 
     get = reading(_get)
     set = writing(_set, durable=False)

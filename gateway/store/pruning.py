@@ -1,10 +1,9 @@
-"""Which branches of a conversation tree can be archived. Pure."""
+"""Chooses the branches of a conversation tree that can be archived. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-# seq and the parent's, of a node that does not follow on the one before
-Fork = tuple[int, int | None]
+Fork = tuple[int, int | None]  # seq and parent seq of a node that does not follow the previous one
 Span = tuple[int, int]  # first and last seq
 
 
@@ -50,7 +49,7 @@ def branches_off(
 def _roots_and_tops(
     forks: Sequence[Fork], starts: Sequence[int], kept: dict[int, int]
 ) -> tuple[list[int], list[int]]:
-    """For each stretch the first one of its tree, and the first one of its branch."""
+    """For each span the first span of its tree, and the first span of its branch."""
     roots: list[int] = []
     tops: list[int] = []
     for number, (start, parent) in enumerate(forks):
@@ -67,8 +66,8 @@ def outdated(
     shown: Callable[[Sequence[Span]], int],
     most: int,
 ) -> list[Span]:
-    """Branches to archive until the tree has no more than `most` nodes. `shown` counts nodes that are
-    not archived yet."""
+    """The branches to archive so that the tree has at most `most` nodes. `shown` counts nodes that
+    are not archived yet."""
     left, gone = shown(tree), list[Span]()
     for branch in branches:
         if left <= most:

@@ -1,13 +1,12 @@
-"""The ledger of a store that several nodes share: what all of them hold stands in the store.
+"""The ledger of a store that several nodes share: the store holds the reservations of all of them.
 
-Each call is held before it is made, and settled after it, in the counters of its scopes. Whatever of that
-comes while a commit is under way goes into the next one, together, so that nodes seldom meet in a counter.
+Each call is reserved before it is made, and settled after it, in the counters of its scopes. Steps
+that arrive during a commit share the next one, so that nodes seldom conflict over a counter.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 
 import anyio
@@ -20,23 +19,20 @@ from gateway.domain.budgets import (
     Ended,
     Grant,
     Reservation,
-    Resync,
     Scope,
     ScopeKind,
     Tally,
     TokenRecord,
-    day_of,
     scopes_of,
 )
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.ledger import (
-    LedgerBooks,
+    LedgerBase,
     counters_of,
-    give_back,
     held_row,
     not_saved,
     record_call,
-    resync_days,
+    release_held,
     tallies_of,
     to_reservation,
 )
@@ -44,23 +40,23 @@ from gateway.store.transaction import Transaction
 from gateway.store.writer import Engine
 
 LASTS_S = 1.0  # a call without a limit is written down if it lasts so long
-REST_S = 2.0
+DRAIN_S = 2.0
 PAUSES_S = (0.1, 0.2, 0.5, *[1.0] * 20)  # while the store is away
-WITHIN_S = 20.0  # for all tries to hold a call
+WITHIN_S = 20.0  # for all tries to reserve
 MOST_TOGETHER = 64  # steps of a commit
 _KNOWN = 4096  # scopes
 
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A call is held, or ends. `decide` is None where no limit holds."""
+    """A reservation or the end of a call. `decide` is None if no limit applies."""
 
     call: Reservation
     kinds: Collection[ScopeKind] = ()
     decide: Decide | None = None
     ended: Ended | None = None
-    is_held: bool = True  # it was written down before
-    is_again: bool = False  # the try before may have been carried out
+    is_held: bool = True  # it has a row, or should have one
+    is_again: bool = False  # an earlier try may have been executed
     warned: Sequence[Tally] = ()
     failed: Callable[[Exception], None] = not_saved
     grant: Grant | None = None
@@ -71,49 +67,44 @@ class _Step:
 Alive = Callable[[], Awaitable[Set[str]]]  # the nodes that share the store now
 
 
-class SharedLedger(LedgerBooks):
+class SharedLedger(LedgerBase):
     """Implements the port Ledger."""
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        node: str,
-        alive: Alive,
-        within_s: float = WITHIN_S,
+        self, engine: Engine, *, node: str, alive: Alive, within_s: float = WITHIN_S
     ) -> None:
         super().__init__(engine)
         self._node, self._alive, self._within_s = node, alive, within_s
-        self.latest = self._pen.last_day
+        self.latest = self._state.last_day
         self._steps: list[_Step] = []
-        self._batch: list[_Step] = []  # that is being committed
-        self._news, self._rest = anyio.Event(), anyio.Event()
+        self._batch: list[_Step] = []  # being committed
+        self._wanted, self._idle = anyio.Event(), anyio.Event()
         self._open: dict[str, Reservation] = {}
-        self._bare: dict[str, asyncio.TimerHandle] = {}  # of calls that are not written down
-        self._unheld: set[str] = set()  # perhaps not written down
-        self._known: dict[Scope, Tally] = {}  # as a commit of ours left them
+        self._unwritten: dict[str, asyncio.TimerHandle] = {}  # of calls without a row
+        self._unheld: set[str] = set()  # calls that may lack a row
+        self._known: dict[Scope, Tally] = {}  # as the last commit here left them
 
-    # --- a call begins --------------------------------------------------------------------------
+    # --- beginning a call-----------------------------------------------------------------------
     def begin(self, wanted: Reservation) -> Reservation:
-        call = self._opened(wanted)
+        call = self._open_call(wanted)
         timer = asyncio.get_running_loop().call_later(LASTS_S, self._write_down, call)
-        self._bare[call.id] = timer
+        self._unwritten[call.id] = timer
         return call
 
     def _write_down(self, call: Reservation) -> None:
-        if self._bare.pop(call.id, None) is not None:
-            self._commit_soon(_Step(call, failed=partial(self._not_held, call)))
+        if self._unwritten.pop(call.id, None) is not None:
+            self._commit_soon(_Step(call, failed=partial(self._note_unheld, call)))
 
-    def _not_held(self, call: Reservation, error: Exception) -> None:
+    def _note_unheld(self, call: Reservation, error: Exception) -> None:
         self._unheld.add(call.id)
         not_saved(error)
 
     async def reserve(
         self, wanted: Reservation, decide: Decide, kinds: Collection[ScopeKind] = SCOPE_KINDS
     ) -> tuple[Reservation, Grant]:
-        step = _Step(self._opened(wanted), kinds, decide)
+        step = _Step(self._open_call(wanted), kinds, decide)
         try:
-            step = await self._tried(step)
+            step = await self._retry(step)
         except anyio.get_cancelled_exc_class():
             del self._open[step.call.id]
             self._release(step.call)
@@ -127,16 +118,16 @@ class SharedLedger(LedgerBooks):
         return call, step.grant
 
     def _release(self, call: Reservation) -> None:
-        """It may have been held, and whoever wanted it is gone."""
+        """Releases a reservation that may exist although its caller was cancelled."""
 
         def again(_: Exception) -> None:
             asyncio.get_running_loop().call_later(PAUSES_S[-1], self._release, call)
 
         self._commit_soon(_Step(call, ended=call, failed=again))
 
-    async def _tried(self, step: _Step) -> _Step:
-        """The try that was carried out: others follow while the store is away, as with all that a turn writes.
-        Raises StoreUnavailable."""
+    async def _retry(self, step: _Step) -> _Step:
+        """Repeats a step while the store is away, and returns the try that was executed. Raises
+        StoreUnavailable."""
         error: GatewayError = StoreUnavailable(f"no answer within {self._within_s:g} s")
         with anyio.move_on_after(self._within_s):
             for pause_s in PAUSES_S:
@@ -149,19 +140,19 @@ class SharedLedger(LedgerBooks):
                 step = _Step(step.call, step.kinds, step.decide, is_again=True)
         raise error
 
-    def _opened(self, wanted: Reservation) -> Reservation:
+    def _open_call(self, wanted: Reservation) -> Reservation:
         self.latest = max(self.latest, wanted.day)
         call = self._open[wanted.id] = replace(wanted, day=self.latest)
         return call
 
-    # --- a call ends ----------------------------------------------------------------------------
+    # --- ending a call --------------------------------------------------------------------------
     def settle_soon(
         self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
     ) -> Sequence[Tally]:
         call = self._open.pop(ended.id, None)
         if call is None:
             return ()
-        if (timer := self._bare.pop(call.id, None)) is not None:
+        if (timer := self._unwritten.pop(call.id, None)) is not None:
             timer.cancel()
         warned = self._count(call, ended, due)
         if isinstance(ended, TokenRecord) or timer is None:
@@ -172,12 +163,12 @@ class SharedLedger(LedgerBooks):
 
     def _count(self, call: Reservation, ended: Ended, due: Due | None) -> Sequence[Tally]:
         scopes = scopes_of(call.payer.session_key, call.day)
-        known = [self._known[scope] for scope in scopes if scope in self._known]
         now = [
-            replace(one, used=one.used + ended.amount, held=one.held - call.held) for one in known
+            replace(one, used=one.used + ended.amount, held=one.held - call.held)
+            for one in (self._known[scope] for scope in scopes if scope in self._known)
         ]
-        warned = self._to_warn_of(now, call.day, due) if due else []
         self._known |= {one.scope: one for one in now}
+        warned = self._to_warn_of(now, call.day, due) if due else []
         for one in warned:
             self._known[one.scope] = replace(self._known[one.scope], warned=one.warned)
         return warned
@@ -193,17 +184,17 @@ class SharedLedger(LedgerBooks):
     # --- commits --------------------------------------------------------------------------------
     def _commit_soon(self, step: _Step) -> None:
         self._steps.append(step)
-        self._news.set()
+        self._wanted.set()
 
     async def run(self) -> None:
-        """Commits what there is, one commit after the other, until it is cancelled."""
+        """Commits the waiting steps, one commit after the other, until it is cancelled."""
         while True:
-            await self._news.wait()
-            self._news = anyio.Event()
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
             while self._steps:
                 await self._commit()
-            self._rest.set()
-            self._rest = anyio.Event()
+            self._idle.set()
+            self._idle = anyio.Event()
 
     async def _commit(self) -> None:
         batch = self._batch = self._steps[:MOST_TOGETHER]
@@ -216,9 +207,10 @@ class SharedLedger(LedgerBooks):
             del self._known[next(iter(self._known))]
 
     async def _carry_out(self, batch: Sequence[_Step]) -> None:
-        """In one commit. If a step of it breaks a rule, each step is a commit, so that the others hold."""
+        """Commits the steps together. If one breaks a rule, each step is its own commit, so that
+        the others succeed."""
         try:
-            for step in batch:  # since it was given, the one before may have failed
+            for step in batch:  # an earlier step may have failed since it was queued
                 step.is_again = step.is_again or step.call.id in self._unheld
             raised = self._with_raises
             done = partial(_carry_out_all, batch=batch, node=self._node, raised=raised)
@@ -236,35 +228,26 @@ class SharedLedger(LedgerBooks):
 
     async def caught_up(self) -> None:
         while self._steps or self._batch:
-            await self._rest.wait()
+            await self._idle.wait()
 
-    async def rest(self) -> None:
-        """Before a stop in order: what has ended is settled as it came to."""
-        with anyio.move_on_after(REST_S):
+    async def drain(self) -> None:
+        """Settles ended calls before an orderly stop."""
+        with anyio.move_on_after(DRAIN_S):
             await self.caught_up()
 
     def close(self) -> None:
-        """What is open is settled by whoever finds that this node is gone."""
-        for timer in self._bare.values():
+        """Leaves open calls to the node that finds this one gone."""
+        for timer in self._unwritten.values():
             timer.cancel()
 
-    # --- what is looked up ------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
     async def unsettled(self) -> Sequence[Reservation]:
-        """What nodes held that are gone: from now on it is ours to settle."""
+        """The reservations of nodes that are gone; this node settles them from now on."""
         alive = await self._alive()
         rows = await self._readers.read(lambda tx: tx.find("reservation", {}, order="id"))
         lost = [to_reservation(row) for row in rows if row["node"] not in alive]
         self._open |= {one.id: one for one in lost if one.id not in self._open}
         return lost
-
-    async def resync(self, now: datetime) -> Resync:
-        day, was = day_of(now), self.latest
-        if was <= day:
-            return Resync(day, was)
-        self.latest = day
-        return await self._writer.write(
-            partial(resync_days, day=day, was=was, now=now, idle=()), durable=True
-        )
 
 
 def _carry_out_all(
@@ -273,7 +256,7 @@ def _carry_out_all(
     node: str,
     raised: Callable[[list[Tally], str], list[Tally]],
 ) -> Mapping[Scope, Tally]:
-    """Gives the counters that were asked for, as they are then."""
+    """Returns the counters that the steps read, as the commit leaves them."""
     seen = set[Scope]()
     for step in batch:
         step.grant, step.error = None, None
@@ -286,7 +269,7 @@ def _carry_out_all(
             asked = [one for one in scopes if one.kind in step.kinds]
             seen.update(asked)
             if step.is_again:
-                _let_go(tx, step.call)
+                _delete_reservation(tx, step.call)
             try:
                 tallies = raised(tallies_of(tx, asked), step.call.day)
                 step.grant = step.decide(tallies)
@@ -304,23 +287,20 @@ def _hold(tx: Transaction, call: Reservation, node: str) -> None:
 
 
 def _end(tx: Transaction, step: _Step, ended: Ended) -> None:
-    """A call that stood there and does no more was settled before, by another node perhaps."""
+    """Settles a call. A call without a row was settled before, perhaps by another node."""
     call = step.call
-    was_held = (step.is_held or step.is_again) and _let_go(tx, call)
-    is_over = _is_recorded(tx, call) if step.is_again else step.is_held
-    is_new = was_held or not is_over
-    if is_new and isinstance(ended, TokenRecord):
+    was_held = (step.is_held or step.is_again) and _delete_reservation(tx, call)
+    is_over = step.is_held
+    if step.is_again:
+        is_over = tx.first("token_record", {"id": call.id}, "id") is not None
+    if (was_held or not is_over) and isinstance(ended, TokenRecord):
         record_call(tx, record=ended, call=call, rows=(), warned=step.warned)
 
 
-def _is_recorded(tx: Transaction, call: Reservation) -> bool:
-    return tx.first("token_record", {"id": call.id}, "id") is not None
-
-
-def _let_go(tx: Transaction, call: Reservation) -> bool:
-    """Whether it was held."""
+def _delete_reservation(tx: Transaction, call: Reservation) -> bool:
+    """True if there was a reservation."""
     row = tx.first("reservation", {"id": call.id})
     if row is not None:
         tx.delete("reservation", {"id": call.id})
-        give_back(tx, row)
+        release_held(tx, row)
     return row is not None

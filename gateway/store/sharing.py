@@ -1,4 +1,5 @@
-"""Runs that several nodes work on: who has which session, and what only its owner may write."""
+"""Runs that several nodes work on: the writes that only the owner of a session may make, and
+questions across nodes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
@@ -16,17 +17,17 @@ from gateway.store.inbox import (
     forgive_attempt,
     to_entry,
 )
-from gateway.store.transaction import Row, Transaction, in_parts, require_session
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.transaction import Row, Transaction, in_batches, require_session
+from gateway.store.writer import StorePart, reading, writing
 
-# That a node is told of at once; what was taken back is told for so many changes.
+# choices per query; a withdrawn choice is kept for that many changes
 MOST_CHOICES = 4_096
-MOST_LENIENT = 10  # attempts; beyond them a message may have to do with it that nodes stand still
+MOST_LENIENT = 10  # attempts; after more, the message itself may stop the nodes
 
 
 def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns:
     rows = list[Row]()
-    for some in in_parts(partitions):
+    for some in in_batches(partitions):
         terms = {"partition": some, "finished_at": None}
         rows += tx.find("run", terms, "run_id session stop", index="unfinished")
     keys = tx.keys_of(row["session"] for row in rows if row["run_id"] not in known)
@@ -35,8 +36,8 @@ def _open_runs(tx: Transaction, partitions: Sequence[int], known: Set[RunId]) ->
 
 
 def _require(tx: Transaction, tenure: Tenure) -> Row:
-    """Gives the session's row. The commit changes the session, which is read here: so it comes before the later owner's, or not at all.
-    Raises Fenced."""
+    """The session's row. Raises Fenced if the session has a later owner. The commit also changes
+    the session, so it comes before the later owner's or fails."""
     require_session(tenure.session_key, tx)
     row = tx.first("session", {"key": tenure.session_key}, "epoch choice")
     if row is None or row["epoch"] != tenure.epoch:
@@ -45,8 +46,9 @@ def _require(tx: Transaction, tenure: Tenure) -> Row:
 
 
 def _open_session(tx: Transaction, tenure: Tenure) -> Sequence[Entry]:
-    """The session is read before its runs, and not remembered: whatever ends a run changes it. Nothing is
-    written if it is open already: a later owner is found out when a turn begins."""
+    """Reads the session before its runs and does not remember it: a commit that ends a run changes
+    the session. Writes nothing if this owner has opened it already; a later owner is detected when
+    a turn begins."""
     key = tenure.session_key
     row, choice = tx.first("session", {"key": key}, "id epoch"), _choice(tx, key)
     if row is None or row["epoch"] > tenure.epoch:
@@ -65,7 +67,7 @@ def _begin(
     node: str = "",
     alive: Collection[str] = (),
     *,
-    sender: str | None = None,  # for a store that reads ahead
+    sender: str | None = None,  # for a store that prefetches
 ) -> Begun:
     chosen = _require(tx, tenure)["choice"]
     choice = _choice(tx, tenure.session_key) if chosen else NO_CHOICE
@@ -120,14 +122,14 @@ def _choice(tx: Transaction, key: SessionKey) -> SessionChoice:
 
 def _choose(tx: Transaction, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice:
     tx.guard("choice")
-    last, before = tx.first("choice", {}, "change", order="-change"), _choice(tx, key)
-    number = last["change"] if last else 0
+    before = _choice(tx, key)
+    number = tx.value("choice", {}, "change", 0, order="-change")
     choice = replace(before, **named, change=number + 1)
     if choice == before:
         return replace(before, change=number)
     row = {"model": choice.model, "mode": choice.mode, "change": choice.change}
-    tx.insert("choice", {"session": str(key), **row}, taken="replace")
-    tx.change("session", {"key": key}, {"choice": choice.change})  # if it has begun
+    tx.insert("choice", {"session": str(key), **row}, on_conflict="replace")
+    tx.change("session", {"key": key}, {"choice": choice.change})  # if the session exists
     tx.delete("choice", {"change": choice.change - MOST_CHOICES, "model": None, "mode": None})
     return choice
 
@@ -140,15 +142,14 @@ def _choices(tx: Transaction, after: int) -> tuple[int, Mapping[SessionKey, Sess
 
 def _states(tx: Transaction, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
     found = dict[RunId, RunProgress]()
-    for some in in_parts(run_ids):
+    for some in in_batches(run_ids):
         for row in tx.find("run", {"run_id": some}, "run_id attempts finished_at"):
             found[row["run_id"]] = RunProgress(row["attempts"], row["finished_at"] is not None)
     return found
 
 
 def _records(tx: Transaction, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:
-    found = [find_record(tx, one) for one in run_ids]
-    return [one for one in found if one is not None]
+    return [*filter(None, [find_record(tx, one) for one in run_ids])]
 
 
 def _backlog(tx: Transaction) -> tuple[Mapping[int, int], datetime | None]:
@@ -168,7 +169,7 @@ def _place_runs(tx: Transaction, place: Callable[[SessionKey], int]) -> int:
     return moved
 
 
-class StoredSharedRuns(OfStore):
+class StoredSharedRuns(StorePart):
     """Implements the port SharedRuns."""
 
     open_runs = reading(_open_runs)

@@ -23,10 +23,10 @@ FROM pragma_page_count, pragma_freelist_count, pragma_page_size
 
 
 def copier(source: Path) -> CopyStore:
-    return lambda into, copies: to_thread.run_sync(_take_snapshot, source, into, copies)
+    return lambda into, copies: to_thread.run_sync(_copy_database, source, into, copies)
 
 
-def _take_snapshot(source: Path, into: Path, copies: int) -> None:
+def _copy_database(source: Path, into: Path, copies: int) -> None:
     """Writes what is in use of the database to a new file. Raises BackupRefused, also if there is no
     room for so many copies."""
     try:

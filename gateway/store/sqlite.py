@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file in the data directory, looked over before it is trusted."""
+"""The embedded store: one SQLite file in the data directory, checked before it is trusted."""
 
 import contextlib
 import logging
@@ -20,9 +20,9 @@ from gateway.store.channels import StoredChannels
 from gateway.store.conversations import StoredSessions
 from gateway.store.erasure import StoredOriginals, sweep_originals
 from gateway.store.fact_search import FactBase
-from gateway.store.faults import at_opening, file_faults
+from gateway.store.faults import file_faults, opening_error
 from gateway.store.inbox import StoredInbox, StoredJournal
-from gateway.store.inspection import held_by, look_over
+from gateway.store.inspection import check_database, progress_of
 from gateway.store.ledger import StoredLedger
 from gateway.store.outbox import StoredOutbox
 from gateway.store.plugins import StoredValues
@@ -34,19 +34,20 @@ from gateway.store.turns import ExtractionQueue, TurnIndex
 from gateway.store.writer import (
     Commits,
     Engine,
-    Held,
     Mark,
-    OfStore,
     OnCommit,
-    Pen,
+    Progress,
     Readers,
+    StorePart,
     Writer,
+    WriteTransaction,
     writing,
 )
 
 
 def _sweep(tx: Transaction, *, before: datetime, limit: int) -> int:
-    """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
+    """Deletes the journals of old runs and old originals, oldest first. Returns the number of swept
+    runs: less than `limit` when none is left."""
     old: Terms = {"finished_at <": before}
     rows = tx.find("run", old, "run_id", order="finished_at", limit=limit, index="with_journal")
     for row in rows:
@@ -60,7 +61,7 @@ def _expire(tx: Transaction, agent: AgentId, *, before: datetime, limit: int) ->
     rows = tx.find("session", old, "id", limit=limit, index="active")
     if rows:
         tx.change("session", {"id": tuple(row["id"] for row in rows)}, {"state": "closed"})
-        tx.forget_sessions()  # it remembers which are closed
+        tx.forget_sessions()  # the cache holds which are closed
     return len(rows)
 
 
@@ -68,7 +69,7 @@ class ClosingLedger(Ledger, Protocol):
     def close(self) -> None: ...
 
 
-class StoreUpkeep(OfStore):
+class StoreUpkeep(StorePart):
     """Implements the port StoreCare."""
 
     def __init__(self, engine: Engine, clock: Clock, ledger: ClosingLedger) -> None:
@@ -79,7 +80,7 @@ class StoreUpkeep(OfStore):
     expire = writing(_expire, durable=False)
 
     async def probe(self) -> None:
-        probed = {"probed_at": self._clock.now()}  # without an fsync, which wears a disk
+        probed = {"probed_at": self._clock.now()}  # without an fsync, which wears out a disk
         await self._writer.write(lambda tx: tx.change("pulse", {"id": 1}, probed), durable=False)
 
     async def snapshot(self, into: Path, *, copies: int) -> None:
@@ -87,7 +88,7 @@ class StoreUpkeep(OfStore):
         await self._copy(into, copies)
 
     async def close(self) -> None:
-        """Writes what is waiting, refuses what comes; a second close does nothing."""
+        """Writes the waiting operations and refuses new ones. A second close does nothing."""
         with CancelScope(shield=True):
             self._ledger.close()
             await self._writer.close()
@@ -100,11 +101,11 @@ FILE = "store.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenDatabase:
     path: Path
     db: sqlite3.Connection
     mark: Mark
-    pen: Pen
+    tx: WriteTransaction
     commits: Commits
 
     def close(self) -> None:
@@ -122,16 +123,16 @@ async def open_sqlite(
     on_commit: OnCommit | None = None,
 ) -> AsyncIterator[Stores]:
     """Raises StoreRefused if the database must not be used as it is, StoreUnavailable if it cannot
-    be written now. Nothing is deleted or mended unasked. The directory must be locked already.
+    be written now. Deletes and repairs nothing unless asked. The directory must be locked already.
     Without `durable` nothing is fsynced."""
     now = to_micros(clock.now())
     opened = await to_thread.run_sync(
-        partial(open_file, data_dir, now, accept_loss=accept_loss, durable=durable)
+        partial(open_database, data_dir, now, accept_loss=accept_loss, durable=durable)
     )
     try:
         opened.commits.on_commit = on_commit or opened.commits.on_commit
         writer, readers = Writer(opened.commits), Readers(opened.path)
-        engine = Engine(writer, readers, opened.pen, copier(opened.path))
+        engine = Engine(writer, readers, opened.tx, copier(opened.path))
         stores = stores_over(engine, clock)
         writer.start()
         readers.start()
@@ -172,54 +173,55 @@ def stores_over(
     )
 
 
-def open_file(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> Opened:
+def open_database(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> OpenDatabase:
     path = data_dir / FILE
     with contextlib.ExitStack() as undo:
         mark = Mark(data_dir)
         undo.callback(mark.close)
-        held = look_over(path)
+        held = check_database(path)
         if accept_loss:
             lost = max(0, mark.read().accepted - held.accepted)
             log.warning("store_loss_accepted", extra={"messages_lost": lost})
         else:
-            require_all(held, mark.read(), str(path))
+            require_acknowledged(held, mark.read(), str(path))
         db = _open_to_write(path, now, durable=durable)
         undo.callback(db.close)
-        held = held_by(db)
+        held = progress_of(db)
         mark.write(held.accepted, held.commits)
-        pen = Pen(db)
-        commits = Commits(pen, mark, held, str(path), durable=durable)
+        tx = WriteTransaction(db)
+        commits = Commits(tx, mark, held, str(path), durable=durable)
         undo.pop_all()
-    return Opened(path, db, mark, pen, commits)
+    return OpenDatabase(path, db, mark, tx, commits)
 
 
-def require_all(held: Held, mark: Held, where: str) -> None:
-    """Raises StoreRefused if the database is behind what was acknowledged."""
+def require_acknowledged(held: Progress, mark: Progress, where: str) -> None:
+    """Raises StoreRefused if the database is behind its mark."""
     if held.accepted >= mark.accepted and held.commits >= mark.commits:
         return
     messages = max(0, mark.accepted - held.accepted)
     commits = max(0, mark.commits - held.commits)
     raise StoreRefused(
-        f"{where} misses {messages} accepted messages and {commits} commits that were "
-        "acknowledged: restore the newest backup, or start with --accept-loss to go on without them"
+        f"{where} lacks {messages} accepted messages and {commits} commits that were acknowledged: "
+        "restore the newest backup, or start with --accept-loss to continue without them"
     )
 
 
 def _open_to_write(path: Path, now: int, *, durable: bool) -> sqlite3.Connection:
-    """Ends with a durable write: a full disk or a read-only file shows here, not at a message."""
+    """Ends with a durable write: a full disk or a read-only file shows at the start, not at a
+    message."""
     with file_faults(str(path)):
         path.touch(mode=0o600)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-        db.execute("PRAGMA secure_delete = ON")  # what is erased must not be left in a free page
+        db.execute("PRAGMA secure_delete = ON")  # erased text must not stay in a free page
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("PRAGMA journal_size_limit = 67108864")
         migrate(db)
         db.execute("UPDATE pulse SET probed_at = ?", (now,))
     except sqlite3.Error as error:
-        told = at_opening(error, str(path))  # before the log goes that was too large
+        refused = opening_error(error, str(path))  # before closing deletes the log that had no room
         db.close()
-        raise told from error
+        raise refused from error
     return db

@@ -50,7 +50,7 @@ from gateway.store.surreal_connection import (
 )
 from gateway.store.surreal_reads import Read
 from gateway.store.surreal_rows import SurrealRows
-from gateway.store.surreal_schema import REVISION, bring_up
+from gateway.store.surreal_schema import REVISION, upgrade_tables
 from gateway.store.surreal_transaction import (
     REMEMBERED,
     KnownSession,
@@ -63,7 +63,7 @@ from gateway.store.surreal_transaction import (
 )
 from gateway.store.tables import Table
 from gateway.store.transaction import Row, Transaction
-from gateway.store.turns import ExtractionQueue, LocalTurns
+from gateway.store.turns import ExtractionQueue, LocalTurnIndex
 from gateway.store.writer import OF_ONE, Engine, OnCommit, OperationFailed
 
 log = logging.getLogger(__name__)
@@ -129,14 +129,14 @@ class SurrealStore(RowMemory):
 
     async def open(self) -> None:
         """Makes what is not there yet. Raises StoreUnavailable, StoreRefused."""
-        await bring_up(self.connection)
+        await upgrade_tables(self.connection)
         self.unsettled = await self.read(lambda tx: tx.find("reservation", {}, order="id"))
         day = await self.read(lambda tx: tx.first("spend", {"kind": "day"}, "name", order="-name"))
         self.last_day = day["name"] if day else ""
         if self._is_alone:
             self.may_hold_notices = bool(await self.read(lambda tx: tx.count("notice", {})))
         pulse = {"id": 1, "commits": 0, "probed_at": 0}
-        await self.write(lambda tx: tx.insert("pulse", pulse, taken="keep"), durable=True)
+        await self.write(lambda tx: tx.insert("pulse", pulse, on_conflict="keep"), durable=True)
 
     async def read(self, query: Operation[T]) -> T:
         """Raises StoreUnavailable, TextRefused, and what the query raises."""
@@ -448,7 +448,7 @@ class SharedInbox(StoredInbox):
             return await super().accept(entry, begin=begin)
 
 
-class RunsOfMany(StoredSharedRuns):
+class SharedSurrealRuns(StoredSharedRuns):
     """Reads what a turn asks about first in one request."""
 
     def __init__(self, store: SurrealStore) -> None:
@@ -471,14 +471,14 @@ class RunsOfMany(StoredSharedRuns):
         return begun
 
 
-class SharedFacts(FactBase, ExtractionQueue, LocalTurns):
+class SurrealFacts(FactBase, ExtractionQueue, LocalTurnIndex):
     """Implements the port FactStore."""
 
 
 Waiting = Callable[[str], Awaitable[None]]  # is told why there is no store yet
 
 
-async def when_there(
+async def retry_until_open(
     act: Callable[[], Awaitable[T]], connection: SurrealConnection, waiting: Waiting | None
 ) -> T:
     """Acts again whenever the store is there again, until it was there throughout. Raises StoreRefused."""
@@ -493,7 +493,7 @@ async def when_there(
         await connection.connected()
 
 
-class FactsOfMany(SharedFacts):
+class SharedFacts(SurrealFacts):
     """Other gateways learn facts as well, so only a query says whether there are any."""
 
     def knows(self, view: FactView) -> bool:
@@ -520,12 +520,12 @@ async def open_surreal(
         store = SurrealStore(connection, is_alone=is_alone)
         store.on_commit = on_commit or store.on_commit
         try:
-            await when_there(store.open, connection, waiting)
+            await retry_until_open(store.open, connection, waiting)
             group.start_soon(store.run)
             engine = store.engine
-            facts = (SharedFacts if is_alone else FactsOfMany)(engine, store.memory)
+            facts = (SurrealFacts if is_alone else SharedFacts)(engine, store.memory)
             ports = stores_over(engine, clock, make_ledger=make_ledger)
-            shared = RunsOfMany(store)
+            shared = SharedSurrealRuns(store)
             stores = replace(ports, inbox=SharedInbox(engine), facts=facts, shared=shared)
             try:
                 yield stores

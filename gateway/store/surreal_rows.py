@@ -11,12 +11,12 @@ from gateway.store.copying import COPIED, FIRST_ROWS, next_page
 from gateway.store.surreal_connection import RecordID, SurrealConnection
 from gateway.store.surreal_schema import (
     REVISION,
-    bring_up,
     content_of,
     field_of,
     identify,
     record_of,
-    taken_by,
+    unique_records,
+    upgrade_tables,
 )
 from gateway.store.tables import TABLES, Table
 from gateway.store.transaction import Row
@@ -72,7 +72,7 @@ class SurrealRows:
         for one in (*TABLES, "numbers", "taken", "guard"):
             text = f"REMOVE TABLE IF EXISTS `{one}`"
             await self._connection.commit(text, deadline_s=_DEADLINE_S)
-        await bring_up(self._connection, is_copied=True)
+        await upgrade_tables(self._connection, is_copied=True)
 
     async def end(self) -> None:
         await self._connection.commit(_DONE)
@@ -84,7 +84,7 @@ class SurrealRows:
             marks = {name: True for name in table.marks if row.get(name)}
             told = {**content_of(table, {one: row[one] for one in table.types}), **marks}
             contents.append({"id": record, REVISION: random.getrandbits(62), **told})
-            taken += [{"id": one, "row": record} for one in taken_by(table, {**row, **marks})]
+            taken += [{"id": one, "row": record} for one in unique_records(table, {**row, **marks})]
         values = {"rows": contents, "taken": taken}
         try:
             text = _PUT.format(table.name)

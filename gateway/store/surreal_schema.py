@@ -80,7 +80,7 @@ def content_of(table: Table, row: Row) -> dict[str, object]:
     return {field_of(name): value for name, value in told.items()}
 
 
-def taken_by(table: Table, row: Row) -> set[RecordID]:
+def unique_records(table: Table, row: Row) -> set[RecordID]:
     """Records that stand for what no two rows may have in common."""
     found = set[RecordID]()
     for name, columns in table.once.items():
@@ -121,7 +121,7 @@ async def identify(connection: SurrealConnection) -> Mapping[str, Any]:
     return told
 
 
-async def bring_up(connection: SurrealConnection, *, is_copied: bool = False) -> None:
+async def upgrade_tables(connection: SurrealConnection, *, is_copied: bool = False) -> None:
     """Makes the tables, or brings those of an earlier version up to date: one node does, the others wait.
     `is_copied`: a store is being copied there. Raises StoreUnavailable, StoreRefused."""
     while True:

@@ -18,13 +18,13 @@ from gateway.store.surreal_schema import (
     field_of,
     record_of,
     rows_in_memory,
-    taken_by,
+    unique_records,
 )
 from gateway.store.tables import TABLES, Table
 from gateway.store.transaction import (
+    OnConflict,
     Row,
     SessionRow,
-    Taken,
     Terms,
     Transaction,
     Values,
@@ -266,17 +266,17 @@ class SurrealTransaction(Transaction):
             self.missing[read] = None
 
     # --- writing ---------------------------------------------------------------------------------
-    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
+    def insert(self, table: str, row: Values, *, on_conflict: OnConflict = "fail") -> int:
         declared = TABLES[table]
         if declared.number and declared.number not in row:
             row = {declared.number: self._next(table), **row}
         plain = {name: plain_of(value) for name, value in row.items()}
-        if taken != "replace" and not self._is_first:  # before, the commit finds out
+        if on_conflict != "replace" and not self._is_first:  # before, the commit finds out
             for names in (declared.record, *declared.once.values()):
                 self._require_none(declared, {one: plain.get(one) for one in names})
-        elif taken == "replace" and not self._was_read(declared, plain):
+        elif on_conflict == "replace" and not self._was_read(declared, plain):
             self._blind.add(record_of(declared, plain))
-        return super().insert(table, row, taken=taken)
+        return super().insert(table, row, on_conflict=on_conflict)
 
     def _require_none(self, table: Table, terms: Terms) -> None:
         """Without a value it is nothing that two rows could have in common."""
@@ -411,7 +411,7 @@ def _reading(name: str) -> tuple[str, Sequence[str]]:
 
 
 def _taken(loaded: LoadedRow | None) -> set[RecordID]:
-    return set() if loaded is None else taken_by(loaded.table, loaded.row)
+    return set() if loaded is None else unique_records(loaded.table, loaded.row)
 
 
 def _revision() -> int:

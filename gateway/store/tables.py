@@ -1,4 +1,5 @@
-"""The tables, each declared once; SQLite's are made from this, and older ones brought up to it."""
+"""The tables, each declared once. SQLite's tables are made from the declarations, and older
+databases are brought up to them."""
 
 import contextlib
 import re
@@ -11,14 +12,14 @@ from typing import Any
 
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import SessionKey, to_micros, to_time
-from gateway.store.upgrades import BEFORE_ROOMS, move_rooms, set_aside, take_over
+from gateway.store.upgrades import BEFORE_ROOMS, fill_tables, move_rooms, rename_replaced
 
 VERSION = 10
 
 # A column's type -> SQLite's. A time is in microseconds since 1970, UTC; a `key` is a session's.
 _TYPES = {"text": "TEXT", "int": "INTEGER", "time": "INTEGER", "bool": "INTEGER"}
 _TYPES |= {"real": "REAL", "blob": "BLOB", "json": "TEXT", "key": "TEXT"}
-# What is a value of its own in a row, and a number or a text in the database.
+# Decoders of the types whose values in a row differ from those in the database.
 _DECODED: Mapping[str, Callable[[Any], object]] = {
     "time": to_time,
     "bool": bool,
@@ -29,9 +30,9 @@ ENCODED: Mapping[type, Callable[[Any], Any]] = {datetime: to_micros, SessionKey:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`options`: `key`, `unique`, `=` and the default, `in` or `within` and the values it may have,
-    `of` and the table whose key it holds, `record`: a row is known by it where rows have no numbers.
-    `is_optional`: it may be missing."""
+    """One column. `options`: `key`, `unique`, `=` and the default, `in` or `within` and the
+    permitted values, `of` and the referenced table, `record`: the key of a row in a database
+    without row numbers. `is_optional`: the value may be missing."""
 
     name: str
     type: str
@@ -70,7 +71,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Table:
-    """`constraints`: a key, or what is unique, of several columns."""
+    """One table. `constraints` are keys and unique combinations of several columns."""
 
     name: str
     columns: Sequence[Column]
@@ -83,7 +84,7 @@ class Table:
 
     @cached_property
     def identifying(self) -> frozenset[str]:
-        """The columns of its keys, and of whatever else tells a row from all others."""
+        """The columns of its keys and of its unique combinations."""
         several = " ".join(self.constraints)
         return frozenset(
             one.name
@@ -93,7 +94,7 @@ class Table:
 
     @cached_property
     def record(self) -> Sequence[str]:
-        """The columns that a row is known by in a database of records: its natural key."""
+        """The columns of its natural key, which identifies a row in a database of records."""
         marked = [one.name for one in self.columns if "record" in one.options]
         several = [_names(one) for one in self.constraints]
         keys = [one.name for one in self.columns if "key" in one.options]
@@ -101,16 +102,16 @@ class Table:
 
     @cached_property
     def number(self) -> str | None:
-        """The column with a number that a new row gets if it has none."""
+        """The column that numbers new rows, if there is one."""
         typed = (one for one in self.columns if "key" in one.options)
         return next((one.name for one in typed if one.type == "int"), None)
 
     @cached_property
     def once(self) -> Mapping[str, Sequence[str]]:
-        """What else no two rows have in common: columns by the name of their index."""
+        """The other unique combinations of columns, by the name of their index."""
         alone = {one.name: [one.name] for one in self.columns if "unique" in one.options}
-        told = {one.name: one.columns.split(", ") for one in self.indexes if one.is_unique}
-        return {name: some for name, some in (alone | told).items() if some != [*self.record]}
+        indexed = {one.name: one.columns.split(", ") for one in self.indexes if one.is_unique}
+        return {name: some for name, some in (alone | indexed).items() if some != [*self.record]}
 
     @cached_property
     def optional(self) -> frozenset[str]:
@@ -118,41 +119,42 @@ class Table:
 
     @cached_property
     def enumerated(self) -> frozenset[str]:
-        """The columns that have one of a few words."""
+        """The columns with a fixed set of words."""
         return frozenset(one.name for one in self.columns if "in" in one.options)
 
     @cached_property
     def where(self) -> Mapping[str, str]:
-        """The condition of each index that holds a part of the table."""
+        """The condition of each partial index."""
         return {one.name: one.where for one in self.indexes if one.where}
 
     @cached_property
     def marks(self) -> Mapping[str, str]:
-        """The same as `in_NAME`, without those that hold whatever has a value in their own column."""
+        """The same conditions by `in_NAME`, without the indexes that only require a value in their
+        own column."""
         own = {one.name: f"{one.columns.split(', ')[0]} IS NOT NULL" for one in self.indexes}
-        return {f"in_{name}": told for name, told in self.where.items() if told != own[name]}
+        return {f"in_{name}": term for name, term in self.where.items() if term != own[name]}
 
     def decoders(self, names: Sequence[str]) -> Sequence[tuple[str, Callable[[Any], object]]]:
-        """Of the columns whose values in a row are no longer those of the database."""
+        """The columns whose row values differ from those in the database, with their decoders."""
         decoded = [(one, _DECODED.get(self.types[one])) for one in names]
         return [(one, decode) for one, decode in decoded if decode is not None]
 
     def decoded(self, row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """The row, with the values of those columns as they are in a row."""
+        """The row, with these columns decoded."""
         for name, decode in self.decoders(names):
             row[name] = None if row[name] is None else decode(row[name])
         return row
 
     def row_of(self, value: object) -> dict[str, Any]:
-        """The columns of a value that has an attribute of each name."""
+        """The row of a value with an attribute for each column."""
         return {name: getattr(value, name) for name in self.types}
 
     @property
     def sql(self) -> str:
-        """The table without its indexes."""
+        """The statement that makes the table, without its indexes."""
         parts = ", ".join([*(column.sql for column in self.columns), *self.constraints])
         has_key = any(one.startswith("PRIMARY KEY") for one in self.constraints)
-        layout = " WITHOUT ROWID" if has_key else ""  # rows lie in the order of their key
+        layout = " WITHOUT ROWID" if has_key else ""  # rows are stored in the order of their key
         return f"CREATE TABLE IF NOT EXISTS {self.name} ({parts}){layout}"
 
     @property
@@ -190,8 +192,8 @@ def _parsed(declared: str) -> Table:
     return Table(name, columns, constraints, indexes)
 
 
-# Of each table its name; its columns, a line for those of one type, as `names type options` (`?`:
-# it may be missing); what is a key or unique of several columns; its indexes.
+# Each declares a table: its name; its columns, as `names type options` for columns of one type
+# (`?`: optional); keys and unique combinations of several columns; indexes.
 _DECLARED = (
     """session
     id int key
@@ -199,12 +201,12 @@ _DECLARED = (
     agent,channel,account,peer text
     created_at,updated_at time
     state text =:active in:active|closed
-    message_count,input_tokens,output_tokens int =:0  # tokens: from before the ledger
+    message_count,input_tokens,output_tokens int =:0  # tokens: counted before there was a ledger
     cost_usd real?  # missing: no call had a known price
     last_seq int =:0
-    head int?       # place of the node that the next message grows from
-    epoch int =:0   # of the node that works on it, among several: an earlier owner commits nothing
-    choice int?     # the change by which something was chosen for it last, among several nodes
+    head int?       # place of the node under which the next message is added
+    epoch int =:0   # of the owner in a cluster; earlier owners commit nothing
+    choice int?     # number of its last change in `choice`, in a cluster
     INDEX by_time (updated_at)
     INDEX by_agent (agent, updated_at)
     INDEX by_account (channel, account, updated_at)
@@ -222,30 +224,30 @@ _DECLARED = (
     finished_at time?
     message_id,matched_by,channel,account,digest text
     platform_id,sender,context_id,outcome text?
-    limits json?   # the request's own
-    whence json?   # where an answer to this message goes besides its address
+    limits json?   # of the request itself
+    whence json?   # details of the reply address
     has_journal bool =:0
     content text
     summary text =:
     log,tape blob? # of a run that version 8 ended, until it is swept
     partition int =:0
-    stop text?     # another node was asked to stop it: how
-    begun_by text? # the node of the last attempt, among several
+    stop text?     # how another node shall stop it
+    begun_by text? # the node of the last attempt, in a cluster
     UNIQUE INDEX once (platform_id, channel, account) WHERE platform_id IS NOT NULL
     UNIQUE INDEX in_session (session, seq)
     INDEX unfinished (partition, id) WHERE finished_at IS NULL
     INDEX with_journal (finished_at) WHERE has_journal
     """,
-    # One in parts: packed lines, of entries, and of chunks as they were sent.
+    # Each part is packed lines: of entries, or of chunks as they were sent.
     """journal
     run_id text
     part int
     data blob
     PRIMARY KEY (run_id, part)
     """,
-    # The newest summary on the path to a node is its own `summary`, and a summary's is itself. As a
-    # role of its own it would not pass the check of earlier versions: it stands there as a tool's,
-    # so that nobody takes it for something that was said.
+    # `summary` is the place of the newest summary on the path to a node; for a summary it is its
+    # own place. Summaries have the role `tool`: the role check of earlier versions would refuse
+    # another one, and recall does not read tool results as speech.
     """node
     place int key # session * 2^32 + number within the session
     id text unique
@@ -282,15 +284,15 @@ _DECLARED = (
     whence json?           # of the message that it answers
     arrived int =:0        # characters of the text that the platform has
     settled_at time?
-    is_safe bool =:0       # the requests made last can be made again without harm
+    is_safe bool =:0       # the last requests may be repeated
     INDEX open (session, id) WHERE state IN ('pending', 'sending')
     INDEX due (due_at) WHERE state = 'pending'
     INDEX dead (id) WHERE state IN ('unknown', 'failed')
     """,
-    # Durable commits so far; store.mark must not be ahead of it.
+    # Durable commits so far; store.mark must not be ahead of this count.
     "pulse\nid int key in:1\ncommits int\nprobed_at time",
-    # What plugins keep. An owner is `@` and the person, or empty: shared by all. `keys` and `bytes`
-    # are what the space holds, so that nobody has to count.
+    # Values of plugins. An owner is `@` and the person, or empty if all share the space. `keys` and
+    # `bytes` count its content, so that no write has to.
     """plugin_space
     id int key
     plugin,namespace,owner blob
@@ -298,10 +300,10 @@ _DECLARED = (
     UNIQUE (plugin, namespace, owner)
     """,
     "plugin_value\nspace int of:plugin_space\nkey,value blob\nUNIQUE (space, key)",
-    # What users have set for all of their own queries.
+    # Settings that users made for all of their own queries.
     "settings\nuser text\njson json\nPRIMARY KEY (user)",
-    # What runs leave to later ones. A notice belongs to the session that posted it until a run has
-    # claimed it, whose end takes it away or sets it free.
+    # State and notices for later runs. A notice belongs to the session that posted it until a run
+    # claims it; the end of that run deletes or frees it.
     "rule_state\nsession int key of:session\njson json",
     """notice
     id int key
@@ -313,16 +315,16 @@ _DECLARED = (
     INDEX for (agent, person, id)
     INDEX claimed (claimed_by) WHERE claimed_by IS NOT NULL
     """,
-    # The ledger. `spend` holds counters, so that nobody has to add up; the series of records are
-    # few, so that a page of any of them is one look-up each.
+    # The ledger. `spend` holds counters, so that no read has to add up; there are few series, so a
+    # page of any of them is one lookup per series.
     """spend
     kind text in:session|agent|day|month|model|token_day|token_month
     name text
-    calls,priced int =:0  # priced: calls of which it is known what they cost
+    calls,priced int =:0  # priced: calls with a known price
     input_tokens,output_tokens,nano_usd int =:0
     since time
     warned text =:
-    held_tokens,held_nano_usd int =:0  # by calls of all nodes, of a store that several share
+    held_tokens,held_nano_usd int =:0  # by calls of all nodes, in a shared store
     PRIMARY KEY (kind, name)
     """,
     """reservation
@@ -332,8 +334,8 @@ _DECLARED = (
     at time
     day text
     input_tokens,held_tokens,held_nano_usd int
-    person text?  # who speaks, where that is known
-    node text =:  # whose call it is, of several
+    person text?  # the speaker, if known
+    node text =:  # that made the call, in a cluster
     PRIMARY KEY (id)
     """,
     "series\nid int key\nagent,provider,model text\nUNIQUE (agent, provider, model)",
@@ -344,7 +346,7 @@ _DECLARED = (
     series int of:series
     session key
     run_id text
-    day text      # that of the reservation, which is what was charged
+    day text      # of the reservation: the day that was charged
     outcome text in:answered|failed|broken|lost
     input_tokens,output_tokens,cached_tokens,reasoning_tokens,nano_usd int
     pricing text in:provider|config|table|unpriced
@@ -355,10 +357,10 @@ _DECLARED = (
     INDEX by_session (session, series, at)
     INDEX by_time (at)
     """,
-    # By how much a limit in tokens is raised on one day.
+    # The tokens by which a limit is raised on one day.
     "budget_raise\nday,scope text\ntokens int\nPRIMARY KEY (day, scope)",
-    # Tokens that were created while the gateway ran. The row of a revoked one stays: its name owns
-    # sessions and facts.
+    # Tokens that were created while the gateway ran. The row of a revoked token stays: its name
+    # owns sessions and facts.
     """token
     digest text          # SHA-256 of the token
     name,hint text
@@ -371,9 +373,10 @@ _DECLARED = (
     INDEX by_name (name)
     UNIQUE INDEX in_force (name) WHERE revoked_at IS NULL
     """,
-    # What other gateways over the same store look at: the version grows with every change.
+    # Other gateways over the same store poll this row; the version grows with every change.
     "live\nname text in:keys\nversion int\nPRIMARY KEY (name)",
-    # What was chosen in the chat for a session, of several gateways: `change` grows with each.
+    # The model and mode chosen in the chat for a session, in a cluster; `change` numbers the
+    # choices.
     """choice
     session text
     model,mode text?
@@ -381,7 +384,8 @@ _DECLARED = (
     PRIMARY KEY (session)
     INDEX by_change (change)
     """,
-    # `seq` is 1, 2, 3, …: a gap is a loss. `hash` is over the entry and the hash of the one before.
+    # `seq` is 1, 2, 3, …: a gap is a loss. `hash` covers the entry and the hash of the previous
+    # one.
     """audit
     seq int key
     at time
@@ -390,8 +394,8 @@ _DECLARED = (
     hash text
     INDEX by_kind (kind, seq)
     """,
-    # Facts. A group is whose they are, or where they were said: those of one lie side by side, and
-    # a number is never another's. `last` is that of the group's newest fact.
+    # Facts. A group is a scope that owns facts or a session in which they were said. Its facts are
+    # adjacent, and its number is never reused. `last` numbers its newest fact.
     """fact_group
     id int key:AUTOINCREMENT
     kind text in:scope|session
@@ -399,7 +403,7 @@ _DECLARED = (
     last int =:0
     UNIQUE (kind, name)
     """,
-    # Subject and predicate without what does not tell things apart.
+    # Subject and predicate in their compared forms.
     """fact_topic
     id int key
     scope int of:fact_group
@@ -409,7 +413,7 @@ _DECLARED = (
     """,
     """fact
     place int key          # scope * 2^32 + number within the scope
-    room_place int? unique # the same of the session; missing if that is all the scope's
+    room_place int? unique # the same in the session; missing if scope and session are one
     id text                # of its first claim
     scope,session int of:fact_group
     topic int of:fact_topic
@@ -450,8 +454,8 @@ _DECLARED = (
     INDEX ended (topic) WHERE until IS NOT NULL
     INDEX dated (topic) WHERE since < said_at
     """,
-    # What is left of what was erased, and what is not learned again: a message, by its id, or what
-    # was said in a scope or session until then, by a digest.
+    # Tombstones of erasures, and marks of statements not to be learned again: a message by its id;
+    # everything said in a scope or session until `upto`, by a digest.
     """fact_erasure
     seq int key
     at time
@@ -465,12 +469,12 @@ _DECLARED = (
     upto time
     PRIMARY KEY (kind, name)
     """,
-    # How far what people said was looked at: for facts by patterns, for facts by a model, if it is
-    # owed what comes later, and for the index of words.
+    # The progress of readers: of patterns that look for facts, of a model that does (`is_owed`:
+    # messages wait for it), and of the index of words.
     "heard\nsession int key of:session\nseq int",
     "unread\nsession int key of:session\nseq int\nis_owed bool",
     "turn_cursor\nsession int key of:session\nupto int",
-    # Results of tools of which a model was shown less, packed. Their session needs no row: of a
+    # Packed results of tools of which a model saw an excerpt. Their session needs no row: for a
     # caller who keeps the conversation it is a run that is forgotten when it ends.
     """original
     id int key
@@ -482,8 +486,8 @@ _DECLARED = (
     INDEX by_session (session)
     INDEX by_time (at)
     """,
-    # What channels keep: memos for their next call, messages that were answered without a turn, or
-    # could not be read (why, and what to take in to try again), and who may talk.
+    # Data of channels: memos for their next call; messages answered without a turn or unreadable
+    # (why, and the text for another try); and pairings.
     """channel_memo
     channel,account text
     slot text in:adapter|socket
@@ -516,7 +520,7 @@ _TOKENS = "tokenize = \"porter unicode61 categories 'L* N* Co M*'\""
 WORDS = (
     # The words of current facts, at their places.
     f"CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (words, columnsize = 0, {_TOKENS})",
-    # Where each word was said, by places of nodes. The words themselves are not kept.
+    # The places of each word in messages. The words themselves are not kept.
     "CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 "
     f"(words, content = '', columnsize = 0, detail = none, {_TOKENS})",
 )
@@ -533,7 +537,7 @@ _MORE = (
 # --- versions ------------------------------------------------------------------------------------
 @cache
 def newest_columns() -> frozenset[tuple[str, str]]:
-    """(table, column) of a database that is up to date."""
+    """(table, column) of an up-to-date database."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db)
         return columns_of(db)
@@ -556,8 +560,8 @@ def version_of(db: sqlite3.Connection) -> int:
 def require_known(version: int, where: str) -> None:
     if version > VERSION:
         raise StoreRefused(
-            f"{where} has schema version {version}, this program knows up to {VERSION}: "
-            "run the newer program again, or restore a backup made before the update"
+            f"{where} has schema version {version}, and this program knows up to {VERSION}: run the "
+            "newer program, or restore a backup made before the update"
         )
 
 
@@ -567,7 +571,7 @@ def migrate(db: sqlite3.Connection) -> None:
     if version >= VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
-    replaced = set_aside(db, columns_of(db))
+    replaced = rename_replaced(db, columns_of(db))
     for table in TABLES.values():
         db.execute(table.sql)
     there = columns_of(db)
@@ -575,7 +579,7 @@ def migrate(db: sqlite3.Connection) -> None:
         for column in table.columns:
             if (table.name, column.name) not in there:
                 db.execute(f"ALTER TABLE {table.name} ADD COLUMN {column.sql}")
-    take_over(db, replaced)
+    fill_tables(db, replaced)
     for statement in (*(one for table in TABLES.values() for one in table.index_sql), *_MORE):
         db.execute(statement)
     if 0 < version <= BEFORE_ROOMS:

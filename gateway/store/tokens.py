@@ -13,21 +13,20 @@ from gateway.domain.events import AuditEvent
 from gateway.domain.tokens import CreatedToken
 from gateway.store.audit import append_event
 from gateway.store.transaction import Fields, Row, Transaction
-from gateway.store.writer import OfStore, reading, writing
+from gateway.store.writer import StorePart, reading, writing
 
 log = logging.getLogger(__name__)
 
-KEYS = "keys"  # tokens, and limits that are raised
+KEYS = "keys"  # tokens and raised limits
 
 
 def note_change(tx: Transaction) -> None:
-    """Other gateways over the same store look whether this has grown."""
+    """Raises the version that other gateways over the same store poll."""
     tx.add("live", [{"name": KEYS, "version": 1}], {"version": 1})
 
 
 def _version(tx: Transaction) -> int:
-    row = tx.first("live", {"name": KEYS}, "version")
-    return int(row["version"]) if row else 0
+    return tx.value("live", {"name": KEYS}, "version", 0)
 
 
 def _create(tx: Transaction, token: CreatedToken, event: AuditEvent, *, inherits: bool) -> None:
@@ -35,12 +34,12 @@ def _create(tx: Transaction, token: CreatedToken, event: AuditEvent, *, inherits
     for row in tx.find("token", {"name": token.name}, "revoked_at"):
         if row["revoked_at"] is None:
             raise Conflict(
-                f"there is a token {token.name!r} already: choose another name, or revoke it"
+                f"token {token.name!r} exists already: choose another name, or revoke it"
             )
         if not inherits:
             raise Conflict(
-                f"a token {token.name!r} was revoked, and its sessions and facts are still there: choose "
-                "another name, or say --inherit to give them to the new one"
+                f"token {token.name!r} was revoked and still owns sessions and facts: choose another name, "
+                "or pass --inherit to give them to the new token"
             )
     tx.insert("token", _row_of(token))
     note_change(tx)
@@ -64,7 +63,7 @@ def _all(tx: Transaction) -> Sequence[CreatedToken]:
     return [_token_of(row) for row in tx.find("token", {}, order="name created_at")]
 
 
-class StoredTokens(OfStore):
+class StoredTokens(StorePart):
     """Implements the port TokenStore."""
 
     create = writing(_create, durable=True)
@@ -85,12 +84,12 @@ _PLAIN = Fields("name hint created_at created_by expires_at revoked_at last_used
 
 def _row_of(token: CreatedToken) -> Row:
     budget = None if token.budget is None else json.dumps(asdict(token.budget))
-    told = {"scopes": json.dumps(sorted(token.scopes)), "budget": budget}
-    return {"digest": token.digest.hex(), **told, **_PLAIN.row(token)}
+    scopes = json.dumps(sorted(token.scopes))
+    return {"digest": token.digest.hex(), "scopes": scopes, "budget": budget, **_PLAIN.row(token)}
 
 
 def _token_of(row: Row) -> CreatedToken:
     kept = None if row["budget"] is None else json.loads(row["budget"])
     budget = kept and TokenBudget(**{name: Limit(**limit) for name, limit in kept.items()})
-    told: Row = {"scopes": frozenset(json.loads(row["scopes"])), "budget": budget}
-    return CreatedToken(bytes.fromhex(row["digest"]), **told, **_PLAIN.values(row))
+    scopes: Row = {"scopes": frozenset(json.loads(row["scopes"])), "budget": budget}
+    return CreatedToken(bytes.fromhex(row["digest"]), **scopes, **_PLAIN.values(row))

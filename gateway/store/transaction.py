@@ -1,5 +1,5 @@
-"""What operations read and write with: rows found, added, changed and deleted by names of tables and
-columns, in SQLite. Here also: the sessions that a writer knows, and how nodes are added to them."""
+"""Transactions: operations find, add, change and delete rows by names of tables and columns, in
+SQLite. Also the sessions that a writer remembers, and how nodes are added to them."""
 
 import sqlite3
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic_core import from_json, to_json
 
@@ -16,20 +16,21 @@ from gateway.domain.ids import EPOCH, MICROSECOND, SessionKey
 from gateway.domain.messages import Excerpt, Extras, Message, Node, ToolCall, ToolResult
 from gateway.store.tables import ENCODED, TABLES
 
+T = TypeVar("T")
 Row = dict[str, Any]
-# Conditions that all hold, each a column and how it compares: `name`, `name <`, `name >=`,
-# `name contains`. A tuple is any of its values; a session's key stands for the session's number;
-# of several columns, as `a,b <=`, the tuple holds their values.
+# Conditions that must all hold, by column and comparison: `name`, `name <`, `name >=`, `name
+# contains`. A tuple matches any of its values; a session's key stands for the session's number;
+# `a,b <=` compares several columns with a tuple.
 Terms = Mapping[str, object]
-Taken = Literal["fail", "keep", "replace"]  # what becomes of a row with keys that are taken
-Values = Mapping[str, object]  # new values of columns; `name +`: added to the old one
+OnConflict = Literal["fail", "keep", "replace"]  # what happens if the keys exist
+Values = Mapping[str, object]  # new values of columns; `name +` adds to the old value
 
-_KNOWN = 4096  # sessions; about 0.5 kB each
+_KNOWN = 4096  # sessions, about 0.5 kB each
 _SET_BACK_US = 60_000_000
-_AT_ONCE = 500  # values of a term
+_AT_ONCE = 500  # values in one term
 
-# A node's place is its session's number and its own number in one integer: siblings in time lie
-# side by side on disk, and every step along a path is one look-up by row id.
+# A node's place combines the number of its session with its own number: consecutive nodes are
+# adjacent on disk, and each step along a path is one lookup by row id.
 SEQ_BITS = 32
 _SEQ_MASK = (1 << SEQ_BITS) - 1
 
@@ -43,12 +44,12 @@ def seq_of(place: int) -> int:
 
 
 def places_of(session: int) -> Terms:
-    """The places of its nodes."""
+    """The terms for the places of a session's nodes."""
     return {"place >": place_of(session, 0), "place <": place_of(session + 1, 0)}
 
 
 class Fields:
-    """What a value and its row call by the same names."""
+    """Names that a value and its row have in common."""
 
     def __init__(self, names: str) -> None:
         self.names = names.split()
@@ -70,29 +71,30 @@ class SessionRow:
     last_seq: int  # seq of the newest node
     head: int | None  # place
     head_id: str | None
-    summary: int | None = None  # place of the newest one on the path to HEAD
+    summary: int | None = None  # place of the newest summary on the path to HEAD
     is_closed: bool = False
     is_forked: bool = False  # a message exists whose parent is not the one before it
-    is_pruned: bool = False  # every branch that may be archived is
-    last_summary: int | None = None  # as `summary`, of the newest node
+    is_pruned: bool = False  # no further branch may be archived
+    last_summary: int | None = None  # `summary` of the newest node
 
     def move_head(self, node_id: str) -> None:
-        """To the newest node."""
+        """Moves HEAD to the newest node."""
         self.head, self.head_id = place_of(self.id, self.last_seq), node_id
         self.summary = self.last_summary
 
+    def clear_head(self) -> None:
+        self.head, self.head_id, self.summary = None, None, None
+
 
 class Transaction:
-    """An operation reads what it needs, decides, and writes; it raises before it has written. Statements
-    are made once for each combination of names, and from then on only filled in."""
+    """One transaction, whose operation reads, decides, and writes; it raises only before it has
+    written. Statements are built once for each combination of names."""
 
-    is_whole = True  # all tables are here; else only what the operation has asked for
-    later: list[
-        Callable[[], None]
-    ]  # what is done once it is committed, where not all tables are here
+    is_whole = True  # False: only the rows that the operation has asked for are here
+    later: list[Callable[[], None]]  # calls after the commit, if not `is_whole`
     accepted: int  # the newest run's number
-    may_hold_notices: bool  # other threads may read this
-    has_erased: bool  # what was erased must leave the database's files too
+    may_hold_notices: bool  # other threads read this
+    has_erased: bool  # erased text must leave the database's files too
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
@@ -110,9 +112,9 @@ class Transaction:
         limit: int | None = None,
         index: str = "",
     ) -> list[Row]:
-        """`columns` and `order` are names with blanks between them, in `order` with a `-` where it goes
-        down. `index`: only the rows that this index holds."""
-        if () in terms.values():  # none of no values, which no index can look up
+        """`columns` and `order` are names separated by blanks; a `-` in `order` sorts downwards.
+        `index` restricts the search to the rows that this partial index holds."""
+        if () in terms.values():  # no value matches, and no index can look it up
             return []
         values: list[object] = []
         where = _condition(table, terms, values, index)
@@ -133,47 +135,52 @@ class Transaction:
         rows = self.find(table, terms, columns, order=order, limit=1)
         return rows[0] if rows else None
 
+    def value(self, table: str, terms: Terms, column: str, default: T, *, order: str = "") -> T:
+        """The column of the first row; `default` if there is no row."""
+        rows = self.find(table, terms, column, order=order, limit=1)
+        return rows[0][column] if rows else default
+
     def sums(
         self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
     ) -> list[Row]:
-        """Of each combination of values of `columns` a row with them, the sums of `amounts`, and how many
-        rows there are as `calls`."""
+        """Groups rows by the values of `columns`: each result has these values, the number of rows
+        as `calls`, and the sums of `amounts`."""
         values: list[object] = []
         where, names = _condition(table, terms, values, index), columns.split()
-        counted = amounts.split()
-        told = [*names, "count(*)", *(f"sum({one})" for one in counted)]
-        select = f"SELECT {', '.join(told)} FROM {_source(table, index)} {where}"
+        keys = [*names, "calls", *amounts.split()]
+        selected = [*names, "count(*)", *(f"sum({one})" for one in amounts.split())]
+        select = f"SELECT {', '.join(selected)} FROM {_source(table, index)} {where} "
         group = f"GROUP BY {', '.join(names)}" if names else ""
-        found = self.db.execute(f"{select} {group}", values)
-        keys = [*names, "calls", *counted]
-        rows = [dict(zip(keys, row, strict=True)) for row in found]
+        rows = [
+            dict(zip(keys, row, strict=True)) for row in self.db.execute(select + group, values)
+        ]
         return [TABLES[table].decoded(row, names) for row in rows]
 
     def tally(
         self, table: str, terms: Terms, columns: str = "", *, index: str = ""
     ) -> dict[tuple[Any, ...], int]:
-        """How many rows there are of each combination of values."""
+        """The number of rows for each combination of values."""
         rows, names = self.sums(table, terms, columns, index=index), columns.split()
         return {tuple(row[one] for one in names): row["calls"] for row in rows}
 
     def count(self, table: str, terms: Terms, *, index: str = "") -> int:
         return self.tally(table, terms, index=index).get((), 0)
 
-    def insert(self, table: str, row: Values, *, taken: Taken = "fail") -> int:
-        """Returns the number that the row got, where rows have one; 0 if a row with the same keys is
-        there and is kept. `replace` puts these values into it."""
-        added = self.db.execute(_insertion(table, tuple(row), taken), [*row.values()])
+    def insert(self, table: str, row: Values, *, on_conflict: OnConflict = "fail") -> int:
+        """Returns the number of the new row, where rows have numbers. `keep` returns 0 if a row
+        with the same keys exists; `replace` writes these values into that row."""
+        added = self.db.execute(_insertion(table, tuple(row), on_conflict), [*row.values()])
         return (added.lastrowid or 1) if added.rowcount else 0
 
     def add(self, table: str, rows: Sequence[Values], amounts: Values) -> None:
-        """Inserts these rows, or adds the amounts, which they hold, to those that are there."""
+        """Inserts these rows, or adds their `amounts` to the rows that exist."""
         values: list[object] = []
         for row in rows:
             values += row.values()
         self.db.execute(_addition(table, tuple(rows[0]), tuple(amounts), len(rows)), values)
 
     def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
-        """Returns how many rows were changed."""
+        """Returns the number of changed rows."""
         filled = [*values.values()]
         where = _condition(table, terms, filled, index)
         update = _update(table, tuple(values), index)
@@ -185,8 +192,8 @@ class Transaction:
         return self.db.execute(f"DELETE FROM {table} {where}", values).rowcount
 
     def guard(self, *names: str) -> None:
-        """Of operations that guard the same, one comes after the other, for those that rely on what is
-        not there: where one thread writes, they do that anyway."""
+        """Serialises operations that guard the same names and rely on the absence of rows. SQLite
+        needs nothing: it has one writer."""
 
     # --- sessions ----------------------------------------------------------------------------
     def session(self, key: SessionKey) -> SessionRow | None:
@@ -226,46 +233,46 @@ class Transaction:
         return session
 
     def forget_sessions(self) -> None:
-        """They are read anew."""
+        """Empties the cache of sessions, so that they are read again."""
         self._sessions.clear()
 
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
-        """The keys of the sessions of these numbers."""
+        """The keys of the sessions with these numbers."""
         found: dict[int, SessionKey] = {}
-        for some in in_parts({one for one in sessions if one is not None}):
+        for some in in_batches({one for one in sessions if one is not None}):
             found |= {one["id"]: one["key"] for one in self.find("session", {"id": some}, "id key")}
         return found
 
     def place(self, session: SessionRow, node_id: str | None) -> int | None:
-        """The place of a node of this session; None if there is no such node."""
-        row = self.first("node", {"id": node_id, "standing <": 2}, "place")
-        return None if row is None or row["place"] >> SEQ_BITS != session.id else int(row["place"])
+        """The place of a node of this session; None if the session has no such node."""
+        place: int = self.value("node", {"id": node_id, "standing <": 2}, "place", 0)
+        return place if place >> SEQ_BITS == session.id else None
 
     def series_of(self, agent: str, provider: str, model: str) -> int:
-        """The number of the token records of these; `series` has those that are known."""
+        """The number of the series of token records of an agent, provider and model."""
         names = (agent, provider, model)
         if (known := self.series.get(names)) is None:
             row = {"agent": agent, "provider": provider, "model": model}
-            found = self.first("series", row, "id")
-            known = self.series[names] = found["id"] if found else self.insert("series", row)
+            known = self.value("series", row, "id", 0) or self.insert("series", row)
+            self.series[names] = known
         return known
 
     def stamp(self, micros: int) -> int:
-        """A unique time for `updated_at`, so that paging skips no session. A clock that is set back
-        by more than a minute is believed."""
+        """A unique time for `updated_at`, so that paging skips no session. A clock that was set
+        back by more than a minute is believed."""
         if self.last_stamp - _SET_BACK_US < micros <= self.last_stamp:
             micros = self.last_stamp + 1
         self.last_stamp = micros
         return micros
 
 
-def given(terms: Terms) -> dict[str, object]:
-    """Without those that have no value."""
+def without_none(terms: Terms) -> dict[str, object]:
+    """The terms whose value is not None."""
     return {name: value for name, value in terms.items() if value is not None}
 
 
-def in_parts(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
-    """Not more at once than a term may have."""
+def in_batches(values: Collection[Any]) -> Iterator[tuple[Any, ...]]:
+    """Splits values into batches no larger than one term may have."""
     every = tuple(values)
     for start in range(0, len(every), _AT_ONCE):
         yield every[start : start + _AT_ONCE]
@@ -277,7 +284,7 @@ for _type, _encode in ENCODED.items():
 
 
 def _condition(of: str, terms: Terms, values: list[object], index: str = "") -> str:
-    """The condition of a statement. Adds the values that its marks stand for."""
+    """The WHERE clause; appends its values to `values`."""
     table = TABLES[of]
     parts = [f"({table.where[index]})"] if index in table.where else []
     for name, value in terms.items():
@@ -299,7 +306,7 @@ _SESSION = "(SELECT id FROM session WHERE key = ?)"
 
 
 def _quoted(value: object) -> str:
-    """Words in the text itself, for an index may hold the rows that have one of them."""
+    """Words as literals, so that SQLite can use a partial index on them."""
     words = value if isinstance(value, tuple) else (value,)
     return ", ".join("'{}'".format(str(one).replace("'", "''")) for one in words)
 
@@ -317,7 +324,7 @@ def _part(name: str, marks: str) -> str:
 
 
 def _source(table: str, index: str) -> str:
-    """A table, or the rows of it that an index holds."""
+    """The table, or the rows of it that an index holds."""
     return f"{table} INDEXED BY {table}_{index}" if index else table
 
 
@@ -326,7 +333,7 @@ _Selection = tuple[str, Sequence[str], Sequence[tuple[str, Callable[[Any], objec
 
 @lru_cache(maxsize=512)
 def _selection(table: str, columns: str, index: str) -> _Selection:
-    """The statement's beginning, its columns, and what makes them values of a row."""
+    """The start of a SELECT, its columns, and the decoders of their values."""
     names = columns.split() or [*TABLES[table].types]
     select = f"SELECT {', '.join(names)} FROM {_source(table, index)}"
     return select, names, TABLES[table].decoders(names)
@@ -339,11 +346,11 @@ def _order(order: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _insertion(table: str, names: Sequence[str], taken: Taken) -> str:
+def _insertion(table: str, names: Sequence[str], on_conflict: OnConflict) -> str:
     insertion = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-    if taken == "fail":
+    if on_conflict == "fail":
         return insertion
-    if taken == "keep":
+    if on_conflict == "keep":
         return f"{insertion} ON CONFLICT DO NOTHING"
     others = [one for one in names if one not in TABLES[table].identifying]
     changes = ", ".join(f"{one} = excluded.{one}" for one in others)
@@ -366,10 +373,9 @@ def _update(table: str, names: Sequence[str], index: str) -> str:
     return f"UPDATE {_source(table, index)} SET {changes}"
 
 
-# --- nodes are added -----------------------------------------------------------------------------
+# --- adding nodes --------------------------------------------------------------------------------
 def require_session(key: SessionKey, tx: Transaction) -> SessionRow:
-    session = tx.session(key)
-    if session is None:
+    if (session := tx.session(key)) is None:
         raise NotFound(f"session {key}")
     return session
 
@@ -377,8 +383,8 @@ def require_session(key: SessionKey, tx: Transaction) -> SessionRow:
 def add_nodes(
     nodes: Sequence[Node], parent: int | None, session: SessionRow, tx: Transaction
 ) -> int:
-    """Adds nodes, each under the one before it. Returns how many count as messages of the
-    conversation: those of a person or the agent."""
+    """Adds nodes, each under the one before it. Returns the number of nodes that count as messages:
+    those of a person or the agent."""
     place, count = place_of(session.id, session.last_seq), 0
     if not nodes:
         return 0
@@ -417,12 +423,11 @@ def add_nodes(
 
 
 def summary_at(place: int | None, tx: Transaction) -> int | None:
-    row = None if place is None else tx.first("node", {"place": place}, "summary")
-    return None if row is None else row["summary"]
+    return None if place is None else tx.value("node", {"place": place}, "summary", None)
 
 
 def pack_message(message: Message) -> bytes:
-    """The parts of a message besides role and text, as JSON."""
+    """The parts of a message except role and text, as JSON."""
     return to_json(
         [
             [[call.id, call.name, call.arguments] for call in message.tool_calls],
@@ -437,12 +442,12 @@ def pack_message(message: Message) -> bytes:
 def _pack_result(result: ToolResult | None) -> list[object] | None:
     if result is None:
         return None
-    told = [result.call_id, result.name, result.content, result.is_error, result.duration_ms]
+    values = [result.call_id, result.name, result.content, result.is_error, result.duration_ms]
     if not (result.boundary or result.excerpt):
-        return told
+        return values
     cut = result.excerpt
     shown = [cut.head, cut.tail, cut.size, cut.reference] if cut else None
-    return [*told, result.boundary, shown]
+    return [*values, result.boundary, shown]
 
 
 def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
@@ -456,19 +461,20 @@ def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
         _unpack_result(*result) if result else None,
         thinking,
         Extras(*extras) if extras else None,
-        tuple((kind, told) for kind, told in notices[0]) if notices else (),
+        tuple((kind, text) for kind, text in notices[0]) if notices else (),
     )
 
 
 def _unpack_result(*values: Any) -> ToolResult:
     call_id, name, content, is_error, duration_ms, *more = values
     boundary, cut = more or ("", None)
-    told, excerpt = (call_id, name, content, is_error, duration_ms), Excerpt(*cut) if cut else None
-    return ToolResult(*told, boundary=boundary, excerpt=excerpt)
+    excerpt = Excerpt(*cut) if cut else None
+    plain = (call_id, name, content, is_error, duration_ms)
+    return ToolResult(*plain, boundary=boundary, excerpt=excerpt)
 
 
 def count_nodes(session: SessionRow, count: int, at: int, tx: Transaction) -> None:
-    """After nodes were added: writes the counters of their session, and its HEAD."""
+    """Writes the counters and HEAD of a session after nodes were added."""
     changed = {
         "updated_at": tx.stamp(at),
         "message_count +": count,

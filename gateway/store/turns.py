@@ -35,7 +35,7 @@ from gateway.store.transaction import (
     places_of,
     seq_of,
 )
-from gateway.store.writer import Engine, OfStore, Pen, Writing, reading, writing
+from gateway.store.writer import Engine, StorePart, WriteTransaction, Writing, reading, writing
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
@@ -57,7 +57,7 @@ K = TypeVar("K")
 _NO_WORDS: frozenset[str] = frozenset()
 
 
-class TurnIndex(OfStore):
+class TurnIndex(StorePart):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         # By session: how long it was when its common words were counted, and these words.
@@ -308,7 +308,7 @@ def _load_session(key: SessionKey, ids: Sequence[str | None], tx: Transaction) -
         tx.find("node", forks, "place", order="-place", limit=_MOST_FORKS, index="fork")
 
 
-class LocalTurns(TurnIndex):
+class LocalTurnIndex(TurnIndex):
     """The index of words on this machine, for a store whose tables are elsewhere. It is made anew at each
     start, of the sessions that are asked for."""
 
@@ -375,20 +375,22 @@ def _texts_after(
     return {key: one for key, one in found.items() if one[0]}
 
 
-def _advance(pen: Pen, *, keys: Sequence[SessionKey], left: int) -> Sequence[SessionKey]:
+def _advance(
+    tx: WriteTransaction, *, keys: Sequence[SessionKey], left: int
+) -> Sequence[SessionKey]:
     """Indexes at most `left` messages. Returns the sessions that are still behind."""
     behind = []
     for key in dict.fromkeys(keys):
-        session = pen.session(key)
+        session = tx.session(key)
         if session is None:
             continue
-        upto = _indexed_upto(session.id, pen)
+        upto = _indexed_upto(session.id, tx)
         terms = {**places_of(session.id), "place >": place_of(session.id, upto)}
-        rows = pen.find("node", terms, "place role text", order="place", limit=left)
-        _change_index(_ADD_WORDS, _said(rows), pen.db)
+        rows = tx.find("node", terms, "place role text", order="place", limit=left)
+        _change_index(_ADD_WORDS, _said(rows), tx.db)
         if left:
             upto = seq_of(rows[-1]["place"]) if len(rows) == left else session.last_seq
-            _set_cursor(session.id, upto, pen)
+            _set_cursor(session.id, upto, tx)
         left -= len(rows)
         if upto < session.last_seq:
             behind.append(key)
@@ -401,7 +403,7 @@ def _indexed_upto(session: int, tx: Transaction) -> int:
 
 
 def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
-    tx.insert("turn_cursor", {"session": session, "upto": upto}, taken="replace")
+    tx.insert("turn_cursor", {"session": session, "upto": upto}, on_conflict="replace")
 
 
 def _said(rows: Sequence[Row]) -> list[tuple[int, str]]:
@@ -415,16 +417,16 @@ def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Con
     db.executemany(change, [row for row in rows if row[1]])
 
 
-def forget_turns(pen: Pen, session: int) -> None:
+def forget_turns(tx: WriteTransaction, session: int) -> None:
     """Takes the words of a session out of the index: before its texts are erased, in the same
     transaction."""
-    here = Transaction(pen.db)
+    here = Transaction(tx.db)
     upto = place_of(session, _indexed_upto(session, here))
     texts = _said(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
-    if pen.is_whole:
-        _change_index(_TAKE_WORDS, texts, pen.db)
+    if tx.is_whole:
+        _change_index(_TAKE_WORDS, texts, tx.db)
     else:  # the index is on this machine, the commit is not
-        pen.later.append(partial(_change_index, _TAKE_WORDS, texts, pen.db))
+        tx.later.append(partial(_change_index, _TAKE_WORDS, texts, tx.db))
 
 
 async def rewrite_index(writer: Writing) -> None:
@@ -433,21 +435,21 @@ async def rewrite_index(writer: Writing) -> None:
         pass
 
 
-def _make_pages_small(pen: Pen) -> None:
+def _make_pages_small(tx: WriteTransaction) -> None:
     """Applies to pages written from now on; merges rewrite older ones."""
-    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
+    tx.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
 
 
-def _merge(pen: Pen) -> bool:
+def _merge(tx: WriteTransaction) -> bool:
     """Rewrites a part of the index, so that removed words leave its older parts. Returns whether
     there is more to do."""
-    if not pen.is_whole:  # the index here is made anew at each start
+    if not tx.is_whole:  # the index here is made anew at each start
         return False
-    before = pen.db.total_changes
-    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
-    is_more = pen.db.total_changes - before >= 2
+    before = tx.db.total_changes
+    tx.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
+    is_more = tx.db.total_changes - before >= 2
     if not is_more:
-        pen.has_erased = True  # of the parts that were rewritten, pages still hold the words
+        tx.has_erased = True  # of the parts that were rewritten, pages still hold the words
     return is_more
 
 
@@ -542,7 +544,7 @@ def _mark_scanned(tx: Transaction, upto: Mapping[SessionKey, NodeId]) -> None:
             session, seq = found["place"] >> SEQ_BITS, seq_of(found["place"])
             row = tx.first("heard", {"session": session}, "seq")
             if row is None or row["seq"] < seq:
-                tx.insert("heard", {"session": session, "seq": seq}, taken="replace")
+                tx.insert("heard", {"session": session, "seq": seq}, on_conflict="replace")
 
 
 def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
@@ -553,7 +555,7 @@ def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
     row = tx.first("unread", {"session": session})
     if row is not None:
         seq = row["seq"] if row["is_owed"] else max(row["seq"], seq)
-    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, taken="replace")
+    tx.insert("unread", {"session": session, "seq": seq, "is_owed": True}, on_conflict="replace")
 
 
 def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
@@ -568,7 +570,7 @@ def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
     return is_owed
 
 
-class ExtractionQueue(OfStore):
+class ExtractionQueue(StorePart):
     """How far patterns and a model have read."""
 
     unscanned = reading(_unscanned)

@@ -19,7 +19,7 @@ from gateway.domain.journal import pack_text
 _REPLACED = {"journal": "part INTEGER", "delivery": "arrived", "spend": "token_day"}
 
 
-def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Sequence[str]:
+def rename_replaced(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Sequence[str]:
     """Renames tables that were made anew and columns that have another name. Returns the tables."""
     if ("run", "token_limit") in there:  # more than one number now, as JSON
         db.execute("ALTER TABLE run RENAME COLUMN token_limit TO limits")
@@ -31,7 +31,7 @@ def set_aside(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Seq
     return old
 
 
-def take_over(db: sqlite3.Connection, replaced: Sequence[str]) -> None:
+def fill_tables(db: sqlite3.Connection, replaced: Sequence[str]) -> None:
     """Fills the newest tables from those that were set aside."""
     for table in {"delivery", "spend"} & {*replaced}:
         told = db.execute("SELECT name FROM pragma_table_info(?)", (f"old_{table}",))

@@ -1,4 +1,4 @@
-"""The threads of the store: one writes and commits in groups, a few read beside it."""
+"""The threads of the store: one writes and commits in groups, two read beside it."""
 
 import asyncio
 import errno
@@ -39,16 +39,16 @@ MARK = "store.mark"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """How far a database had come: messages accepted and durable commits."""
+class Progress:
+    """Messages accepted and durable commits, as a database or its mark counts them."""
 
     accepted: int = 0
     commits: int = 0
 
 
 class Mark:
-    """What was acknowledged, in a file beside the database: SQLite drops a damaged end of its log
-    without a word, and only a count that is kept elsewhere shows it."""
+    """The acknowledged progress, in a file beside the database. SQLite drops a damaged end of its
+    log silently, and only a count kept elsewhere shows the loss."""
 
     _FORM = struct.Struct(">QQ")
 
@@ -57,19 +57,19 @@ class Mark:
         with file_faults(str(self.path)):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def read(self) -> Held:
-        """Raises StoreRefused if the file is not one of ours."""
+    def read(self) -> Progress:
+        """Raises StoreRefused if the file has another size than the mark."""
         text = os.pread(self._file, self._FORM.size + 1, 0)
         if not text:
-            return Held()
+            return Progress()
         if len(text) != self._FORM.size:
             raise StoreRefused(
                 f"{self.path} is damaged: check the disk and the database, then move the file away"
             )
-        return Held(*self._FORM.unpack(text))
+        return Progress(*self._FORM.unpack(text))
 
     def write(self, accepted: int, commits: int) -> None:
-        """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
+        """Raises StoreUnavailable. A byte range within one block is written whole or not at all."""
         try:
             written = os.pwrite(self._file, self._FORM.pack(accepted, commits), 0)
             if written < self._FORM.size:  # a limit cut the write
@@ -83,20 +83,19 @@ class Mark:
         os.close(self._file)
 
 
-# --- what operations write with ------------------------------------------------------------------
-class Pen(Transaction):
-    """The transaction of the writer's thread, and what it knows of the tables."""
+# --- the writer's transaction --------------------------------------------------------------------
+class WriteTransaction(Transaction):
+    """The transaction of the writer's thread, with a cache of the tables."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         super().__init__(db)
-        self.has_erased = False  # the log must not keep what was erased
+        self.has_erased = False  # erased text must leave the log
         self.unsettled: Sequence[Row] = self.find("reservation", {}, order="id")
-        day = self.first("spend", {"kind": "day"}, "name", order="-name")
-        self.last_day: str = day["name"] if day else ""
+        self.last_day = self.value("spend", {"kind": "day"}, "name", "", order="-name")
         self.refresh()
 
     def refresh(self) -> None:
-        """Reads the cache anew. After a rollback nothing in it is true."""
+        """Reads the cache again; a rollback makes it invalid."""
         self._sessions.clear()
         self.series.clear()
         self.accepted, self.last_stamp, notices = self.db.execute(_REFRESH).fetchone()
@@ -108,17 +107,17 @@ SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session),
        EXISTS (SELECT 1 FROM notice) FROM run
 """
 
-Operation = Callable[[Pen], T]
+Operation = Callable[[WriteTransaction], T]
 Query = Callable[[Transaction], T]
-Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
+Outcome = tuple[Any, Exception | None]  # result and error of an operation
 
 
 # --- commits -------------------------------------------------------------------------------------
-# A database up to this size is rewritten after an erasure, which takes half a second at most.
+# A database up to this size is rewritten after an erasure: at most half a second.
 MADE_ANEW_BYTES = 64 * 1024 * 1024
-GIVE_UP_AFTER = 3  # I/O errors in a row: the kernel may have dropped what it could not write
+GIVE_UP_AFTER = 3  # consecutive I/O errors: the kernel may have dropped unwritten pages
 
-# Errors that one operation causes. All others are faults of the database.
+# Errors caused by one operation. All others are faults of the database.
 OF_ONE = (
     sqlite3.IntegrityError,
     sqlite3.DataError,
@@ -132,21 +131,21 @@ OF_ONE = (
 
 
 class OperationFailed(GatewayError):
-    """One operation broke a rule of the database. The others of its commit were written."""
+    """One operation broke a rule of the database; the others of its commit were written."""
 
     code = "internal_error"
 
 
-OnCommit = Callable[[float, int], None]  # seconds, and operations of a commit
+OnCommit = Callable[[float, int], None]  # seconds and operations of a commit
 
 
 class Commits:
     """Commits operations, in one thread. An operation raises GatewayError only before it writes."""
 
     def __init__(
-        self, pen: Pen, mark: Mark, held: Held, where: str, *, durable: bool = True
+        self, tx: WriteTransaction, mark: Mark, held: Progress, where: str, *, durable: bool = True
     ) -> None:
-        self._pen, self._mark, self._where = pen, mark, where
+        self._tx, self._mark, self._where = tx, mark, where
         self._modes = ("NORMAL", "FULL") if durable else ("OFF", "OFF")
         self._commits = held.commits
         self._synchronous = ""
@@ -158,19 +157,19 @@ class Commits:
 
     def commit(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
         """Runs all operations in one transaction. Returns an outcome for each."""
-        pen, outcomes, began = self._pen, list[Outcome](), time.monotonic()
+        tx, outcomes, began = self._tx, list[Outcome](), time.monotonic()
         try:
             if self._synchronous != self._modes[durable]:
                 self._prepare(self._modes[durable])
-            pen.db.execute("BEGIN IMMEDIATE")
+            tx.db.execute("BEGIN IMMEDIATE")
             for operation in operations:
                 try:
-                    outcomes.append((operation(pen), None))
+                    outcomes.append((operation(tx), None))
                 except GatewayError as error:
                     outcomes.append((None, error))
             if durable:
-                pen.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
-            pen.db.execute("COMMIT")
+                tx.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
+            tx.db.execute("COMMIT")
         except OF_ONE as error:
             return self._apart(error, operations, durable=durable)
         except sqlite3.Error as error:
@@ -182,17 +181,17 @@ class Commits:
             self.synced += 1
             self._commits += 1
             try:
-                self._mark.write(pen.accepted, self._commits)
+                self._mark.write(tx.accepted, self._commits)
             except StoreUnavailable as error:
                 # The commit is safe. An older mark only detects less.
                 log.warning("store_mark_not_written", extra={"why": str(error)})
-        if pen.has_erased:
+        if tx.has_erased:
             self._forget()
         return outcomes
 
     def _forget(self) -> None:
-        """Removes what was erased from the log and from gaps within pages."""
-        db = self._pen.db
+        """Removes erased text from the log and from free space in pages."""
+        db = self._tx.db
         try:
             size = db.execute(
                 "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
@@ -200,15 +199,15 @@ class Commits:
             if size.fetchone()[0] <= MADE_ANEW_BYTES:
                 db.execute("VACUUM")
             busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._pen.has_erased = bool(busy)  # a reader is open: try again after the next commit
+            self._tx.has_erased = bool(busy)  # a reader is open: retry after the next commit
         except sqlite3.Error as error:
-            self._pen.has_erased = False
+            self._tx.has_erased = False
             log.warning("store_erasure_incomplete", extra={"why": str(error)})
 
     def _apart(
         self, error: Exception, operations: Sequence[Operation[Any]], *, durable: bool
     ) -> list[Outcome]:
-        """Commits each operation alone, so that the one at fault harms no other."""
+        """Commits each operation alone, so that the faulty one harms no other."""
         self._undo()
         if len(operations) > 1:
             singly = [self.commit([operation], durable=durable) for operation in operations]
@@ -219,7 +218,7 @@ class Commits:
         return [(None, OperationFailed(f"{self._where}: {error}"))]
 
     def _failed(self, error: sqlite3.Error, count: int) -> list[Outcome]:
-        """Fails all operations: whether they reached the disk is not known."""
+        """Fails all operations: they may or may not have reached the disk."""
         no_room = lack_of_room(error, self._where)
         why = no_room or sentence(error, self._where)
         self._undo()
@@ -240,45 +239,45 @@ class Commits:
         missing page spoils the rest of the log, so the log is moved into the database.
         """
         if self._io_errors:
-            self._pen.db.execute(f"PRAGMA synchronous = {self._modes[True]}")
-            busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            self._tx.db.execute(f"PRAGMA synchronous = {self._modes[True]}")
+            busy, _, _ = self._tx.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
             if busy:
                 log.info("store_log_still_read")
-        self._pen.db.execute(f"PRAGMA synchronous = {mode}")
+        self._tx.db.execute(f"PRAGMA synchronous = {mode}")
         self._synchronous = mode
 
     def _undo(self) -> None:
         try:
-            if self._pen.db.in_transaction:
-                self._pen.db.execute("ROLLBACK")
-            self._pen.refresh()
+            if self._tx.db.in_transaction:
+                self._tx.db.execute("ROLLBACK")
+            self._tx.refresh()
         except sqlite3.Error as error:
             self.given_up = f"{sentence(error, self._where)}; restart when it is mended"
             log.exception("store_rollback_failed")
 
 
 # --- the thread that writes ----------------------------------------------------------------------
-GROUP = 64  # operations in a commit; operations of `write_soon` come on top
+GROUP = 64  # operations per commit, without those of `write_soon`
 SOON_S = 0.02
 
 _Failed = Callable[[Exception], None]
-# An operation, whether it is durable, and either the future of its waiter or a function that is
-# called if it fails.
+# An operation, whether it is durable, and the future of its waiter or a callback for its failure.
 _Ticket = tuple[Operation[Any], bool, "asyncio.Future[Any] | None", _Failed | None]
 
 
 class Writer:
-    """Hands operations to the writer's thread and answers on the loop, with one wake-up a commit.
+    """Queues operations for the writer's thread and answers on the loop, with one wake-up per
+    commit.
 
-    An idle writer commits at once. Groups form only behind a commit that is running. The operation of
-    a cancelled waiter is written all the same.
+    An idle writer commits at once. Groups form only behind a running commit. The operation of a
+    cancelled waiter is still written.
     """
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._stopped: str | None = None
         self._queue: SimpleQueue[Sequence[_Ticket] | None] = SimpleQueue()
-        self._soon: list[_Ticket] = []  # they go with the next write
+        self._soon: list[_Ticket] = []  # go with the next write
         self._is_timed = False
         self._unanswered = 0  # operations of `write_soon`
         self._loop = asyncio.get_running_loop()
@@ -293,13 +292,14 @@ class Writer:
             future: asyncio.Future[T] = self._loop.create_future()
             self._queue.put([*self._soon, (operation, durable, future, None)])
             self._soon.clear()
-            if self._stopped is None:  # else the writer stopped between the check and the put
+            if self._stopped is None:  # else the writer stopped between check and put
                 return await future
             future.cancel()
         raise self._refusal()
 
     def write_soon(self, operation: Operation[Any], failed: _Failed) -> None:
-        """Writes in the transaction of the next `write`, before it; after SOON_S if there is none."""
+        """Writes in the transaction of the next `write`, ahead of it; after SOON_S if there is
+        none."""
         if self._stopped is not None:
             failed(self._refusal())
             return
@@ -313,7 +313,7 @@ class Writer:
         """Returns when every operation of `write_soon` is committed or failed."""
         if self._unanswered:
             with suppress(StoreUnavailable):
-                await self.write(lambda _: None, durable=False)  # follows those before it
+                await self.write(lambda _: None, durable=False)  # runs after the queued ones
 
     def _push(self) -> None:
         """Writes the operations of `write_soon` now."""
@@ -332,14 +332,14 @@ class Writer:
         self._thread.join()
 
     async def close(self) -> None:
-        """Writes what is waiting, refuses what comes; a second close does nothing."""
+        """Writes the waiting operations and refuses new ones. A second close does nothing."""
         self.stop("the store is closed")
         await to_thread.run_sync(self.join)
 
     def _run(self) -> None:
         batch: list[_Ticket] = []
         try:
-            while self._commits.given_up is None and (batch := self._take()):
+            while self._commits.given_up is None and (batch := self._next_batch()):
                 operations: list[Operation[Any]] = []
                 is_durable = False
                 for operation, durable, _, _ in batch:
@@ -349,7 +349,7 @@ class Writer:
                 self._loop.call_soon_threadsafe(self._answer, batch, outcomes)
                 batch = []
         finally:
-            # Also after a bug: no waiter may wait for a thread that is gone.
+            # Also after a bug: no waiter may wait for a dead thread.
             why = self._commits.given_up or "the store's writer has stopped: restart"
             self._stopped = self._stopped or why
             while not self._queue.empty():
@@ -357,14 +357,13 @@ class Writer:
             refused: list[Outcome] = [(None, self._refusal()) for _ in batch]
             self._loop.call_soon_threadsafe(self._answer, batch, refused)
 
-    def _take(self) -> list[_Ticket]:
-        """Waiting operations, at least one; none after the end."""
+    def _next_batch(self) -> list[_Ticket]:
         batch: list[_Ticket] = []
         while not batch or (len(batch) < GROUP and not self._queue.empty()):
             tickets = self._queue.get()
             if tickets is None:
                 if batch:
-                    self._queue.put(None)  # for the next call
+                    self._queue.put(None)  # for the next batch
                 break
             batch += tickets
         return batch
@@ -375,20 +374,16 @@ class Writer:
 
     def _answer(self, batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
         for (_, _, future, failed), (result, error) in zip(batch, outcomes, strict=True):
-            if failed is not None:
+            if future is not None:
+                _resolve(future, result, error)
+            elif failed is not None:
                 self._unanswered -= 1
                 if error is not None:
                     failed(error)
-            elif future is None or future.done():  # the waiter was cancelled
-                continue
-            elif error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
 
 
-def _answer(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
-    if future.done():  # its waiter was cancelled
+def _resolve(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
+    if future.done():  # the waiter was cancelled
         return
     if error is None:
         future.set_result(result)
@@ -402,8 +397,8 @@ _FAULTS = (GatewayError, ValueError, TypeError, LookupError, ArithmeticError)
 
 
 class Readers:
-    """A few threads over one queue, so that a long listing does not hold up a short look. Each has
-    a connection of its own, and none waits for the writer."""
+    """Threads over one queue, so that a long listing does not delay a short query. Each has its own
+    connection and never waits for the writer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -450,8 +445,8 @@ class Readers:
                 error = unavailable(fault, str(self._path))
             except _FAULTS as fault:
                 error = TextRefused() if has_no_utf8(fault) else fault
-            finally:  # also after a mistake of ours: nobody waits for a thread that is gone
-                self._loop.call_soon_threadsafe(_answer, future, result, error)
+            finally:  # also after a bug: no waiter may wait for a dead thread
+                self._loop.call_soon_threadsafe(_resolve, future, result, error)
         if tx is not None:
             tx.db.close()
 
@@ -482,36 +477,37 @@ class Reading(Protocol):
     async def close(self) -> None: ...
 
 
-class Remembered(Protocol):
-    """What a store knows of its tables without a look."""
+class StoreState(Protocol):
+    """State of the store that is known without a query."""
 
     may_hold_notices: bool
-    unsettled: Sequence[Row]  # calls that the process before did not settle
-    last_day: str  # on which any was made
+    unsettled: Sequence[Row]  # reservations that the previous process left
+    last_day: str  # of the newest reservation or counter
 
 
-CopyStore = Callable[[Path, int], Awaitable[None]]  # to a new file, if there is room for so many
+# to a new file, if there is room for that many copies
+CopyStore = Callable[[Path, int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What every subject of a store works with."""
+    """The parts of an engine that every subject of the store works with."""
 
     writer: Writing
     readers: Reading
-    pen: Remembered
+    state: StoreState
     copy: CopyStore
 
 
-class OfStore:
-    """One subject of the store: operations over its writer and its readers."""
+class StorePart:
+    """One subject of the store: operations over its writer and readers."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self._pen = engine, engine.pen
+        self.engine, self._state = engine, engine.state
         self._writer, self._readers = engine.writer, engine.readers
 
     async def caught_up(self) -> None:
-        """Waits until all that is to be written soon is written."""
+        """Waits until the operations of `write_soon` are written."""
         await self._writer.caught_up()
 
 
@@ -519,10 +515,10 @@ _Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 
 def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False) -> _Method[P, T]:
-    """A method that runs `query` in a thread that reads; `caught_up`: after what is to be written
-    soon. Raises StoreUnavailable, TextRefused, and what the query raises."""
+    """Makes a method that runs `query` in a reader's thread; with `caught_up`, after the operations
+    of `write_soon`. Raises StoreUnavailable, TextRefused, and the errors of the query."""
 
-    async def read(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def read(self: StorePart, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if caught_up:
             await self.caught_up()
         return await self._readers.read(lambda tx: query(tx, *args, **kwargs))
@@ -531,10 +527,11 @@ def reading(query: Callable[Concatenate[Any, P], T], *, caught_up: bool = False)
 
 
 def writing(operation: Callable[Concatenate[Any, P], T], *, durable: bool) -> _Method[P, T]:
-    """A method that commits `operation`, with an fsync if `durable`. Raises StoreUnavailable,
-    TextRefused if a text has no UTF-8 form, and what the operation raises; it then wrote nothing."""
+    """Makes a method that commits `operation`, with an fsync if `durable`. Raises StoreUnavailable,
+    TextRefused if a text has no UTF-8 form, and the errors of the operation, which then wrote
+    nothing."""
 
-    def write(self: OfStore, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    def write(self: StorePart, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         return self._writer.write(lambda tx: operation(tx, *args, **kwargs), durable=durable)
 
     return write

@@ -81,7 +81,7 @@ class ToolGate:
         self._offered: dict[object, tuple[ToolSpec, ...]] = {}  # by agent and list
         self.foreign: McpServers = NoServers()
         for tool in tools:
-            self._take(tool)
+            self.register(tool)
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:
         """The tools of the agent, in the order of its list; a family's tools in their own order."""
@@ -169,13 +169,13 @@ class ToolGate:
             self._families.pop(self._tools.pop(name).spec.family, None)
         self.refused = [one for one in self.refused if family not in _families(one.family)]
         for tool in tools:
-            self._take(tool)
+            self.register(tool)
 
     def listed(self, result: ToolResult) -> Listed:
         """The sources that a result names, and the number of its entries."""
         return NOTHING if result.is_error else results.listed(result.content)
 
-    def _take(self, tool: Tool) -> None:
+    def register(self, tool: Tool) -> None:
         """Registers a tool. One that cannot be used is refused with the reason."""
         self._offered.clear()
         spec = tool.spec

@@ -498,7 +498,7 @@ async def test_a_model_that_is_slower_than_its_tree_allows_has_failed() -> None:
     assert model.cancelled
     assert isinstance(answer.end, Fail)
     assert answer.end.text == "half"
-    assert "did not answer in time" in answer.end.told
+    assert "did not answer in time" in answer.end.message
 
 
 @pytest.mark.requirement("S-002-BT-08")
@@ -547,7 +547,7 @@ async def test_a_model_that_may_not_be_asked_at_all_is_a_failure() -> None:
     answer = await stage.drive()
 
     assert isinstance(answer.end, Fail)
-    assert (answer.end.error_type, answer.end.told, answer.end.retryable) == (
+    assert (answer.end.error_type, answer.end.message, answer.end.retryable) == (
         *("budget_exceeded", REFUSED),
         True,
     )

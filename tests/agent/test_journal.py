@@ -46,7 +46,7 @@ async def test_all_that_was_granted_comes_back_as_it_was(part: str) -> None:
     await first.keep_reply(0, REPLY)
     await first.keep_result(0, REPLY.tool_calls[0], result)
     await first.grant("begun:2", "begun", 0, "2")
-    await first.take(1, SAID)
+    await first.keep_taken(1, SAID)
 
     then = again(root).inner(part) if part else again(root)
 
@@ -88,8 +88,8 @@ async def test_a_part_within_a_part_is_the_runs_own() -> None:
 async def test_it_is_granted_at_once_and_taken_once() -> None:
     root = journal()
 
-    await root.take(0, SAID)
-    await root.take(3, SAID)
+    await root.keep_taken(0, SAID)
+    await root.keep_taken(3, SAID)
     await root.keep_result(0, CALL, ToolResult("1", "pay", "PAID"))
 
     assert list(root.taken.values()) == [(0, SAID)]

@@ -311,7 +311,7 @@ def test_an_ending_that_never_ends_is_given_up() -> None:
     paper = Paper(tree("(llm-call)", final="(wait 60s)")).begin().reply("done")
     assert paper.turn.end is None
 
-    paper.turn.give_up()
+    paper.turn.abort()
 
     assert paper.turn.end == Finish("answered", "done")
 

@@ -295,7 +295,7 @@ async def test_a_client_that_leaves_stops_nothing_and_leaves_nothing(
                 await model.wait_for(1)
                 leaving.cancel()
         rest.set()
-        await site.rooms.shared.lanes.rest()
+        await site.rooms.shared.lanes.wait_idle()
         history = await http(f"{site.url}/api/conversations/c/messages", token=ALICE)
 
     said = [one["content"] for one in history.json["messages"]]

@@ -236,7 +236,7 @@ def test_damage_is_told_in_a_sentence_and_changes_nothing(tmp_path: Path) -> Non
 
     assert (checked.code, refused.code) == (1, 1)
     assert checked.json["error"]["code"] == "archive_damaged"
-    assert "some of its bytes were changed" in refused.err
+    assert "its bytes do not match its digest" in refused.err
     assert not (tmp_path / "new").exists()
 
 

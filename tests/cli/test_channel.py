@@ -85,7 +85,7 @@ def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
     [
         (("echo",), "echo is no channel adapter"),
         (("telegarm",), "telegram"),
-        (("webhook", "--name", "ci", *SIGNED), "there is a channel"),
+        (("webhook", "--name", "ci", *SIGNED), "the file already has a channel"),
         (("webhook", "--name", "No!", *SIGNED), "No!"),
         (("webhook", "--name", "websocket", *SIGNED), "built-in channel"),
         (("webhook",), "needs secret, config.scheme"),

@@ -40,8 +40,8 @@ def test_everything_that_is_wrong_is_said_at_once(bench: Bench, tmp_path: Path) 
 
     assert done.exit_code == 1
     for problem in (
-        "capability 'http:*.a' names no host",
-        "capability 'x' is not of the form type:value",
+        "capability 'http:*.a' needs an exact host",
+        "capability 'x' does not have the form type:value",
         "plugin.toml says 000000",
         "it is a tool plugin; plugin.toml says channel",
         "it describes version '1.0.0'; plugin.toml says '2'",

@@ -91,7 +91,7 @@ def test_a_weak_token_of_the_operator_does_not_open_the_door_to_others(
     found = arena.problems(text)
 
     assert [problem.code for problem in found] == codes
-    assert all("shorter than 16" in problem.message for problem in found)
+    assert all("fewer than 16" in problem.message for problem in found)
 
 
 def test_spaces_make_no_token_strong(arena: Arena) -> None:

@@ -207,8 +207,8 @@ def test_an_unknown_tool_names_agent_and_tool(arena: Arena) -> None:
             'add [[plugins]] name = "time", path = "bundled:time", '
             'capabilities = ["host_function:clock"]',
         ),
-        ("[agent]\nproject = 'x'", "choose one of: default; or add [[projects]] with it"),
-        ("[agent]\nsubagents = ['x']", "none is defined; or add [[subagents]] with it"),
+        ("[agent]\nproject = 'x'", "choose one of: default; or add it as [[projects]]"),
+        ("[agent]\nsubagents = ['x']", "none is defined; or add it as [[subagents]]"),
         (
             "[agent]\ntools = ['zzz']\n[[plugins]]\nname = 'echo'\npath = 'bundled:echo'",
             "choose one of: echo, memory, result, time, notes, fetch, webhook, telegram, discord; "

@@ -119,7 +119,7 @@ HOSTILE = {
         "http://a.b",
         "http:HTTPS:a.b",
     ],
-    "a port that is none": [
+    "a port beyond 1 to 65535": [
         *(
             "http:https://a.b:",
             "http:https://a.b:0",

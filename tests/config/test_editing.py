@@ -78,7 +78,7 @@ def test_a_plugin_is_added_once_and_behind_everything() -> None:
     )
     assert tomllib.loads(after)["plugins"][2] == new
     assert with_plugin("", {"name": "a", "path": "b"}) == '[[plugins]]\nname = "a"\npath = "b"\n'
-    with pytest.raises(CannotEdit, match='there is a plugin "new" already'):
+    with pytest.raises(CannotEdit, match='the file already has a plugin "new"'):
         with_plugin(after, new)
 
 
@@ -385,7 +385,7 @@ def test_the_usual_agent_has_every_plugin_without_being_told() -> None:
 def test_an_agent_that_is_not_there_gets_nothing() -> None:
     with pytest.raises(CannotEdit, match='no agent has id "secnd"; did you mean "second"'):
         with_tool(AGENTS, "secnd", "new")
-    with pytest.raises(CannotEdit, match="there is no default agent; say which: second"):
+    with pytest.raises(CannotEdit, match="the file has no default agent; name one of: second"):
         with_tool(AGENTS[AGENTS.index("[[agents]]") :], None, "new")
     with pytest.raises(CannotEdit, match="the built-in one has every plugin"):
         with_tool(FILE, "main", "weather")
@@ -439,7 +439,7 @@ def test_a_budget_is_set_and_all_else_stays(text: str, scope: str, after: str) -
 
 @pytest.mark.parametrize("scope", ["weekly", "agent", "agent:", "daily:x", ""])
 def test_what_is_no_scope_is_refused(scope: str) -> None:
-    with pytest.raises(CannotEdit, match="is no scope"):
+    with pytest.raises(CannotEdit, match="is not a scope"):
         with_budget("", scope, 5)
     with pytest.raises(CannotEdit, match=r"budget raise token:shop \+N --today"):
         with_budget("", "token:shop", 5)

@@ -182,7 +182,7 @@ def test_whoever_names_a_tokenizer_is_told_that_tokens_are_estimated(arena: Aren
     (notice,) = arena.load("[agent]").notices
 
     assert notice.code == "unused-variable"
-    assert "tokens are estimated" in notice.message
+    assert "the gateway estimates tokens" in notice.message
 
 
 @pytest.mark.parametrize("file", ["", "mcp = 3", "[mcp]\nservers = []"])

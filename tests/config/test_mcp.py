@@ -61,8 +61,8 @@ def test_a_bound_of_a_server_is_not_passed(arena: Arena, line: str) -> None:
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
-        ("[mcp.servers.x]", "mcp.servers.x", "needs url or command"),
-        (BOOKS + "command = 'npx'", "mcp.servers.books", "one of the two"),
+        ("[mcp.servers.x]", "mcp.servers.x", "needs either url or command"),
+        (BOOKS + "command = 'npx'", "mcp.servers.books", "needs either url or command"),
         (BOOKS + "args = ['-y']", "mcp.servers.books.args", "has a url"),
         (
             "[mcp.servers.x]\ncommand = 'npx'\nheaders = { A = 'b' }",
@@ -72,7 +72,7 @@ def test_a_bound_of_a_server_is_not_passed(arena: Arena, line: str) -> None:
         (
             BOOKS + "headers = { x-user-id = 'ann' }",
             "mcp.servers.books.headers.x-user-id",
-            "cannot have one fixed value",
+            "cannot have a fixed value",
         ),
         (
             BOOKS + "headers = { Content-Length = '1' }",

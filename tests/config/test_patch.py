@@ -71,7 +71,7 @@ def test_what_is_not_there_is_removed_without_a_change() -> None:
 
 @pytest.mark.parametrize("path", ["", "a b", "a..b", "a = 1\nb", "a]", "x" * 2_000, "a #"])
 def test_what_is_no_path_is_refused(path: str) -> None:
-    with pytest.raises(CannotEdit, match="is no path"):
+    with pytest.raises(CannotEdit, match="is not a path"):
         parse_path(path)
 
 

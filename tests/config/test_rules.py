@@ -33,7 +33,7 @@ def test_rules_of_the_file_and_of_every_file_in_the_folder_are_read(arena: Arena
         (rule("", "a"), 'another rule has id "a" (config.toml:2)'),
         (rule("", "good"), 'another rule has id "good" (rules/a.toml:1)'),
         (rule("", "x") + rule("", "x"), 'another rule has id "x" (rules/bad.toml:1)'),
-        (rule("", "no-progress"), '"no-progress" is a core rule: it cannot be disabled or'),
+        (rule("", "no-progress"), '"no-progress" is a core rule, which cannot be disabled or'),
         ("[gateway]\nport = 1\n", "a rules file may contain only [[rules]]"),
         ("rules = 3", "rules/bad.toml:1:9: error[CFG005]"),
     ],

@@ -676,7 +676,7 @@ async def test_a_person_or_a_session_is_erased(
 @pytest.mark.parametrize("what", [Erasure(), Erasure(fact_id="1", scope="s")])
 async def test_an_erasure_names_one_thing(opened: Open, what: Erasure) -> None:
     async with opened() as stores:
-        with pytest.raises(GatewayError, match="one of these"):
+        with pytest.raises(GatewayError, match="name one fact"):
             await stores.facts.erase_facts(what, dry_run=True, now=NOON)
 
 

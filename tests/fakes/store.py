@@ -22,16 +22,16 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.faults import TextRefused
 from gateway.store.snapshot import copier
-from gateway.store.sqlite import Opened, open_file, stores_over
+from gateway.store.sqlite import OpenDatabase, open_database, stores_over
 from gateway.store.transaction import Transaction
 from gateway.store.writer import (
     Commits,
     Engine,
     Operation,
-    Pen,
     Query,
     Readers,
     Writer,
+    WriteTransaction,
     open_to_read,
 )
 from tests.fakes.clock import FakeClock
@@ -98,20 +98,20 @@ class InlineReaders(Readers):
 class Mortal:
     """The embedded store without its threads, and processes over it that die."""
 
-    opened: Opened
+    opened: OpenDatabase
     db: Connection  # to read
     writer: InlineWriter = field(init=False)
     stores: Stores = field(init=False)
 
     async def begin(self) -> Stores:
         """A process that knows what is in the tables, and nothing else."""
-        pen = await to_thread.run_sync(Pen, self.opened.db)
+        tx = await to_thread.run_sync(WriteTransaction, self.opened.db)
         where = str(self.opened.path)
         self.writer = InlineWriter(
-            Commits(pen, self.opened.mark, self.opened.mark.read(), where, durable=False)
+            Commits(tx, self.opened.mark, self.opened.mark.read(), where, durable=False)
         )
         readers = InlineReaders(self.db, self.opened.path)
-        engine = Engine(self.writer, readers, pen, copier(self.opened.path))
+        engine = Engine(self.writer, readers, tx, copier(self.opened.path))
         self.stores = stores_over(engine, FakeClock())
         return self.stores
 
@@ -137,7 +137,7 @@ async def open_mortal() -> AsyncIterator[Mortal]:
     """In a folder that is gone at the end."""
     folder = Path(await to_thread.run_sync(lambda: mkdtemp(prefix="exogate-")))
     now, kept = to_micros(FakeClock().now()), {"accept_loss": False, "durable": False}
-    opened = await to_thread.run_sync(partial(open_file, folder, now, **kept))
+    opened = await to_thread.run_sync(partial(open_database, folder, now, **kept))
     db = await to_thread.run_sync(partial(open_to_read, opened.path, any_thread=True))
     try:
         yield Mortal(opened, db)

@@ -19,7 +19,7 @@ from gateway.host.logs import (
     console_line,
     facts_of,
     json_line,
-    listed,
+    list_files,
     logging_to,
 )
 
@@ -45,7 +45,7 @@ def told(target: StringIO) -> list[dict[str, object]]:
 
 def kept(folder: Path) -> list[dict[str, object]]:
     """The lines of all files, the oldest first."""
-    texts = (path.read_text("utf-8") for _, _, path in listed(folder))
+    texts = (path.read_text("utf-8") for _, _, path in list_files(folder))
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
@@ -150,7 +150,7 @@ def test_files_hold_the_lines_from_before_they_were_opened_too(tmp_path: Path) -
         log.info("late")
         written.event("run_finished", {"run": "r_1"})
 
-    [(_, _, path)] = listed(tmp_path / "logs")
+    [(_, _, path)] = list_files(tmp_path / "logs")
     lines = kept(tmp_path / "logs")
     assert [one["event"] for one in lines] == ["early", "late", "run_finished"]
     assert list(lines[2]) == ["at", "level", "event", "logger", "run"]
@@ -164,7 +164,7 @@ def test_a_new_file_is_begun_each_day_and_when_one_is_full(tmp_path: Path) -> No
         files.append(day, b"x" * 59 + b"\n", 0.0)
     files.close()
 
-    assert [path.name for _, _, path in listed(tmp_path)] == [
+    assert [path.name for _, _, path in list_files(tmp_path)] == [
         f"exogate-{DAY}.jsonl",
         f"exogate-{DAY}.1.jsonl",
         f"exogate-{DAY}.2.jsonl",
@@ -178,7 +178,7 @@ def test_a_start_goes_on_with_the_file_of_the_day(tmp_path: Path) -> None:
         files.append(DAY, b"x" * 39 + b"\n", 0.0)
         files.close()
 
-    assert [path.stat().st_size for _, _, path in listed(tmp_path)] == [80, 40]
+    assert [path.stat().st_size for _, _, path in list_files(tmp_path)] == [80, 40]
 
 
 def test_the_oldest_files_go_when_all_are_too_large(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_the_oldest_files_go_when_all_are_too_large(tmp_path: Path) -> None:
         files.append(DAY, b"x" * 89 + b"\n", 0.0)
     files.close()
 
-    left = listed(tmp_path)
+    left = list_files(tmp_path)
     assert sum(path.stat().st_size for _, _, path in left) <= 1_000
     assert [number for _, number, _ in left] == list(range(29, 40))
     assert (tmp_path / "notes.txt").exists()
@@ -201,7 +201,7 @@ def test_files_go_when_they_are_older_than_the_days_to_keep(tmp_path: Path) -> N
         files.append(on.isoformat(), b"x\n", 0.0)
     files.close()
 
-    assert [day[-2:] for day, _, _ in listed(tmp_path)] == ["22", "23", "24"]
+    assert [day[-2:] for day, _, _ in list_files(tmp_path)] == ["22", "23", "24"]
 
 
 def test_a_deleted_file_is_begun_anew(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.config.environment import take_service_variables
+from gateway.config.environment import pop_service_variables
 from gateway.host.notify import Notifier
 from tests.fakes.clock import FakeClock
 
@@ -105,7 +105,7 @@ def test_programs_do_not_inherit_the_socket(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NOTIFY_SOCKET", "/s")
     monkeypatch.setenv("WATCHDOG_USEC", "1")
 
-    taken = take_service_variables()
+    taken = pop_service_variables()
     printing = [sys.executable, "-c", "import os; print(sorted(os.environ))"]
     inherited = subprocess.run(printing, capture_output=True, text=True, timeout=20).stdout
 

@@ -87,11 +87,11 @@ def test_a_full_vault_is_searched_listed_and_indexed(notes: Guest) -> None:
 
 
 def test_what_the_store_refuses_reaches_the_model(notes: Guest) -> None:
-    notes.denial = "this store may have 1000 keys at most: delete some first"
+    notes.denial = "this store may have at most 1000 keys: delete some first"
 
     text = refused(notes, "vault_write", {"path": "a.md", "content": "x"})
 
-    assert text == "this store may have 1000 keys at most: delete some first"
+    assert text == "this store may have at most 1000 keys: delete some first"
 
 
 AUTHORS = ("user", "claude", "oracle", "librarian")

@@ -69,7 +69,7 @@ async def opened(
 ) -> AsyncIterator[Site]:
     async with running(Setup(model.url, rest=platform.toml(scheme)), folder) as site:
         yield site
-        await site.rooms.shared.lanes.rest()
+        await site.rooms.shared.lanes.wait_idle()
 
 
 def an_issue(title: str, number: int = 1) -> bytes:
@@ -105,7 +105,7 @@ async def test_a_captured_call_under_another_delivery_id_makes_no_second_turn(
     async with a_platform() as (platform, model):
         async with opened(platform, model, tmp_path) as site:
             answers = [await deliver(site, body, "first")]
-            await site.rooms.shared.lanes.rest()
+            await site.rooms.shared.lanes.wait_idle()
             answers += [await deliver(site, body, one) for one in ("first", "second")]
             answers.append(await deliver(site, body, "third", "issue_comment"))
         async with opened(platform, model, tmp_path) as site:
@@ -133,7 +133,7 @@ async def test_another_signed_body_under_a_known_delivery_id_is_not_lost(tmp_pat
     async with a_platform() as (platform, model), opened(platform, model, tmp_path) as site:
         await deliver(site, an_issue("It leaks"), "same")
         await model.wait_for(1)
-        await site.rooms.shared.lanes.rest()
+        await site.rooms.shared.lanes.wait_idle()
         await deliver(site, an_issue("It is mended"), "same")
         asked = await model.wait_for(2)
 

@@ -148,7 +148,7 @@ async def test_a_platform_that_calls_is_told_to_call_again(tmp_path: Path) -> No
             held.gate.set()
             with anyio.fail_after(WAIT_S):
                 await model.wait_for(2)
-                await site.rooms.shared.lanes.rest()
+                await site.rooms.shared.lanes.wait_idle()
             again = await post(site, bodies[2], signed(bodies[2]))
             with anyio.fail_after(WAIT_S):
                 await model.wait_for(3)

@@ -12,7 +12,7 @@ from tests.fakes.model_server import Asked, Reply, scripted_server
 CALLS = 30  # of each method
 INTERNAL = -32603
 # Of values that no schema can tell from others.
-RULES = ("Value error", "only a dry run reads another file", "is no path; write one like")
+RULES = ("Value error", "only a dry run reads another file", "is not a path; write one like")
 
 
 def reply(_asked: Asked) -> Reply:

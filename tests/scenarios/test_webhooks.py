@@ -88,7 +88,7 @@ async def test_whoever_signs_nothing_or_with_something_else_gets_no_further(tmp_
             await post(site, body, signed(body, "")),
             await post(site, body + b" ", signed(body)),
         ]
-        await site.rooms.shared.lanes.rest()
+        await site.rooms.shared.lanes.wait_idle()
 
         assert {answer.status for answer in answers} == {401}
         assert len({answer.body for answer in answers}) == 1

@@ -61,7 +61,7 @@ async def settle(stage: Stage) -> None:
     """Until nothing is at work, nor beside a lane."""
     for _ in range(200):
         await anyio.lowlevel.checkpoint()
-    await stage.lanes.rest()
+    await stage.lanes.wait_idle()
 
 
 async def say(stage: Stage, *texts: str) -> None:

@@ -122,7 +122,7 @@ async def test_what_is_refused_is_told_in_a_sentence() -> None:
     assert all(one.is_error for one in (full, unknown, out_of_reach))
     assert "waiting already" in full.text
     assert "no agent 'nobody'" in unknown.text
-    assert "out of your reach" in out_of_reach.text
+    assert "does not reach the agent" in out_of_reach.text
 
 
 async def test_a_store_that_is_away_is_told_without_its_place() -> None:

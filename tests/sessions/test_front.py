@@ -19,7 +19,7 @@ async def test_a_run_is_found_while_it_lives_and_after() -> None:
         live = await stage.front.run(run_id)
         assert isinstance(live, LiveRun)
         await stage.front.abort(live, at_once=True)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         ended = await stage.front.run(run_id)
         with pytest.raises(NotFound):
             await stage.front.run("r_nowhere")
@@ -31,12 +31,12 @@ async def test_a_run_is_found_while_it_lives_and_after() -> None:
 async def test_head_that_moved_meanwhile_is_a_conflict() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("one")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         first = await stores.sessions.find_session(KEY)
         assert first is not None
         assert first.head is not None
         await stage.say("two")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         moved = await stores.sessions.move_head(KEY, first.head, expected=first.head)
         back = await stage.front.move_head(KEY, first.head, label="start")
         by_label = await stage.front.node(KEY, "start")

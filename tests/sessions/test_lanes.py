@@ -99,6 +99,6 @@ async def test_no_more_work_at_once_than_the_width_and_a_pause_starts_nothing() 
             assert lanes.working == 2
             assert not lanes.is_idle(A)
             lanes.pause()
-            await lanes.rest()
+            await lanes.wait_idle()
 
     assert (most, done) == (2, 2)

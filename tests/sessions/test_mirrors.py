@@ -14,7 +14,7 @@ def test_what_was_heard_at_another_node_is_not_told_again_when_it_comes_here() -
     run, told = SharedRun(Entry(an_entry("a"), 1, "queued", 0)), list[bytes]()
     run.listen(lambda event, _: told.append(event), after_seq=2)
     for seq in (1, 2, 3):
-        run.hear(chunk(seq), seq)
+        run.receive(chunk(seq), seq)
 
     assert told == [chunk(3)]
 
@@ -23,10 +23,10 @@ def test_what_was_heard_of_a_run_is_not_told_again_though_it_was_taken_up_here_m
     entry, told = Entry(an_entry("a"), 1, "queued", 0), list[bytes]()
     run = SharedRun(entry)
     run.listen(lambda event, _: told.append(event))
-    run.hear(chunk(1), 1)
-    run.take_up(entry, Tenure(run.session_key, 2))
-    run.let_go()
+    run.receive(chunk(1), 1)
+    run.adopt(entry, Tenure(run.session_key, 2))
+    run.detach()
     for seq in (1, 2):
-        run.hear(chunk(seq), seq)
+        run.receive(chunk(seq), seq)
 
     assert told == [chunk(1), chunk(2)]

@@ -58,7 +58,7 @@ class Neighbours:
 
     joined: anyio.Event = field(default_factory=anyio.Event)
     stopped: anyio.Event = field(default_factory=anyio.Event)
-    told: list[tuple[str, int]] = field(default_factory=list)
+    forwarded: list[tuple[str, int]] = field(default_factory=list)
 
     async def run(self) -> None:
         await anyio.sleep_forever()
@@ -72,8 +72,8 @@ class Neighbours:
     def withdraw(self, is_lost: object, *, with_taken: bool = False) -> Sequence[Any]:
         return ()
 
-    def tell(self, run: object, to: str, after: int) -> None:
-        self.told.append((to, after))
+    def forward(self, run: object, to: str, after: int) -> None:
+        self.forwarded.append((to, after))
 
 
 @asynccontextmanager
@@ -118,13 +118,13 @@ async def test_all_partitions_are_looked_at_in_time_however_often_one_has_news()
         if len(runs.asked) > 1 and {*numbers} == {OURS, OTHER}:
             full.set()
         if started:
-            started[0].look_soon(OURS)  # there is always news
+            started[0].read_soon(OURS)  # there is always news
         return NOTHING
 
     runs, started = Runs(found), list[PartitionedWork]()
     async with at_work(runs, NoHints(), Neighbours(), poll_s=0.5) as work:
         started.append(work)
-        work.look_soon(OURS)
+        work.read_soon(OURS)
         with anyio.fail_after(WAIT_S):
             await full.wait()
 
@@ -132,7 +132,7 @@ async def test_all_partitions_are_looked_at_in_time_however_often_one_has_news()
 async def test_a_queued_run_is_stopped_whatever_is_looked_at_before_it_is_taken_up() -> None:
     runs, around = Runs(queued), Neighbours()
     async with at_work(runs, NoHints(), around) as work:
-        work.look_soon(OTHER)
+        work.read_soon(OTHER)
         await runs.until_asked(2)
         runs.may_open.set()
         with anyio.fail_after(WAIT_S):
@@ -150,7 +150,7 @@ async def test_of_very_many_runs_that_others_follow_early_the_last_ones_are_reme
         with anyio.fail_after(WAIT_S):
             await around.joined.wait()
 
-    assert around.told == [("b", 3)]
+    assert around.forwarded == [("b", 3)]
 
 
 async def test_whoever_followed_a_run_is_forgotten_with_the_lease() -> None:
@@ -163,4 +163,4 @@ async def test_whoever_followed_a_run_is_forgotten_with_the_lease() -> None:
         with anyio.fail_after(WAIT_S):
             await around.joined.wait()
 
-    assert around.told == []
+    assert around.forwarded == []

@@ -108,7 +108,7 @@ async def test_beyond_the_width_it_is_refused_until_one_has_ended() -> None:
             stage.stateless.begin(HI)
         model.let(2)
         await heard(first)
-        await stage.stateless.rest()
+        await stage.stateless.wait_idle()
         again = await heard(stage.stateless.begin(HI))
 
     assert again[-1]["type"] == "done"
@@ -120,7 +120,7 @@ async def test_a_run_that_nobody_waits_for_lets_the_model_go() -> None:
         run = stage.stateless.begin(HI)
         await model.reached.wait()
         stage.stateless.cancel(run)
-        await stage.stateless.rest()
+        await stage.stateless.wait_idle()
         stage.stateless.cancel(run)
 
     assert model.cancelled
@@ -149,7 +149,7 @@ async def test_what_was_no_answer_is_tried_anew_under_its_key() -> None:
     model = ScriptedModel(ModelFailed("fake", "server", "500"), says("ho"))
     async with open_memory() as stores, staged(model, stores) as stage:
         failed = await heard(stage.stateless.begin(KEYED))
-        await stage.stateless.rest()
+        await stage.stateless.wait_idle()
         answered = await heard(stage.stateless.begin(KEYED))
 
     assert (failed[-1]["type"], answered[-1]["type"]) == ("error", "done")
@@ -177,7 +177,7 @@ async def test_before_a_stop_what_is_at_work_may_end_and_nothing_begins() -> Non
         with pytest.raises(Busy):
             stage.stateless.begin(HI)
         model.let()
-        await stage.stateless.rest()
+        await stage.stateless.wait_idle()
         events = await heard(run)
 
     assert events[-1]["type"] == "done"
@@ -196,7 +196,7 @@ async def test_what_does_not_end_in_time_is_let_go_and_its_listeners_know() -> N
             await model.reached.wait()
             await until_told(run)
             stage.stateless.abandon_all()
-        await stage.stateless.rest()
+        await stage.stateless.wait_idle()
 
     assert events[-1] == "content"
 

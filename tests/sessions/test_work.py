@@ -391,7 +391,7 @@ async def test_a_persons_settings_choose_model_and_thinking_and_nobody_elses_do(
         wish = {"oracle_model": "fake-2", "thinking_enabled": True}
         await stage.settings.change("p", wish)
         await stage.say("hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         await stage.settings.change("p", dict.fromkeys(wish))
         await stage.settings.change("q", wish)
         await stage.say("hi")
@@ -533,7 +533,7 @@ async def test_a_run_that_has_ended_is_gone_without_a_look_for_garbage() -> None
             assert live is not None
             seen = weakref.ref(live)
             del live
-            await stage.lanes.rest()
+            await stage.lanes.wait_idle()
             await anyio.wait_all_tasks_blocked()
             left = seen()
     finally:

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.domain.errors import DataDirInUse, StoreRefused, StoreUnavailable
 from gateway.store.opening import Owner, locked, make_private, read_owner, write_address
-from gateway.store.sqlite import require_all
-from gateway.store.writer import Held, Mark
+from gateway.store.sqlite import require_acknowledged
+from gateway.store.writer import Mark, Progress
 
 
 def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_mark_comes_back_as_it_was_written(tmp_path: Path) -> None:
     mark.close()
     again = Mark(tmp_path)
 
-    assert (before, again.read()) == (Held(), Held(2**40, 7))
+    assert (before, again.read()) == (Progress(), Progress(2**40, 7))
     again.close()
 
 
@@ -115,13 +115,18 @@ def test_a_mark_of_another_size_is_refused(tmp_path: Path, content: bytes) -> No
 
 @pytest.mark.parametrize(
     ("held", "missing"),
-    [(Held(5, 5), None), (Held(9, 9), None), (Held(3, 5), "2 accepted"), (Held(5, 1), "4 commits")],
+    [
+        (Progress(5, 5), None),
+        (Progress(9, 9), None),
+        (Progress(3, 5), "2 accepted"),
+        (Progress(5, 1), "4 commits"),
+    ],
 )
 def test_a_database_may_be_ahead_of_its_mark_but_not_behind(
-    held: Held, missing: str | None
+    held: Progress, missing: str | None
 ) -> None:
     if missing is None:
-        require_all(held, Held(5, 5), "store.db")
+        require_acknowledged(held, Progress(5, 5), "store.db")
     else:
         with pytest.raises(StoreRefused, match=missing):
-            require_all(held, Held(5, 5), "store.db")
+            require_acknowledged(held, Progress(5, 5), "store.db")

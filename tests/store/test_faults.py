@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain.errors import StoreRefused, StoreUnavailable
-from gateway.store.faults import at_opening, file_faults, sentence
+from gateway.store.faults import file_faults, opening_error, sentence
 
 
 def failure(path: Path, statement: str) -> sqlite3.Error:
@@ -22,7 +22,7 @@ def test_a_read_only_file_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     sqlite3.connect(path).execute("CREATE TABLE t (x)").connection.close()
 
-    error = at_opening(failure(path, "DELETE FROM t"), "x.db")
+    error = opening_error(failure(path, "DELETE FROM t"), "x.db")
 
     assert isinstance(error, StoreUnavailable)
     assert str(error) == "x.db cannot be written (read-only): check its owner, mode and mount"
@@ -32,7 +32,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     path.write_text("notes " * 1000)
 
-    error = at_opening(failure(path, "SELECT * FROM sqlite_master"), "x.db")
+    error = opening_error(failure(path, "SELECT * FROM sqlite_master"), "x.db")
 
     assert isinstance(error, StoreRefused)
     assert "x.db is damaged" in str(error)
@@ -43,7 +43,7 @@ def test_a_table_that_is_not_as_it_should_be_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     sqlite3.connect(path).execute("CREATE TABLE t (x)").connection.close()
 
-    error = at_opening(failure(path, "SELECT y FROM t"), "x.db")
+    error = opening_error(failure(path, "SELECT y FROM t"), "x.db")
 
     assert isinstance(error, StoreRefused)
     assert "no such column" in str(error)

@@ -10,7 +10,7 @@ from gateway.domain.ids import to_micros, to_time
 from gateway.domain.messages import Extras, Message, ToolCall, ToolResult
 from gateway.store.tables import migrate
 from gateway.store.transaction import pack_message, place_of, seq_of, unpack_message
-from gateway.store.writer import Pen
+from gateway.store.writer import WriteTransaction
 
 texts = st.text()
 messages = st.builds(
@@ -54,9 +54,9 @@ def test_a_place_tells_session_and_number_and_fits_a_row_id(session: int, seq: i
 def test_no_two_stamps_are_equal_and_none_is_early(times: list[int]) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
-    pen = Pen(db)
+    tx = WriteTransaction(db)
 
-    taken = [pen.stamp(time) for time in times]
+    taken = [tx.stamp(time) for time in times]
     db.close()
 
     assert len(set(taken)) == len(taken)
@@ -67,7 +67,7 @@ def test_a_clock_that_is_set_back_by_an_hour_is_believed() -> None:
     hour = 3_600_000_000
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
-    pen = Pen(db)
-    pen.stamp(2 * hour)
+    tx = WriteTransaction(db)
+    tx.stamp(2 * hour)
 
-    assert [pen.stamp(hour), pen.stamp(hour)] == [hour, hour + 1]
+    assert [tx.stamp(hour), tx.stamp(hour)] == [hour, hour + 1]

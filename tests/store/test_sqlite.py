@@ -137,7 +137,7 @@ def test_a_log_that_lost_its_end_is_refused_untouched_until_the_loss_is_accepted
     assert isinstance(kept, list)
     assert names[:20] == kept[:20]
     assert len(kept) < 40
-    assert f"misses {40 - len(kept)} accepted messages" in str(refused)
+    assert f"lacks {40 - len(kept)} accepted messages" in str(refused)
     assert afterwards == kept
 
 
@@ -150,7 +150,7 @@ async def test_a_lost_ending_is_noticed_too(tmp_path: Path) -> None:
         await anyio.to_thread.run_sync(shutil.copytree, live, copy)
     await anyio.Path(copy / "store.db-wal").write_bytes(before)
 
-    with pytest.raises(StoreRefused, match="misses 0 accepted messages and 1 commits"):
+    with pytest.raises(StoreRefused, match="lacks 0 accepted messages and 1 commits"):
         await accepted(copy)
 
 
@@ -175,7 +175,7 @@ def test_a_database_that_is_gone_is_missed(tmp_path: Path) -> None:
     found = anyio.run(outcome, tmp_path / "data")
 
     assert isinstance(found, StoreRefused)
-    assert "misses 3 accepted messages" in str(found)
+    assert "lacks 3 accepted messages" in str(found)
     assert "--accept-loss" in str(found)
 
 

@@ -14,7 +14,15 @@ from anyio import to_thread
 from gateway.domain.errors import Conflict, StoreUnavailable
 from gateway.store.faults import TextRefused
 from gateway.store.tables import migrate
-from gateway.store.writer import GROUP, Commits, Held, Mark, OperationFailed, Pen, Writer
+from gateway.store.writer import (
+    GROUP,
+    Commits,
+    Mark,
+    OperationFailed,
+    Progress,
+    Writer,
+    WriteTransaction,
+)
 
 
 @dataclass
@@ -30,7 +38,7 @@ def prepare(tmp_path: Path) -> tuple[sqlite3.Connection, Mark, Commits]:
     migrate(db)
     db.execute("CREATE TABLE kept (name TEXT UNIQUE, padding TEXT)")
     mark = Mark(tmp_path)
-    return db, mark, Commits(Pen(db), mark, Held(), str(tmp_path / "w.db"))
+    return db, mark, Commits(WriteTransaction(db), mark, Progress(), str(tmp_path / "w.db"))
 
 
 @asynccontextmanager
@@ -57,17 +65,17 @@ class Keep:
     name: str
     padding: str = ""
 
-    def __call__(self, pen: Pen) -> str:
-        pen.db.execute("INSERT INTO kept VALUES (?, ?)", (self.name, self.padding))
+    def __call__(self, tx: WriteTransaction) -> str:
+        tx.db.execute("INSERT INTO kept VALUES (?, ?)", (self.name, self.padding))
         return self.name
 
 
-def kept(pen: Pen) -> list[str]:
-    return [name for (name,) in pen.db.execute("SELECT name FROM kept ORDER BY rowid")]
+def kept(tx: WriteTransaction) -> list[str]:
+    return [name for (name,) in tx.db.execute("SELECT name FROM kept ORDER BY rowid")]
 
 
-def synchronous(pen: Pen) -> int:
-    return int(pen.db.execute("PRAGMA synchronous").fetchone()[0])
+def synchronous(tx: WriteTransaction) -> int:
+    return int(tx.db.execute("PRAGMA synchronous").fetchone()[0])
 
 
 class Gate:
@@ -77,7 +85,7 @@ class Gate:
         self.is_open = threading.Event()
         self._is_reached = threading.Event()
 
-    def __call__(self, pen: Pen) -> None:
+    def __call__(self, tx: WriteTransaction) -> None:
         self._is_reached.set()
         assert self.is_open.wait(5)
 
@@ -122,7 +130,7 @@ async def test_only_a_group_with_something_durable_is_synced(tmp_path: Path) -> 
 
 
 async def test_a_refused_operation_leaves_its_neighbours_alone(tmp_path: Path) -> None:
-    def refuse(_: Pen) -> None:
+    def refuse(_: WriteTransaction) -> None:
         raise Conflict("no")
 
     gate = Gate()
@@ -155,8 +163,8 @@ async def test_a_refused_operation_leaves_its_neighbours_alone(tmp_path: Path) -
     assert told == {"a": "a", "refused": "no", "b": "b"}
 
 
-def mistaken(pen: Pen) -> str:
-    keep("half")(pen)
+def mistaken(tx: WriteTransaction) -> str:
+    keep("half")(tx)
     return [""][1]
 
 
@@ -239,8 +247,8 @@ async def test_without_room_everybody_is_refused_and_later_work_goes_on(tmp_path
 class Limit:
     pages: int
 
-    def __call__(self, pen: Pen) -> None:
-        pen.db.execute(f"PRAGMA max_page_count = {self.pages}")
+    def __call__(self, tx: WriteTransaction) -> None:
+        tx.db.execute(f"PRAGMA max_page_count = {self.pages}")
 
 
 async def test_a_stopped_writer_writes_what_waits_and_refuses_the_rest(tmp_path: Path) -> None:
@@ -269,7 +277,7 @@ async def test_a_stopped_writer_writes_what_waits_and_refuses_the_rest(tmp_path:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_after_a_mistake_of_ours_nobody_waits_for_ever(tmp_path: Path) -> None:
-    def mistaken(_: Pen) -> None:
+    def mistaken(_: WriteTransaction) -> None:
         raise RuntimeError("a mistake")
 
     async with desk(tmp_path) as here:
@@ -280,8 +288,8 @@ async def test_after_a_mistake_of_ours_nobody_waits_for_ever(tmp_path: Path) -> 
 
 
 async def test_the_mark_follows_every_durable_commit(tmp_path: Path) -> None:
-    def accepted(pen: Pen) -> None:
-        pen.accepted = 41
+    def accepted(tx: WriteTransaction) -> None:
+        tx.accepted = 41
 
     async with desk(tmp_path) as here:
         await here.writer.write(accepted, durable=True)
@@ -290,7 +298,11 @@ async def test_the_mark_follows_every_durable_commit(tmp_path: Path) -> None:
         second = here.mark.read()
         await here.writer.write(kept, durable=True)
 
-        assert (first, second, here.mark.read()) == (Held(41, 1), Held(41, 1), Held(41, 2))
+        assert (first, second, here.mark.read()) == (
+            Progress(41, 1),
+            Progress(41, 1),
+            Progress(41, 2),
+        )
 
 
 # --- what nobody waits for ---------------------------------------------------------------------
@@ -312,7 +324,7 @@ async def test_what_is_written_soon_goes_before_the_next_one_in_its_commit(tmp_p
 async def test_what_is_written_soon_is_written_although_nothing_follows(tmp_path: Path) -> None:
     written = threading.Event()
 
-    def note(pen: Pen) -> None:
+    def note(tx: WriteTransaction) -> None:
         written.set()
 
     async with desk(tmp_path) as here:
@@ -331,7 +343,7 @@ async def test_a_stopped_writer_has_written_what_was_to_be_written_soon(tmp_path
     writer.stop("the store is closed")
     writer.write_soon(keep("b"), lambda error: refused.append(str(error)))
     await to_thread.run_sync(writer.join)
-    names = await to_thread.run_sync(lambda: kept(Pen(db)))
+    names = await to_thread.run_sync(lambda: kept(WriteTransaction(db)))
     await to_thread.run_sync(db.close)
     mark.close()
 

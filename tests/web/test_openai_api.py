@@ -247,7 +247,7 @@ async def test_a_caller_who_leaves_lets_the_model_go(stream: bool) -> None:
             await socket.send(head.encode() + body)
             await model.reached.wait()
         with anyio.fail_after(60):
-            await it.stage.stateless.rest()
+            await it.stage.stateless.wait_idle()
 
     assert model.cancelled
 
@@ -310,7 +310,7 @@ async def test_a_session_goes_on_without_its_caller() -> None:
                 await model.until_asked(1)
                 leaving.cancel()
         model.let()
-        await it.stage.lanes.rest()
+        await it.stage.lanes.wait_idle()
         answers.append(await it.complete(session="s", key="k"))
 
     assert answers[0].json["choices"][0]["message"]["content"] == "to hi"

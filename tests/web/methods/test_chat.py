@@ -41,7 +41,7 @@ async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> N
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         peer = FakePeer()
         sent = await call(chat(stage), "chat.send", on=peer, content="hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
     assert sent["session_key"] == "a:websocket:p:main"
     assert (sent["agent_id"], sent["matched_by"], sent["duplicate"]) == ("a", "default", False)
@@ -66,11 +66,11 @@ async def test_resuming_gives_the_rest_without_a_gap(after: int, *, ended: bool)
             await anyio.lowlevel.checkpoint()
         if ended:
             release.set()
-            await stage.lanes.rest()
+            await stage.lanes.wait_idle()
         peer = FakePeer()
         result = await call(chat(stage), "chat.resume", on=peer, run_id=run_id, after_seq=after)
         release.set()
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
     assert result["live"] is not ended
     assert [event["seq"] for event in peer.events] == list(
@@ -89,7 +89,7 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
         run = stage.front.live.get(sent["run_id"])
         assert run is not None
         result = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         again = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
 
     assert result["aborted"] is True
@@ -106,7 +106,7 @@ async def test_a_run_that_was_followed_leaves_nothing_to_the_garbage_collector()
         async with open_memory() as stores, staged(model, stores) as stage:
             sent = await call(chat(stage), "chat.send", on=FakePeer(), content="hi")
             run = ref(stage.front.live[sent["run_id"]])
-            await stage.lanes.rest()
+            await stage.lanes.wait_idle()
             await anyio.wait_all_tasks_blocked()
             request = model.asked.pop()
             assert request.record is not None
@@ -219,7 +219,7 @@ async def test_a_second_resume_takes_the_place_of_the_first() -> None:
         for _ in range(5):
             await call(chat(stage), "chat.resume", on=peer, run_id=sent["run_id"], after_seq=seen)
         await call(chat(stage), "chat.abort", run_id=sent["run_id"])
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
     seqs = [event["seq"] for event in peer.events]
     assert seqs == list(range(1, len(seqs) + 1))
@@ -231,7 +231,7 @@ async def test_a_page_of_history_is_bounded_by_its_size_too() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says(long)), stores) as stage:
         for _ in range(4):
             run_id = await stage.say(long)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         key = stage.heard[run_id][0]["session_key"]
         page = await call(chat(stage), "chat.history", session_key=key)
         before = page["messages"][0]["id"]
@@ -252,7 +252,7 @@ async def test_reading_everything_is_not_a_right_to_change_it() -> None:
             await call(chat(stage), "chat.abort", by=reader, run_id=run_id)
         await call(chat(stage), "chat.resume", by=reader, run_id=run_id)
         await call(chat(stage), "chat.abort", run_id=run_id)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
 
 
 @pytest.mark.requirement("S-001-System-02", "S-001-System-03")
@@ -264,9 +264,9 @@ async def test_what_was_told_beside_an_answer_is_in_the_history_and_no_model_see
         run = stage.front.live.get(first)
         assert run is not None
         await stage.front.abort(run, at_once=True)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         await stage.say("again")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         history = await call(chat(stage), "chat.history", session_key="a:websocket:p:main")
 
     cut = history["messages"][1]

@@ -44,7 +44,7 @@ async def test_a_session_tells_its_counts_and_sums() -> None:
 
 async def _said(stage: Stage, text: str) -> dict[str, Any]:
     await stage.say(text)
-    await stage.lanes.rest()
+    await stage.lanes.wait_idle()
     shown: dict[str, Any] = await call(sessions(stage), "session.get", session_key=KEY)
     return shown
 
@@ -52,7 +52,7 @@ async def _said(stage: Stage, text: str) -> dict[str, Any]:
 async def test_each_sees_its_own_sessions_and_a_reader_all() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         mine = await call(sessions(stage), "session.list")
         bobs = await call(sessions(stage), "session.list", by=BOB)
         for method in ("session.get", "session.tree"):
@@ -71,10 +71,10 @@ async def test_two_branches_do_not_see_each_other() -> None:
     async with open_memory() as stores, staged(model, stores) as stage:
         methods = sessions(stage)
         await stage.say("root")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         fork = (await call(methods, "session.get", session_key=KEY))["head"]
         await stage.say("left")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         left = await call(
             methods,
             "session.branch",
@@ -84,10 +84,10 @@ async def test_two_branches_do_not_see_each_other() -> None:
         )
         await call(methods, "session.branch", session_key=KEY, node_id=fork)
         await stage.say("right")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         back = await call(methods, "session.checkout", session_key=KEY, label="left")
         await stage.say("left again")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         tree = await call(methods, "session.tree", session_key=KEY)
 
     texts = [[m.text for m in request.messages if m.role == "user"] for request in model.asked]
@@ -100,7 +100,7 @@ async def test_two_branches_do_not_see_each_other() -> None:
 async def test_a_checkout_names_one_place_that_exists() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         methods = sessions(stage)
         wrong: list[dict[str, Any]] = [{}, {"node_id": "x", "label": "y"}]
         for names in wrong:
@@ -114,7 +114,7 @@ async def test_reading_everything_is_not_a_right_to_move_head() -> None:
     reader = Principal("reader", frozenset({"chat", "read"}))
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         methods = sessions(stage)
         head = (await call(methods, "session.get", by=reader, session_key=KEY))["head"]
         for method in ("session.branch", "session.checkout"):
@@ -130,10 +130,10 @@ async def test_sessions_of_agents_out_of_reach_take_no_place_on_a_page() -> None
         staged(ScriptedModel(says("ok")), stores, agents=(AGENT, other)) as stage,
     ):
         await stage.say("hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         for number in range(5):
             await stage.say("hi", peer=str(number), requested_agent="b")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         page = await call(sessions(stage), "session.list", by=only_a, limit=2)
 
     assert [one["session_key"] for one in page["sessions"]] == [KEY]
@@ -147,7 +147,7 @@ async def test_sessions_are_told_over_http_to_whoever_may_see_them() -> None:
     ]
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("hi")
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         handlers = handlers_of(SessionMethods(stage.front))
         async with running(WebSettings(port=0, tokens=tuple(tokens)), methods=handlers) as site:
             url = f"http://{site.address}/api/sessions"

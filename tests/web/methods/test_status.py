@@ -131,7 +131,7 @@ async def test_a_run_can_be_inspected_while_it_works_and_after() -> None:
         run = stage.front.live.get(run_id)
         assert run is not None
         await stage.front.abort(run, at_once=True)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         ended = await call(insight(stage), "run.inspect", run_id=run_id)
         with pytest.raises(NotFound):
             await call(insight(stage), "run.inspect", by=BOB, run_id=run_id)
@@ -285,7 +285,7 @@ async def call_abort(stage: Stage, run_id: str) -> None:
     run = stage.front.live.get(run_id)
     assert run is not None
     await stage.front.abort(run, at_once=True)
-    await stage.lanes.rest()
+    await stage.lanes.wait_idle()
 
 
 async def test_a_context_is_explained_while_the_run_works_and_after() -> None:
@@ -295,7 +295,7 @@ async def test_a_context_is_explained_while_the_run_works_and_after() -> None:
         await stalling.reached.wait()
         live = await call(insight(stage), "context.explain", run_id=run_id)
         await call_abort(stage, run_id)
-        await stage.lanes.rest()
+        await stage.lanes.wait_idle()
         ended = await call(insight(stage), "context.explain", run_id=run_id)
         inspected = await call(insight(stage), "run.inspect", run_id=run_id)
         with pytest.raises(NotFound):
