@@ -99,9 +99,7 @@ log = logging.getLogger(__name__)
 RETIRE_POLL_S = 0.5  # between checks whether the last turn of a generation has ended
 MCP_MAX_BYTES = 1 << 28  # of a request at /mcp; the front door enforces `max_body_bytes`
 
-Reads = tuple[
-    ReadConfig, FileSnapshot
-]  # how to read the configuration, and ready files at the start
+Reads = tuple[ReadConfig, FileSnapshot]  # reads the configuration; its files at the start
 
 
 class Gateway:

@@ -57,7 +57,7 @@ from gateway.store.sqlite import FILE, open_sqlite
 from gateway.store.tables import VERSION as SCHEMA
 
 DEFAULT_FOLDER = "backups"  # in the data directory
-RESTORED = "restored"  # in the data directory: the restored members other than the store
+RESTORED = "restored"  # in the data directory: the restored configuration and its files
 _LARGEST_TEXT = 4 << 20
 _HELD = "it was being sent when the backup was made; it may have arrived"
 
@@ -358,8 +358,8 @@ def _extract_store(archive: ReadArchive, manifest: Manifest, folder: Path) -> No
 # --- restore -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`moved_to`: the new path of the old data directory. `held`: answers that were being sent. `reserved`: reservations,
-    which count as spent at the next start."""
+    """The result of a restore. `moved_to`: the new path of the old data directory. `held`: answers that were being sent.
+    `reserved`: reservations, which count as spent at the next start."""
 
     backup: Backup
     data_dir: str

@@ -28,7 +28,7 @@ _EMBEDDED = "embedded"
 async def copy_store(
     config: GatewayConfig, source: str, target: str, clock: Clock
 ) -> Sequence[CopiedTable]:
-    """Raises CopyRefused, DataDirInUse, StoreInUse, StoreRefused, StoreUnavailable."""
+    """Copies all tables. Raises CopyRefused, DataDirInUse, StoreInUse, StoreRefused, StoreUnavailable."""
     if [source, target].count(_EMBEDDED) != 1:
         raise CopyRefused(
             "a store is copied from `embedded` to a SurrealDB server or back: give one ws:// address"

@@ -47,7 +47,7 @@ from gateway.store.sqlite import FILE
 LOW_DISK_BYTES = 500 * 1024 * 1024
 SPARE_FILES = 100  # beyond one for each connection
 DEFAULT_DAILY = 200_000
-PORTS = 100  # that are tried to find a free one
+PORTS = 100  # to try for a free one
 _KEYLESS = re.compile(r'no key for provider "([^"]+)"')
 _NEEDS = re.compile(r"needs the capability ([^;\s]+);")
 _MEANT = re.compile(r'did you mean "?([\w:.-]+)"?\?')
@@ -171,7 +171,7 @@ def _fix_notice(one: ConfigFinding, config: GatewayConfig) -> str:
 
 
 def unlimited(config: GatewayConfig) -> Iterator[Finding]:
-    """Agents that use a paid provider without any budget."""
+    """Finds an agent that uses a paid provider without any budget."""
     budgets = config.budgets
     if any(one != Limit() for one in (budgets.daily, budgets.monthly)):
         return
@@ -194,7 +194,7 @@ def _is_local(base_url: str) -> bool:
 
 
 def claims(_config: GatewayConfig) -> Iterator[Finding]:
-    """Another distribution with a package `gateway` silently overwrites our files."""
+    """Finds other distributions whose package `gateway` silently overwrites our files."""
     owners = sorted(set(metadata.packages_distributions().get("gateway", ())))
     for other in (owner for owner in owners if owner != "exogate"):
         pip = f"{shlex.quote(sys.executable)} -m pip"
@@ -324,7 +324,7 @@ def keys(config: GatewayConfig) -> Iterator[Finding]:
 
 
 def unknown_models(config: GatewayConfig) -> Iterator[Finding]:
-    """Models that are missing in the provider's public table: misspelled, or newer than the table."""
+    """Finds models that are not in the provider's public table: misspelled, or newer than the table."""
     for place, agent in agent_places(config):
         link: AgentDef | None = agent
         while link is not None:

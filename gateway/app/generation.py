@@ -1,5 +1,5 @@
-"""A generation: the immutable values that a configuration gives to the rooms, built without opening anything; and a
-snapshot of its files."""
+"""Builds a generation, the immutable values of a configuration, without opening anything; and takes snapshots of its
+files."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass

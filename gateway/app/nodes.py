@@ -28,7 +28,7 @@ from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
-REFRESH_PAUSE_S = 0.1  # at least, however many hints come
+REFRESH_PAUSE_S = 0.1  # the shortest pause, however many hints come
 LEAVE_S = 5.0  # to release the partitions at a stop
 
 Refresh = Callable[[], Awaitable[object]]

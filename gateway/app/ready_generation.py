@@ -97,7 +97,7 @@ async def prepare(
     GenerationRefused; at a start SoulUnreadable, TreeInvalid.
     """
     config, stores, clock = generation.config, shared.stores, shared.clock
-    if config.providers:  # now, because it would block the event loop during a call
+    if config.providers:  # a later build would block the event loop during a call
         await to_thread.run_sync(generation.prices.warm)
     souls, plans = await to_thread.run_sync(souls_and_plans, config, generation.decisions, clock)
     findings = list[ConfigFinding]()

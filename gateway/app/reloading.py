@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 PREPARE_TIMEOUT_S = 30.0
 WATCH_EVERY_S = 1.0
-QUIET_S, LONGEST_UNREST_S = 0.3, 2.0  # without a write before a reload; at most this long in all
+QUIET_S, LONGEST_UNREST_S = 0.3, 2.0  # files must rest before a reload; the longest wait for that
 GONE_S = 2.0  # before a missing file counts as deleted
 UNFINISHED_S = 1.0  # invalid TOML of a younger file is read once more
 # A file changed, or another gateway reloaded: no caller waits for these reloads.
@@ -58,7 +58,7 @@ class Target(Protocol):
 
 @dataclass(slots=True)
 class Reloader:
-    """Runs one reload at a time, in a task of the process, so that a caller that goes away does not cancel it."""
+    """Reloads one at a time, in a task of the process: a caller that goes away does not cancel a reload."""
 
     shared: Shared
     read: ReadConfig

@@ -90,7 +90,7 @@ async def run(
     *,
     version: str,
     ready: Callable[[Running], None],
-    outside: ProcessContext,
+    process: ProcessContext,
     accept_loss: bool = False,
 ) -> None:
     """Runs a gateway until SIGTERM, SIGINT or the end of its terminal. Calls `ready` once it can answer. Starts again if a
@@ -107,7 +107,7 @@ async def run(
     while True:
         try:
             return await _run(
-                config, version=version, ready=on_ready, outside=outside, accept_loss=accept_loss
+                config, version=version, ready=on_ready, process=process, accept_loss=accept_loss
             )
         except (StoreUnavailable, BaseExceptionGroup) as error:
             away, other = BaseExceptionGroup("", [error]).split(StoreUnavailable)
@@ -122,7 +122,7 @@ async def _run(
     *,
     version: str,
     ready: Callable[[Running], None],
-    outside: ProcessContext,
+    process: ProcessContext,
     accept_loss: bool,
 ) -> None:
     was_stopped = False
@@ -130,17 +130,17 @@ async def _run(
     by_hangup = has_terminal()
     with anyio.open_signal_receiver(*_stop_signals()) as signals:
         stop = partial(_stop, signals, None if by_hangup else anyio.lowlevel.checkpoint)
-        opening = partial(open_shared, config, logs=outside.logs, accept_loss=accept_loss)
-        opened = partial(open_gateway, config, version=version, read=outside.read)
+        opening = partial(open_shared, config, logs=process.logs, accept_loss=accept_loss)
+        opened = partial(open_gateway, config, version=version, read=process.read)
         async with (
             startup_server(config, stop) as startup,
             opened(opening=opening(waiting=startup.wait)) as rooms,
             anyio.create_task_group() as group,
         ):
-            rooms.reloads.observe, rooms.changes.file = outside.observe, outside.file
-            outside.observe(config)
+            rooms.reloads.observe, rooms.changes.file = process.observe, process.file
+            process.observe(config)
             server = await open_doors(rooms, group, ready, startup.leave())
-            notify = rooms.reloads.notify = outside.notify
+            notify = rooms.reloads.notify = process.notify
             beat = partial(notify.beat, rooms.shared.clock, rooms.watch.is_alive)
             group.start_soon(
                 partial(supervise, "watchdog", beat, rooms.shared.clock, may_end=True),

@@ -152,7 +152,7 @@ class Shared:
     logs: Log
     reports: RunReports
     resources: SharedResources
-    inbox: Inbox  # in a cluster, fenced by the partition; the same for the journal
+    inbox: Inbox  # the partition fences it and the journal in a cluster
     journal: Journal
     cluster: "Membership | None" = None
 
@@ -257,7 +257,7 @@ async def open_shared(
         group = await stack.enter_async_context(anyio.create_task_group())
         limits = LiveBudgets(config.budgets, token_budgets(config))
         prices, ids = PriceTable(config.providers), TimeIds(clock)
-        if config.providers:  # now, because it would block the event loop during a call
+        if config.providers:  # a later build would block the event loop during a call
             await to_thread.run_sync(prices.warm)
         live, episodes = LiveRuns(), Episodes(stores.sessions)
         member = await found.join(live, episodes, clock, group) if found else None

@@ -30,7 +30,7 @@ Refusal = tuple[KeyPath, str, str]  # the place in the configuration, the name, 
 
 
 class BadPlugin(GatewayError):
-    """A file or folder is not a usable plugin."""
+    """The given file or folder is not a usable plugin."""
 
     code = "bad_plugin"
 

@@ -36,7 +36,7 @@ class Upkeep:
 
 
 def backup(facts: Upkeep) -> Iterator[Finding]:
-    """A backup is due."""
+    """Finds that a backup is due."""
     days = (facts.now - (facts.backed_up or facts.began)).days
     if days < BACKUP_DAYS or facts.config.store.url == "memory":
         return
@@ -48,7 +48,7 @@ def backup(facts: Upkeep) -> Iterator[Finding]:
 
 
 def expiring(facts: Upkeep) -> Iterator[Finding]:
-    """Tokens that expire within days."""
+    """Finds tokens that expire within days."""
     later = (facts.now + RENEWED).date().isoformat()
     ends = [
         *((one.name, one.expires, "") for one in facts.config.tokens),
@@ -85,7 +85,7 @@ def _create_command(token: CreatedToken, expires: str, without: str = "") -> str
 
 
 def unbound(facts: Upkeep) -> Iterator[Finding]:
-    """Tokens whose budget has no effect, because they can speak as others."""
+    """Finds tokens whose budget has no effect, because they can speak as others."""
     for token in facts.tokens:
         if token.state(facts.now) == "active" and token.budget and IMPERSONATE in token.scopes:
             expires = token.expires_at.isoformat(timespec="seconds") if token.expires_at else ""
@@ -100,7 +100,7 @@ def unbound(facts: Upkeep) -> Iterator[Finding]:
 
 
 def unused(facts: Upkeep) -> Iterator[Finding]:
-    """Active tokens that were not used for months."""
+    """Finds active tokens that were not used for months."""
     for token in facts.tokens:
         days = (facts.now - (token.last_used_at or token.created_at)).days
         if token.state(facts.now) == "active" and days >= UNUSED.days:
@@ -113,7 +113,7 @@ def unused(facts: Upkeep) -> Iterator[Finding]:
 
 
 def nearly_spent(facts: Upkeep) -> Iterator[Finding]:
-    """Limits that are nearly reached."""
+    """Finds limits that are nearly reached."""
     for row in facts.budgets:
         if row.limit and row.used >= NEAR * row.limit:
             unit = "USD" if row.unit == "usd" else row.unit

@@ -70,13 +70,13 @@ class PlatformCall(_Table):
 
 class ExpectedAnswer(_Table):
     status: int = 200
-    body: Any = None  # for JSON, a part of the body
+    body: Any = None  # JSON may be a part of the body
 
 
 class ExpectedRequest(_Table):
     method: str
     url: str
-    body: Any = None  # for JSON, a part of the body
+    body: Any = None  # JSON may be a part of the body
 
 
 class Step(_Table):
@@ -97,7 +97,7 @@ class Script(_Table):
 
 
 def read_script(path: Path) -> Script:
-    """Raises BadPlugin."""
+    """Reads platform.json. Raises BadPlugin."""
     try:
         return Script.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
@@ -194,7 +194,7 @@ def open_platform(answers: Sequence[PlatformAnswer]) -> Iterator[Platform]:
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815  # as the library calls them
 
-        def log_message(self, format: str, *args: object) -> None:  # its name there
+        def log_message(self, format: str, *args: object) -> None:  # the name in the base class
             """Logs nothing: the report shows the requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -79,7 +79,7 @@ def known_names() -> Known:
 
 
 def load_config(context: CliContext, *, port: int | None = None) -> GatewayConfig:
-    """Raises ConfigInvalid with every problem."""
+    """Reads the configuration. Raises ConfigInvalid with all problems."""
     return read(config_path(context), surroundings(context, port=port)).config
 
 
@@ -135,7 +135,7 @@ class Edit:
 
     @classmethod
     def begin(cls, context: CliContext) -> "Edit":
-        """Raises ConfigInvalid if the file is not TOML."""
+        """Begins an edit. Raises ConfigInvalid if the file is not TOML."""
         around = surroundings(context)
         path = (config_path(context) or usual_path()).absolute()
         return cls(context, path, around, editing.current(path, around))
@@ -160,7 +160,7 @@ class Edit:
         click.echo("\n".join(lines), err=self.context.json)
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Raises NotConfirmed."""
+        """Asks for consent. Raises NotConfirmed."""
         if yes:
             return
         if not sys.stdin.isatty():

@@ -40,7 +40,7 @@ def doctor(context: CliContext, *, strict: bool, online: bool, fix: bool) -> Non
 
 
 def _fix_modes(found: Examination) -> bool:
-    """Runs the commands that change only file modes. True if there was one."""
+    """Runs the commands that change only file modes. Returns True if there is one."""
     safe = [one for one in found.findings if one.is_safe]
     for one in safe:
         click.echo(f"{one.path}: {one.fix}", err=True)

@@ -39,6 +39,5 @@ def explain(context: CliContext, code: str) -> None:
 def completion(ctx: click.Context, shell: str) -> None:
     program = ctx.find_root().command
     script = SHELLS[shell](program, {}, "exogate", "_EXOGATE_COMPLETE")
-    click.echo(
-        ShellComplete.source(script)
-    )  # the base class does not run the shell for its version
+    # The method of the base class does not run the shell to get its version.
+    click.echo(ShellComplete.source(script))

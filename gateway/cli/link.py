@@ -23,7 +23,7 @@ from gateway.store.opening import LOCK, read_owner
 
 ANSWER_S = 30.0
 LARGEST_FRAME = 64 * 1024 * 1024
-MOST_OTHERS = 5  # other conversations that are listed
+MOST_OTHERS = 5  # other conversations to list
 
 _ERRORS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed, -32005: Busy}
 
@@ -36,8 +36,8 @@ class Link:
         self._count = 0
         self._events: list[dict[str, Any]] = []
 
-    def call(self, method: str, **params: object) -> Any:  # the wire's JSON
-        """Returns the result. Raises the GatewayError of the answer."""
+    def call(self, method: str, **params: object) -> Any:  # JSON of the wire
+        """Calls a method and returns its result. Raises the GatewayError of the answer."""
         self._count += 1
         given = {name: value for name, value in params.items() if value is not None}
         request = {"jsonrpc": "2.0", "id": self._count, "method": method, "params": given}
@@ -87,10 +87,10 @@ def open_link(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]
     if owner is None or owner.url is None:
         try:
             os.close(os.open(folder / LOCK, os.O_RDONLY))
-        except PermissionError:  # this user cannot know
+        except PermissionError:  # another user's directory: a gateway may run
             raise
         except OSError:
-            pass  # there is none
+            pass  # there is no lock
         raise Unreachable(f"no gateway is running on {folder}; start one with `exogate run`")
     key = read_key(folder)
     if key is None:

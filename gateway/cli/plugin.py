@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -138,7 +137,7 @@ def _copy_example(source: Path, name: str, folder: Path) -> None:
         text = path.read_text(encoding="utf-8").replace(example.name, name)
         path.write_text(with_sha256(text, "") if path.name == ABOUT else text, encoding="utf-8")
     if example.build and example.build.core and not any(folder.rglob(WIT.name)):
-        shutil.copy(WIT, folder)  # for the reader: languages that build core modules do not use it
+        shutil.copy(WIT, folder)  # as documentation: a build of a core module does not use it
 
 
 @plugin.command()
@@ -432,14 +431,13 @@ def plan_install(
 
 def _table(text: str, source: PluginSource) -> Mapping[str, Any] | None:
     """Returns the entry of this plugin in the file, if there is one. Raises BadPlugin if another plugin has its name."""
-    tables = tomllib.loads(text.removeprefix("\ufeff")).get("plugins", [])
-    found = (one for one in tables if isinstance(one, dict) and one.get("name") == source.name)
-    table = next(found, None)
+    table = editing.value_at(text, ("plugins", source.name))
     if source.bundled is None and source.name in known_names().bundled:
         raise BadPlugin(f"a bundled plugin is named {source.name}; choose another with --name")
-    path = str(table.get("path", "")) if table else ""
-    bundled = path.removeprefix(BUNDLED) if path.startswith(BUNDLED) else None
-    if table is not None and bundled != source.bundled:
+    if not isinstance(table, dict):
+        return None
+    path = str(table.get("path", ""))
+    if source.bundled != (path.removeprefix(BUNDLED) if path.startswith(BUNDLED) else None):
         raise BadPlugin(f"another plugin is named {source.name}; choose another with --name")
     return table
 

@@ -182,7 +182,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def checked_name(name: str) -> str:
-    """Raises BadPlugin."""
+    """Returns the name. Raises BadPlugin if a plugin cannot have it."""
     try:
         return _NAME.validate_python(name)
     except ValidationError as error:
@@ -246,7 +246,7 @@ async def _examine(sandbox: Sandbox, source: PluginSource, definition: PluginDef
     about = replace(info(definition, None), kind=inspection.kind, sha256=compiled.sha256)
     problems: list[str] = []
     adapter = None
-    try:  # with deny_unused it loads whatever it imports; `lacking` lists the missing grants
+    try:  # deny_unused lets it load without its grants; `lacking` lists the missing ones
         loaded = await sandbox.load(replace(definition, deny_unused=True))
         about, adapter = info(definition, loaded), loaded.described.adapter
         gate = ToolGate(sandbox.tools(loaded), schemas=SchemaChecks(), clock=SystemClock())

@@ -125,7 +125,7 @@ class CaseVerdict:
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """Raises BadPlugin with all problems."""
+    """Reads the cases. Raises BadPlugin with all problems."""
     try:
         return tuple(Cases.model_validate_json(path.read_bytes()).cases)
     except FileNotFoundError as error:

@@ -54,7 +54,7 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
             config,
             version=VERSION,
             ready=ready,
-            outside=app.ProcessContext(logs, notify, file),
+            process=app.ProcessContext(logs, notify, file),
             accept_loss=accept_loss,
         )
 

@@ -121,4 +121,4 @@ async def test_a_gateway_that_ends_by_itself_says_so_and_fails(tmp_path: Path) -
         serving_task.cancel()
 
     with anyio.fail_after(60), pytest.raises(EndedByItself, match="ended without a stop signal"):
-        await run(config, version=VERSION, outside=ProcessContext(Log(StringIO())), ready=ready)
+        await run(config, version=VERSION, process=ProcessContext(Log(StringIO())), ready=ready)

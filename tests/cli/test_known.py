@@ -3,8 +3,6 @@
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from gateway.cli.configuration import known_names
 from gateway.config.sections import parse_capability
 from gateway.domain.plugins import HttpGrant
@@ -26,14 +24,8 @@ def test_every_bundled_plugin_is_known_with_what_it_needs() -> None:
     for name, plugin in bundled.items():
         assert plugin.file == folder / name / "tool.wasm"
         assert [str(parse_capability(text)) for text in plugin.needs] == list(plugin.needs)
-
-
-@pytest.mark.parametrize("name", sorted(set(known_names().bundled) - {"fetch"}))
-def test_what_a_bundled_plugin_needs_is_what_it_says_itself(name: str) -> None:
-    plugin = known_names().bundled[name]
-    said = tomllib.loads(plugin.file.with_name("plugin.toml").read_text())
-
-    assert list(plugin.needs) == said["capabilities"]
+        about = tomllib.loads(plugin.file.with_name("plugin.toml").read_text())
+        assert name == "fetch" or list(plugin.needs) == about["capabilities"]
 
 
 def test_the_plugins_of_a_start_without_an_agent_reach_no_network() -> None:
