@@ -207,34 +207,32 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
 
 @dataclass(frozen=True, slots=True)
 class FileSnapshot:
-    """The files of a configuration at one moment. `keys`: the key that names each file; `names`: the same for people."""
+    """The files of a configuration at one moment; `keys` has the key that names each file."""
 
     stamps: Stamps
     digests: Digests
     keys: Mapping[str, KeyPath]
-    names: Mapping[str, str]
 
 
 def snapshot_files(config: GatewayConfig, before: FileSnapshot | None = None) -> FileSnapshot:
     """Takes a snapshot. Files of `before`, which was taken before the configuration was read, keep that state, so that no
     write in between is lost. It blocks."""
     stamps, keys = stamps_of(files_of(config)), dict[str, KeyPath]()
-    for place, path in (*text_places(config), *plugin_places(config)):
+    for place, path in file_places(config):
         keys.setdefault(path, place)
     digests = digests_of(stamps if before is None else stamps.keys() - before.digests.keys())
     if before is not None:
         digests = {path: before.digests.get(path) or digests.get(path, "") for path in stamps}
         stamps = {path: before.stamps.get(path, stamp) for path, stamp in stamps.items()}
-    names = {path: dotted(_named(config, place)) for path, place in keys.items()}
-    return FileSnapshot(stamps, digests, keys, names)
+    return FileSnapshot(stamps, digests, keys)
 
 
-def files_changed(before: FileSnapshot, now: FileSnapshot) -> Iterator[str]:
-    """Yields the keys whose files have changed."""
-    for text, name in now.names.items():
+def files_changed(config: GatewayConfig, before: FileSnapshot, now: FileSnapshot) -> Iterator[str]:
+    """Yields the keys of `config` whose files have changed."""
+    for text, place in now.keys.items():
         path = Path(text)
         if path in before.digests and before.digests[path] != now.digests.get(path):
-            yield name
+            yield dotted(_named(config, place))
 
 
 def _named(config: GatewayConfig, place: KeyPath) -> KeyPath:
@@ -248,7 +246,9 @@ def _named(config: GatewayConfig, place: KeyPath) -> KeyPath:
     return (kind, items[number].name, *rest)
 
 
-def plugin_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
+def file_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yields the key and the file of each text and plugin."""
+    yield from text_places(config)
     for index, one in enumerate(config.plugins):
         yield ("plugins", index, "path"), str(one.path)
 
@@ -269,7 +269,7 @@ def files_of(config: GatewayConfig) -> Iterator[Path]:
     folder = config.rule_folder
     paths = (
         *((config.origin,) if config.origin else ()),
-        *(Path(path) for _, path in (*text_places(config), *plugin_places(config))),
+        *(Path(path) for _, path in file_places(config)),
         *((folder.path,) if folder else ()),
         *config.other_files,
     )

@@ -87,17 +87,17 @@ class Proposals:
     ) -> api.Proposed:
         """Checks a patch of the configuration. Raises InvalidParams if it cannot be written."""
         try:
-            made = await to_thread.run_sync(self._make, patch, secrets)
+            proposal = await to_thread.run_sync(self._make, patch, secrets)
         except CannotEdit as error:
             raise InvalidParams(str(error), [("patch", str(error))]) from error
-        self._known[made.hash] = made
+        self._known[proposal.hash] = proposal
         while len(self._known) > MOST:
             del self._known[next(iter(self._known))]
-        name = made.around.name(made.path)
+        name = proposal.around.name(proposal.path)
         return api.Proposed(
-            diff=editing.difference(made.before, made.after, name),
-            errors=[build(api.ConfigError, one) for one in made.errors],
-            hash=made.hash,
+            diff=editing.difference(proposal.before, proposal.after, name),
+            errors=[build(api.ConfigError, one) for one in proposal.errors],
+            hash=proposal.hash,
         )
 
     def _make(self, patch: Mapping[str, object], secrets: Mapping[str, str]) -> Proposal:
@@ -121,11 +121,11 @@ class Proposals:
     async def apply(self, hash_: str) -> api.Applied:
         """Writes and reloads a proposal. Raises Conflict if the file has changed, InvalidParams if it is not valid."""
         async with self._turn:
-            made = self._known.get(hash_)
-            if made is None:
+            proposal = self._known.get(hash_)
+            if proposal is None:
                 raise Conflict("there is no such proposal; propose the change again")
-            _refuse(made.errors)
-            undo = await to_thread.run_sync(_write, made)
+            _refuse(proposal.errors)
+            undo = await to_thread.run_sync(_write, proposal)
             done = await self._reload()
             if done.errors:  # such as a plugin that cannot be loaded
                 await to_thread.run_sync(undo)
@@ -141,21 +141,21 @@ def _refuse(errors: Sequence[ConfigProblem] | Sequence[api.ConfigError]) -> None
         raise InvalidParams("the configuration would not be valid", problems)
 
 
-def _write(made: Proposal) -> Callable[[], None]:
+def _write(proposal: Proposal) -> Callable[[], None]:
     """Writes secrets, then the file. Returns the function that undoes both. Raises Conflict."""
-    was_there = made.path.exists()
+    was_there = proposal.path.exists()
     try:
-        if editing.current(made.path, made.around) != made.before:
+        if editing.current(proposal.path, proposal.around) != proposal.before:
             raise CannotEdit("the file has changed; propose the change again")
-        undo = [write_secret(made.around.home, *one) for one in made.secrets.items()]
-        if made.after != made.before:
-            editing.save(made.path, made.before, made.after, made.around)
+        undo = [write_secret(proposal.around.home, *one) for one in proposal.secrets.items()]
+        if proposal.after != proposal.before:
+            editing.save(proposal.path, proposal.before, proposal.after, proposal.around)
     except CannotEdit as error:
         raise Conflict(str(error)) from error
 
     def revert() -> None:
-        if made.after != made.before:
-            editing.restore(made.path, made.before if was_there else None)
+        if proposal.after != proposal.before:
+            editing.restore(proposal.path, proposal.before if was_there else None)
         for one in undo:
             one()
 

@@ -186,7 +186,7 @@ class Reloader:
         snapshot = await to_thread.run_sync(snapshot_files, config, snapshot)
         changed = [
             *changes(before.generation.config, config),
-            *files_changed(before.snapshot, snapshot),
+            *files_changed(config, before.snapshot, snapshot),
         ]
         if not changed:
             return ReloadPlan(snapshot, restart)

@@ -20,8 +20,8 @@ from gateway.cli.link import ask, data_dir
 from gateway.cli.plugin import CAPABILITY, plan_install
 from gateway.cli.plugin_files import (
     PluginSource,
-    asked_lines,
     block,
+    capability_lines,
     configured_source,
     examine,
     find_source,
@@ -182,13 +182,13 @@ def add(
     table = {
         "plugin": plan.found.source.name,
         "transport": draft.transport,
-        "secrets": _secret_entries(draft.secrets, plan.asked),
+        "secrets": _secret_entries(draft.secrets, plan.requested),
         "config": draft.config,
     }
     table = {key: value for key, value in table.items() if value}
     plan = replace(plan, after=editing.with_named(plan.after, "channels", name, table))
     _require_openable(edit, plan.after, name, description)
-    requests = block("requests", list(asked_lines(plan.asked, plan.new)))
+    requests = block("requests", list(capability_lines(plan.requested, plan.new)))
     edit.show(*requests, edit.difference(plan.after))
     edit.confirm("Add it, with these capabilities?", yes=yes)
     effect = plan.save()

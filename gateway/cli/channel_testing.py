@@ -295,7 +295,7 @@ def _config(source: PluginSource, script: Script, base: str, folder: Path) -> Ga
     plugin = {
         "name": source.name,
         "path": str(source.file) if source.bundled is None else f"{BUNDLED}{source.bundled}",
-        "capabilities": [*map(str, source.asked), f"http:{base}"],
+        "capabilities": [*map(str, source.requested), f"http:{base}"],
     }
     channel = {
         "plugin": source.name,

@@ -49,48 +49,50 @@ def logs(
         moment = moment_ago(since, SystemClock.now()) if since is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--since") from None
-    wanted = LogFilter(moment, **named)  # type: ignore[arg-type]  # the level is one of the choices
+    log_filter = LogFilter(moment, **named)  # type: ignore[arg-type]  # the level is one of the choices
     folder = data_dir(context) / FOLDER
     tail = LogTail(folder) if follow else None
     is_empty = True
-    for line in read_log(folder, wanted) if wanted.run is None else _read_run(context, wanted):
-        _show(context, wanted, line)
+    for line in (
+        read_log(folder, log_filter) if log_filter.run is None else _read_run(context, log_filter)
+    ):
+        _show(context, log_filter, line)
         is_empty = False
     if tail is None:
         if is_empty:
             click.echo(f"no matching lines in {folder}", err=True)
         return
     while True:
-        for line in tail.lines(wanted):
-            _show(context, wanted, line)
+        for line in tail.lines(log_filter):
+            _show(context, log_filter, line)
         sys.stdout.flush()
         time.sleep(POLL_S)
 
 
-def _show(context: CliContext, wanted: LogFilter, line: Line) -> None:
+def _show(context: CliContext, log_filter: LogFilter, line: Line) -> None:
     if context.json:
         click.echo(json_line(line))
         return
-    if wanted.run is not None:
+    if log_filter.run is not None:
         line = {name: value for name, value in line.items() if name not in SAME_IN_RUN}
     click.echo(console_line({"at": "", "level": "", "event": "", **line}, TIME))
 
 
-def _read_run(context: CliContext, wanted: LogFilter) -> Iterable[Line]:
+def _read_run(context: CliContext, log_filter: LogFilter) -> Iterable[Line]:
     """Returns the log and the journal of a run, from the running gateway or else from the store, read-only."""
-    since = None if wanted.since is None else stamp(wanted.since)
+    since = None if log_filter.since is None else stamp(log_filter.since)
     names = ("level", "run", "session", "channel", "event")
-    filters = {name: getattr(wanted, name) for name in names}
+    filters = {name: getattr(log_filter, name) for name in names}
     with suppress(Unreachable):
         found = ask(context, "logs.tail", {**filters, "since": since, "limit": MOST_LINES})
         return list(found["lines"])
     folder = data_dir(context)
     journal: Iterable[Line] = ()
     try:
-        asked = partial(read_history, run_id=RunId(str(wanted.run)))
+        asked = partial(read_history, run_id=RunId(str(log_filter.run)))
         journal = describe_run(read_once(folder / FILE, asked), decode)
     except GatewayError as error:
         why = f"there is no store in {folder}; {SHARED_STORE}"
         why = str(error) if (folder / FILE).exists() else why
         click.echo(f"the journal of the run is not shown: {why}", err=True)
-    return merge_lines(read_log(folder / FOLDER, wanted), filter(wanted.fits, journal))
+    return merge_lines(read_log(folder / FOLDER, log_filter), filter(log_filter.fits, journal))

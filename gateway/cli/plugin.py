@@ -26,8 +26,8 @@ from gateway.cli.plugin_files import (
     Build,
     PluginReport,
     PluginSource,
-    asked_lines,
     block,
+    capability_lines,
     checked_name,
     configured_source,
     examine,
@@ -240,7 +240,7 @@ def test(context: CliContext, file: str, cases: Path | None) -> None:
     with logging_to(sys.stderr, "warning", "console"):
         granted, verdicts = anyio.run(try_all, data_dir(context), source, recorded)
     failed = sum(bool(one.problem) for one in verdicts)
-    lines = [*block("Granted", list(asked_lines(granted)))]
+    lines = [*block("Granted", list(capability_lines(granted)))]
     for one in verdicts:
         mark = "✗" if one.problem else "✓"
         lines.append(f"{mark} {one_line(one.name)}   {one.wall_ms:.2f} ms   {one.fuel:,} fuel")
@@ -272,7 +272,7 @@ def inspect(context: CliContext, target: str) -> None:
     lines = list(_about(found))
     if requested is not None:
         lines += block("requests", list(map(one_line, requested)))
-    grants = list(asked_lines(granted.capabilities)) if granted else ["it is not configured"]
+    grants = list(capability_lines(granted.capabilities)) if granted else ["it is not configured"]
     lines += block("granted", grants)
     if live is not None:
         lines += block("state", [one_line(f"{live['state']} {live.get('reason', '')}".strip())])
@@ -331,7 +331,7 @@ class InstallPlan:
     found: PluginReport
     edit: Edit
     after: str
-    asked: tuple[Capability, ...]
+    requested: tuple[Capability, ...]
     new: tuple[Capability, ...]
     copy: Path | None  # the target of the .wasm file; None for a bundled plugin
     table: Mapping[str, Any] | None
@@ -396,7 +396,7 @@ def install(
                 "name": name,
                 "file": str(copy) if copy else source,
                 "sha256": plan.found.sha256,
-                "capabilities": [str(one) for one in plan.asked],
+                "capabilities": [str(one) for one in plan.requested],
                 "new": [str(one) for one in plan.new],
                 "config": str(edit.path),
                 "changed": plan.after != edit.before,
@@ -411,7 +411,7 @@ def plan_install(
     edit = Edit.begin(context)
     table = _table(edit.before, source)
     granted = tuple(_parsed(table.get("capabilities", ()))) if table else ()
-    wanted = tuple(dict.fromkeys((*source.asked, *extra)))
+    wanted = tuple(dict.fromkeys((*source.requested, *extra)))
     plugin = replace(source.plugin, capabilities=(*granted, *wanted))
     found = anyio.run(examine, data_dir(context), source, plugin)
     # Its imports may need capabilities that its author does not request.
@@ -490,7 +490,7 @@ def _describe(plan: InstallPlan) -> Iterator[str]:
     is_same = old.lower() == found.sha256
     hashes = [found.sha256] if is_same else [f"new {found.sha256}", f"old {one_line(old)}"]
     yield from block("sha256", hashes)
-    yield from block("requests", list(asked_lines(plan.asked, plan.new if table else ())))
+    yield from block("requests", list(capability_lines(plan.requested, plan.new if table else ())))
     if table is not None and plan.new:
         yield f"It requests new capabilities: {', '.join(map(str, plan.new))}"
     difference = plan.edit.difference(plan.after)
@@ -511,7 +511,7 @@ def _add_verb(verb: str, change: Callable[[str, str, Capability], str]) -> None:
         lost = editing.lost_hosts(edit.before, name, capability) if is_revoked else ()
         edit.apply(
             change(edit.before, name, capability),
-            *asked_lines([capability]),
+            *capability_lines([capability]),
             *map(_describe_lost, lost),
             question="Revoke it?" if is_revoked else "Grant it?",
             nothing=f"{name} already has {capability}",

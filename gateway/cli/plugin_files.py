@@ -73,7 +73,7 @@ class AboutPlugin(_Table):
     build: Build | None = None
 
     @property
-    def asked(self) -> tuple[Capability, ...]:
+    def requested(self) -> tuple[Capability, ...]:
         """The valid capabilities; `problems` describes the others."""
         return tuple(one for one in self._parse() if not isinstance(one, BadCapability))
 
@@ -100,14 +100,14 @@ class PluginSource:
     bundled: str | None = None
 
     @property
-    def asked(self) -> tuple[Capability, ...]:
-        return self.about.asked if self.about else ()
+    def requested(self) -> tuple[Capability, ...]:
+        return self.about.requested if self.about else ()
 
     @property
     def plugin(self) -> PluginDef:
         """The definition of the plugin with all capabilities that it requests."""
         is_bundled = self.bundled is not None
-        return PluginDef(self.name, self.file, self.asked, is_bundled=is_bundled)
+        return PluginDef(self.name, self.file, self.requested, is_bundled=is_bundled)
 
 
 def find_source(text: str) -> PluginSource:
@@ -291,9 +291,11 @@ def describe_capability(capability: Capability) -> str:
             return _FUNCTIONS.get(name, f"may call the operator's host function {name}")
 
 
-def asked_lines(asked: Iterable[Capability], new: Iterable[Capability] = ()) -> Iterator[str]:
+def capability_lines(
+    capabilities: Iterable[Capability], new: Iterable[Capability] = ()
+) -> Iterator[str]:
     fresh = set(new)
-    for capability in asked:
+    for capability in capabilities:
         mark = "   NEW" if capability in fresh else ""
         yield f"{capability}   {describe_capability(capability)}{mark}"
 

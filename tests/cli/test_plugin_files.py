@@ -37,7 +37,7 @@ def test_a_bare_file_is_called_after_itself(tmp_path: Path) -> None:
 
     found = find_source(str(file))
 
-    assert (found.name, found.about, found.asked) == ("my-tool-1", None, ())
+    assert (found.name, found.about, found.requested) == ("my-tool-1", None, ())
 
 
 @drawn(st.text(min_size=1, max_size=40))
@@ -57,7 +57,10 @@ def test_a_directory_that_is_not_built_says_how(tmp_path: Path) -> None:
 def test_a_bundled_plugin_is_found_by_name() -> None:
     found = find_source("bundled:time")
 
-    assert (found.bundled, [str(one) for one in found.asked]) == ("time", ["host_function:clock"])
+    assert (found.bundled, [str(one) for one in found.requested]) == (
+        "time",
+        ["host_function:clock"],
+    )
     with pytest.raises(BadPlugin, match='did you mean "time"'):
         find_source("bundled:tiem")
 

@@ -31,7 +31,7 @@ def test_bundled_plugins_do_what_was_recorded(name: str, data: Path) -> None:
 
     granted, verdicts = anyio.run(try_all, data, source, read_cases(source.file.parent / CASES))
 
-    assert granted == source.asked
+    assert granted == source.requested
     assert len(verdicts) > 5
     assert not [one for one in verdicts if one.problem]
     assert all(one.fuel > 0 and one.wall_ms > 0 for one in verdicts)
