@@ -118,8 +118,10 @@ def find_source(text: str) -> PluginSource:
     file = path / WASM if path.is_dir() else path
     about = read_about(path) if path.is_dir() else _beside(path)
     if not file.is_file():
-        build = f"; build it with `exogate plugin build {path}`" if about and about.build else ""
-        raise BadPlugin(f"there is no file {quoted(str(file))}{build}")
+        hint = "give a .wasm file, a plugin directory, or bundled:NAME"
+        if about and about.build:
+            hint = f"build it with `exogate plugin build {path}`"
+        raise BadPlugin(f"there is no file {quoted(str(file))}; {hint}")
     return PluginSource(about.name if about else _slug(file.stem), file.absolute(), about)
 
 
