@@ -36,8 +36,8 @@ from gateway.agent.leaves import Plans
 from gateway.agent.limits import plain_limits
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import Turn
-from gateway.control.notices import notice_of
-from gateway.control.policy import DecisionTrees, decision_of
+from gateway.control.notices import unavailable_notice
+from gateway.control.policy import DecisionTrees, choose_decision
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import DELEGATE, AgentDef, Soul
 from gateway.domain.budgets import BudgetExceeded, Payer
@@ -734,7 +734,7 @@ class Runner:
     def job(self, assignment: Assignment, journal: RunJournal) -> Job:
         its, agent = assignment, assignment.agent
         tools, (plan, digest) = self.gate.offered(agent), self.plans.of(agent.id)
-        decision = decision_of(agent.decision, plan.decision)
+        decision = choose_decision(agent.decision, plan.decision)
         if decision != agent.decision:
             agent = replace(agent, decision=decision)
         return Job(
@@ -753,7 +753,7 @@ class Runner:
             decision=self.decisions[decision],
             context_id=its.context_id,
             known=journal.result,
-            waiting=(*its.notices, *map(notice_of, its.lacking)),
+            waiting=(*its.notices, *map(unavailable_notice, its.lacking)),
             price=self.price,
             near_at=max(1, agent.context_window * agent.context.warning_percent // 100),
         )

@@ -8,7 +8,7 @@ from typing import get_args
 
 from gateway.agent.turn import EXECUTE, ROOTS, Turn
 from gateway.control.notices import Moment as Point
-from gateway.control.policy import OURS, DecisionTrees
+from gateway.control.policy import BUILT_IN, DecisionTrees
 from gateway.control.trees.engine import LeafRegistry, TreePlan
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import LeafCall
@@ -245,7 +245,7 @@ class Plans:
         texts: Texts,
         paths: Mapping[AgentId, str],
         *,
-        decisions: DecisionTrees = OURS,
+        decisions: DecisionTrees = BUILT_IN,
     ) -> None:
         self._texts, self._paths, self._decisions = texts, dict(paths), decisions
         self._plans: dict[str, tuple[TreePlan, str]] = {}  # and the digest of its text

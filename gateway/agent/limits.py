@@ -15,7 +15,7 @@ from gateway.control.policy import (
     LoopState,
     digest,
     signature,
-    tightened,
+    tighten,
     warning_at,
 )
 from gateway.control.trees.nodes import TreeAbort
@@ -107,7 +107,7 @@ class RunState:
         self._policy, self.limits = job.decision(job.agent.limits), job.agent.limits
         self._is_foreign = type(self._policy) is not DefaultDecisionTree
         if self._is_foreign:
-            self.limits = tightened(self.limits, call_policy(self._policy, "get_config", Limits))
+            self.limits = tighten(self.limits, call_policy(self._policy, "get_config", Limits))
         self.start_time, self.started, self.now = moment.wall.timestamp(), moment.at, moment.at
         self._warns_at = warning_at(self.limits.token_budget, self.limits.token_warning_percent)
 

@@ -280,9 +280,9 @@ class Output:
         """Queues a notice; one for the client alone that waits for nothing is shown at once."""
         now = self.moment.wall
         if notice.inject_at == "cross_session":
-            if len(self.posts) < MOST_WAITING and self.notices.is_news(notice, now):
+            if len(self.posts) < MOST_WAITING and self.notices.is_new(notice, now):
                 self.posts.append(notice)
         elif notice.to != "client" or notice.inject_at == "deferred":
             self.notices.push(notice, now)
-        elif self.notices.is_news(notice, now):
+        elif self.notices.is_new(notice, now):
             self._show("notice", notice_chunk(notice, now))

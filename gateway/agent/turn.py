@@ -295,7 +295,7 @@ class Turn:
 
     def abort(self) -> None:
         """Ends it although the `:finally` of its tree is not done."""
-        self.run.give_up()
+        self.run.abandon()
         self.advance()
 
     # -- messages
@@ -326,13 +326,13 @@ class Turn:
     def ask(self, leaf: LeafCall) -> object:
         """Asks a model for a reply, with the options of the leaf, unless the turn may not ask any more."""
         if self.open:
-            return leaf.failed("a model is asked when nothing else is at work", "busy")
+            return leaf.fail("a model is asked when nothing else is at work", "busy")
         state = self.state
         if self.calls:
             self.close_round()
         said = [Message("user", one.text) for one in self.queued] if self.queued else []
         if not state.may_ask(sum(map(message_tokens, said))):
-            return leaf.failed(f"the run ends: {state.reason}", "stopped")
+            return leaf.fail(f"the run ends: {state.reason}", "stopped")
         self.failure = None
         self.pieces.clear()
         taken, self.queued = tuple(self.queued), []
@@ -477,12 +477,12 @@ class Turn:
         id_ = named.get("id") if isinstance(named, Mapping) else None
         wanted = self._call(id_)
         if wanted is None:
-            return leaf.failed("this is none of the calls that the model asked for", "unknown_call")
+            return leaf.fail("this is none of the calls that the model asked for", "unknown_call")
         known = self.results.get(wanted.id)
         if known is None and self.state.reason is not None:
-            return leaf.failed(f"the run ends: {self.state.reason}", "stopped")
+            return leaf.fail(f"the run ends: {self.state.reason}", "stopped")
         if known is None and any(one.wanted == wanted for one in self.open.values()):
-            return leaf.failed("this call is at work already", "busy")
+            return leaf.fail("this call is at work already", "busy")
         step = self.replies - 1
         known = known or self._refused(step, wanted)
         if known is not None:
@@ -668,7 +668,7 @@ def _failed(failure: ModelFailed | BudgetExceeded, heard: str) -> Fail:
 
 def _pass_result(leaf: LeafCall, result: ToolResult) -> bool:
     """Gives the result to the loop around the leaf; whether the leaf succeeds."""
-    leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
+    leaf.set_result({"id": result.call_id, "name": result.name, "content": result.content})
     offered = leaf.plan.function
     return not result.is_error or (offered is not None and offered.name == EXECUTE)
 

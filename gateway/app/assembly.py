@@ -261,7 +261,7 @@ class Gateway:
             generation.decisions,
             generation.rules,
             shared.bus.publish,
-            shared.bus.hears,
+            shared.bus.has_listener,
             shared.meter.cost_usd,
         )
         known = {one.name: one for one in config.subagents}

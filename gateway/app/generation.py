@@ -19,7 +19,7 @@ from gateway.control.policy import (
     DecisionTree,
     DecisionTrees,
     MakeDecisionTree,
-    with_others,
+    add_built_in,
 )
 from gateway.control.rules import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
@@ -137,7 +137,7 @@ def decision_trees(wanted: Set[str]) -> DecisionTrees:
     for point in found:
         if point.name in wanted:
             _load(point)
-    return with_others({point.name: partial(make, point) for point in found})
+    return add_built_in({point.name: partial(make, point) for point in found})
 
 
 def _load(point: EntryPoint) -> MakeDecisionTree:

@@ -95,7 +95,7 @@ async def claim_store(  # noqa: PLR0913  # the options of a node
     """Keeps all other gateways out of the store until the end; a `cluster` keeps out gateways without one. Raises
     StoreRefused, StoreInUse."""
     # The node has its own connection, so that no queue delays a renewal.
-    own = await connection_to(settings, ConnectionSettings(is_told=False))
+    own = await connection_to(settings, ConnectionSettings(is_logged=False))
     how, label = ClusterSettings(partitions=None), os.uname().nodename
     if cluster is not None:
         how, label = ClusterSettings(cluster.partitions, cluster.lease_s), cluster.node or label
@@ -133,8 +133,7 @@ async def claim_store(  # noqa: PLR0913  # the options of a node
 
 
 async def connection_to(
-    settings: StoreSettings, how: ConnectionSettings = _USUAL
+    store: StoreSettings, how: ConnectionSettings = _USUAL
 ) -> SurrealConnection:
-    credentials = Credentials(settings.username or "", settings.password or Secret(""))
-    place = (settings.url, settings.namespace, settings.database)
-    return await SurrealConnection.open(*place, credentials, how)
+    user = Credentials(store.username or "", store.password or Secret(""))
+    return await SurrealConnection(store.url, store.namespace, store.database, user, how).open()

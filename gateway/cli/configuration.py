@@ -28,7 +28,7 @@ from gateway.config.values import (
     Surroundings,
 )
 from gateway.control.policy import DECISION_TREES
-from gateway.control.rules import CORE, problems_of
+from gateway.control.rules import CORE, check_rule
 from gateway.domain.errors import GatewayError
 from gateway.host.clock import SystemClock
 from gateway.host.files import shipped_folder
@@ -66,7 +66,7 @@ def known_names() -> Known:
         trees,
         decisions,
         CORE,
-        problems_of,
+        check_rule,
         has_mcp=find_spec("mcp") is not None,
         has_surrealdb=find_spec("cbor2") is not None,
         has_nats=find_spec("nats") is not None,

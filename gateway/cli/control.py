@@ -20,10 +20,10 @@ from gateway.cli.link import ask
 from gateway.cli.verbs import table
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
-from gateway.control.rules import CORE, ROOTS, CompiledRule, load_rules, problems_of, view
-from gateway.control.trees.lint import formatted
+from gateway.control.rules import CORE, ROOTS, CompiledRule, check_rule, load_rules, rule_scope
+from gateway.control.trees.lint import format_tree
 from gateway.control.trees.loading import load
-from gateway.control.trees.reader import TreeInvalid, TreeProblem, decoded
+from gateway.control.trees.reader import TreeInvalid, TreeProblem, decode_file
 from gateway.control.trees.tracing import BadScript, LeafScript, trace
 from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
@@ -60,7 +60,7 @@ def list_rules(context: CliContext) -> None:
     "--scope",
     default="{}",
     type=JSON,
-    help="The other variables of rules, as JSON: an object for each root.",
+    help="Other variables of rules, as JSON: one object per root.",
 )
 @click.pass_obj
 def test_rule(
@@ -91,7 +91,7 @@ def _find_rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
     """Returns the rules of a file, or the rule with that id. Raises ConfigInvalid."""
     path = Path(what)
     if path.is_file():
-        reader = RuleReader(problems_of)
+        reader = RuleReader(check_rule)
         core = {one.id: one for one in reader.file(CORE, {})}
         return load_rules(reader.file(path, core)).rules
     config = load_config(context)
@@ -104,8 +104,8 @@ def _find_rules(context: CliContext, what: str) -> Sequence[CompiledRule]:
 
 
 def _try_rule(rule: CompiledRule, event: Event, scope: Mapping[str, Any]) -> dict[str, Any]:
-    variables = view(event, scope, scope.get("plugin", {}))
-    result: dict[str, Any] = {"id": rule.definition.id, "hears": rule.hears(event.type)}
+    variables = rule_scope(event, scope, scope.get("plugin", {}))
+    result: dict[str, Any] = {"id": rule.definition.id, "hears": rule.matches(event.type)}
     result |= {"when": None, "fires": False, "acts": []}
     if not result["hears"] or not rule.is_severe_enough(event):
         why = "is not severe enough" if result["hears"] else "is not among its events"
@@ -164,7 +164,7 @@ def show_tree(name: str) -> None:
 def fmt(context: CliContext, file: Path, *, write: bool, only_check: bool) -> None:
     with _report_invalid(context, file):
         text = _text(file)
-        laid_out = formatted(text, file.name)
+        laid_out = format_tree(text, file.name)
     is_same = laid_out == text
     if write and not is_same:
         file.write_text(laid_out, encoding="utf-8", newline="")
@@ -200,7 +200,7 @@ def trace_tree(context: CliContext, file: Path, script: Path) -> None:
 
 
 def _text(file: Path) -> str:
-    return decoded(file.read_bytes(), file.name)
+    return decode_file(file.read_bytes(), file.name)
 
 
 @contextmanager

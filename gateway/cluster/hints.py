@@ -1,7 +1,7 @@
-"""Hints between nodes over NATS: the port Hints. Nothing here is needed for a message to be answered.
+"""Hints between nodes over NATS: the port Hints. No answer depends on them.
 
-A client of the library serves one connection. When that ends, a new one is made and subscribes anew: what
-was published meanwhile is dropped at once, and never sent late.
+A client of the library serves one connection. After that a new client connects and subscribes
+again: messages published meanwhile are dropped at once, never sent late.
 """
 
 import json
@@ -12,7 +12,7 @@ from base64 import b32hexencode
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 VERSION: Final = 1  # of a hint
 LARGEST_HINT: Final = 256 * 1024  # bytes
-MOST_WAITING: Final = 4 * 1024 * 1024  # bytes that are not given to the library yet
-_MOST_UNREAD = 4_096  # hints of a subject; beyond it, or MOST_WAITING, the library drops the newest
+MOST_WAITING: Final = 4 * 1024 * 1024  # bytes that wait for the library
+# hints of a subject; beyond this or MOST_WAITING, the library drops the newest
+_MOST_UNREAD = 4_096
 _COUNTED = dict.fromkeys(("sent", "received", "dropped", "malformed"), 0)
 _NKEY = re.compile("SU[A-Z2-7]{56}")
 
@@ -43,50 +44,50 @@ class HintSettings:
     """Times are in seconds."""
 
     connect_s: float = 5.0
-    ping_every_s: float = 5.0  # a silent server is found out in two to three times that
+    ping_every_s: float = 5.0  # a silent server is detected in two to three times this
     retry_s: float = 0.2
     longest_retry_s: float = 5.0
     tls: ssl.SSLContext | None = None  # None: the certificates of the system decide
 
 
-@dataclass(eq=False, slots=True)
+_USUAL = HintSettings()
+
+
 class NatsHints:
-    """`cluster` tells clusters apart that share a NATS server: it names their store. `run` connects, and
-    connects again; until then, and without it, every hint is dropped."""
+    """Publishes and receives hints. `cluster` names the store, and so separates clusters that share
+    a NATS server; `url` may name several servers, separated by commas. `run` connects and reconnects;
+    without a connection every hint is dropped."""
 
-    url: str  # several are separated by commas
-    cluster: str
-    credentials: Secret
-    clock: Clock
-    settings: HintSettings = HintSettings()
-    # Of hints; those that were not sent are dropped, those that came and were none are malformed.
-    counts: Counter[str] = field(init=False, default_factory=lambda: Counter(_COUNTED))
-    _prefix: str = field(init=False)
-    _where: str = field(init=False)
-    _client: Client | None = field(init=False, default=None)
-    _listeners: dict[str, list[Listen]] = field(init=False, default_factory=dict)
-    _waiting: deque[tuple[str, bytes]] = field(init=False, default_factory=deque)
-    _waiting_bytes: int = field(init=False, default=0)
-    _changed: anyio.Event = field(init=False, default_factory=anyio.Event)
-    _is_told: bool = field(init=False, default=False)  # that there is no connection
-
-    def __post_init__(self) -> None:
-        digest = sha256(self.cluster.encode()).digest()
+    def __init__(
+        self,
+        url: str,
+        cluster: str,
+        credentials: Secret,
+        clock: Clock,
+        settings: HintSettings = _USUAL,
+    ) -> None:
+        self.url, self.credentials, self.clock, self.settings = url, credentials, clock, settings
+        # Hints: `dropped` were not sent, `malformed` were received and unreadable.
+        self.counts = Counter(_COUNTED)
+        digest = sha256(cluster.encode()).digest()
         self._prefix = f"exogate.{b32hexencode(digest[:10]).decode().lower()}."
-        hosts = (urlsplit(url).hostname or "" for url in self.url.split(","))
-        self._where = ", ".join(hosts)
+        self._where = ", ".join(urlsplit(one).hostname or "" for one in url.split(","))
+        self._client: Client | None = None
+        self._listeners: dict[str, list[Listen]] = {}
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._changed = anyio.Event()
+        self._is_logged = False  # the lost connection was logged
 
     @property
     def degraded(self) -> Sequence[str]:
         return () if self._client is not None else ("nats",)
 
     def publish(self, subject: str, hint: Hint) -> bool:
-        client = self._client
-        if client is None or not client.is_connected:
-            self.counts["dropped"] += 1
-            return False
+        is_connected = self._client is not None and self._client.is_connected
         payload = json.dumps({**hint, "v": VERSION}, separators=(",", ":")).encode()
-        if len(payload) > LARGEST_HINT or self._waiting_bytes + len(payload) > MOST_WAITING:
+        most = min(LARGEST_HINT, MOST_WAITING - self._waiting_bytes)
+        if not is_connected or len(payload) > most:
             self.counts["dropped"] += 1
             return False
         self._waiting.append((self._prefix + subject, payload))
@@ -108,48 +109,48 @@ class NatsHints:
             self._changed.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Connects and reconnects until it is cancelled."""
         pause_s = self.settings.retry_s
         while True:
             began = self.clock.monotonic()
             why = await self._connection()
-            if not self._is_told:
+            if not self._is_logged:
                 log.warning("nats_disconnected", extra={"nats": self._where, "why": why})
-            self._is_told = True
+            self._is_logged = True
             if self.clock.monotonic() - began > self.settings.longest_retry_s:
                 pause_s = self.settings.retry_s
             await self.clock.sleep(pause_s)
             pause_s = min(2 * pause_s, self.settings.longest_retry_s)
 
     async def _connection(self) -> str:
-        """One connection, from its beginning to its end; gives why it ended."""
-        client, said = Client(), _Errors(self._where)
+        """One connection from start to end. Returns the reason for the end."""
+        client, errors = Client(), _Errors(self._where)
         try:
-            await self._connect(client, said)
+            await self._connect(client, errors)
             if client.is_connected:
-                self._client, self._is_told = client, False
+                self._client, self._is_logged = client, False
                 log.info("nats_connected", extra={"nats": self._where})
-                await self._pump(client, said)
+                await self._exchange(client, errors)
         except (Error, OSError, TimeoutError) as error:
-            said.newest = error
+            errors.newest = error
         finally:
             self._client = None
             self._waiting.clear()
             self._waiting_bytes = 0
             with CancelScope(shield=True), anyio.move_on_after(1.0):
                 await client.close()
-        return repr(said.newest) if said.newest is not None else "it does not answer"
+        return repr(errors.newest) if errors.newest is not None else "it does not answer"
 
-    async def _connect(self, client: Client, said: "_Errors") -> None:
-        more: dict[str, Any] = _login(self.credentials.reveal())
+    async def _connect(self, client: Client, errors: "_Errors") -> None:
+        more = _login(self.credentials.reveal())
         if self.url.startswith(("tls:", "wss:")):
             more["tls"] = self.settings.tls or await to_thread.run_sync(ssl.create_default_context)
-        more["ping_interval"] = self.settings.ping_every_s  # which the library takes for an integer
-        with anyio.move_on_after(self.settings.connect_s) as said.scope:
+        more["ping_interval"] = self.settings.ping_every_s  # typed as an integer in the library
+        with anyio.move_on_after(self.settings.connect_s) as errors.scope:
             await client.connect(
                 self.url.split(","),
-                error_cb=said.note,
-                closed_cb=said.end,
+                error_cb=errors.note,
+                closed_cb=errors.end,
                 allow_reconnect=False,
                 connect_timeout=max(1, int(self.settings.connect_s)),
                 max_outstanding_pings=1,
@@ -157,10 +158,10 @@ class NatsHints:
                 **more,
             )
 
-    async def _pump(self, client: Client, said: "_Errors") -> None:
-        """Sends what waits, and subscribes to what is listened to, until the connection ends."""
+    async def _exchange(self, client: Client, errors: "_Errors") -> None:
+        """Sends waiting hints and keeps the subscriptions current, until the connection ends."""
         subscribed: dict[str, Subscription] = {}
-        with CancelScope() as said.scope:
+        with CancelScope() as errors.scope:
             while client.is_connected:
                 self._changed = anyio.Event()
                 for subject in self._listeners.keys() - subscribed.keys():
@@ -193,7 +194,7 @@ class NatsHints:
 
 
 def parse_hint(payload: bytes) -> Hint | None:
-    """Anybody may have published it: None for what is no hint of this version."""
+    """None if the payload is no hint of this version: any client may publish."""
     if len(payload) > LARGEST_HINT:
         return None
     try:
@@ -204,7 +205,7 @@ def parse_hint(payload: bytes) -> Hint | None:
 
 
 def _login(credentials: str) -> dict[str, Any]:
-    """A file of credentials, the seed of an nkey, USER:PASSWORD, or a token."""
+    """Accepts a file of credentials, the seed of an nkey, USER:PASSWORD, or a token."""
     text = credentials.strip()
     if not text:
         return {}
@@ -218,11 +219,11 @@ def _login(credentials: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Errors:
-    """What the library says of a connection."""
+    """Callbacks for the library's errors on one connection."""
 
     where: str
     newest: Exception | None = None
-    scope: CancelScope | None = None  # of what waits for the connection
+    scope: CancelScope | None = None  # of the task that uses the connection
     is_slow: bool = False
 
     async def note(self, error: Exception) -> None:

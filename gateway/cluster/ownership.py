@@ -1,8 +1,9 @@
-"""Which partitions a node owns: pure, told what the store answered and when it was asked.
+"""Decides which partitions a node owns, from the store's answers and the times of the requests.
+Pure.
 
-A lease is good until `lease_s` - 1 s after the renewal that was answered was *sent*, on the node's own
-monotonic clock. The store lets another node take it `lease_s` after it was *executed*, which is later.
-So two nodes never own a partition at a time, whatever is slow, lost or paused.
+A lease is valid until `lease_s` - 1 s after its successful renewal was *sent*, on the node's own
+monotonic clock. The store lets another node acquire it `lease_s` after the renewal was *executed*,
+which is later. So two nodes never own a partition at once, whatever is slow, lost or paused.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 from gateway.domain.cluster import Lease, Renewal
 
 MARGIN_S = 1.0  # between the end of a lease for its owner and for the store
-RENEWALS = 3  # within the time of a lease
-_LOOK_PAUSE_S = 0.25  # between two renewals, whatever happens
+_RENEWALS = 3  # per duration of a lease
+_LOOK_PAUSE_S = 0.25  # minimum between two renewals
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """As many of these partitions as are free still."""
+class Acquire:
+    """Acquires the partitions among these that are still free."""
 
     partitions: tuple[int, ...]
 
@@ -42,7 +43,7 @@ class Drop:
     lease: Lease
 
 
-Effect = Take | Release | Start | Drain | Drop
+Effect = Acquire | Release | Start | Drain | Drop
 
 
 @dataclass(slots=True)
@@ -53,16 +54,17 @@ class _Held:
 
 
 class Ownership:
-    """Every method takes what has happened, and gives what is to be done, in order. The calls of the store
-    that it wants are made one after the other, so that their answers come in order too."""
+    """The partitions of one node. Each method takes an event and returns the effects, in order. The
+    resulting calls of the store follow one another, so that their answers come in order too."""
 
     def __init__(self, node: str, partitions: int, lease_s: float) -> None:
         self._node, self.partitions, self._lease_s = node, partitions, lease_s
+        self.renew_every_s = lease_s / _RENEWALS
         self._held: dict[int, _Held] = {}  # the newest last
-        # A release without an answer may be carried out at any time: these are owned no more.
+        # An unanswered release may be executed at any time: these leases are not owned any more.
         self._releasing: dict[int, Lease] = {}
         self._share = 0
-        self._sent_at = 0.0  # when the last call was made that is known
+        self._sent_at = 0.0  # when the last known call was sent
         self.is_stopping = False
         self.renew_at = 0.0  # by the monotonic clock of the node
 
@@ -75,86 +77,83 @@ class Ownership:
         return min((held.deadline for held in self._held.values()), default=None)
 
     def epoch(self, partition: int, now: float, *, starting: bool = False) -> int | None:
-        """The epoch under which the node may commit and publish, or start a turn (`starting`), for this
-        partition; None if it may not."""
+        """The epoch under which the node may commit and publish, or start a turn (`starting`), for
+        this partition; None if it may not."""
         held = self._held.get(partition)
         if held is None or held.deadline <= now or (starting and held.is_draining):
             return None
         return held.lease.epoch
 
-    def renewed(self, renewal: Renewal, sent_at: float) -> list[Effect]:
-        self._sent_at, self.renew_at = sent_at, sent_at + self._lease_s / RENEWALS
+    def apply_renewal(self, renewal: Renewal, sent_at: float) -> list[Effect]:
+        self._sent_at, self.renew_at = sent_at, sent_at + self.renew_every_s
         mine = {lease.partition: lease for lease in renewal.mine}
-        effects: list[Effect] = [
-            self._dropped(lease)
-            for lease in [held.lease for held in self._held.values()]
-            if mine.get(lease.partition) != lease
+        lost = [
+            held.lease
+            for held in self._held.values()
+            if mine.get(held.lease.partition) != held.lease
         ]
-        self._releasing = {
-            partition: lease
-            for partition, lease in self._releasing.items()
-            if mine.get(partition) == lease
-        }
+        effects: list[Effect] = [self._drop(lease) for lease in lost]
+        leases = self._releasing.items()
+        self._releasing = {number: lease for number, lease in leases if mine.get(number) == lease}
         if self._releasing:
             effects.append(Release(tuple(self._releasing.values())))
-        effects += self._acquired(
-            [lease for lease in mine.values() if lease.partition not in self._releasing], sent_at
-        )
+        kept = [lease for lease in mine.values() if lease.partition not in self._releasing]
+        effects += self._hold(kept, sent_at)
         if not self.is_stopping:
             self._share = fair_share(self._node, renewal.members, self.partitions)
             effects += self._balance(renewal)
         return effects
 
-    def call_failed(self, now: float) -> None:
-        """No answer is no renewal; nor is it one of another call, after which the next renewal is to say what
-        is owned."""
-        self._sent_at, soon = now, now + self._lease_s / RENEWALS / 4
+    def retry_soon(self, now: float) -> None:
+        """Schedules the next renewal after a failed call. Only a renewal can tell what the node
+        owns then."""
+        self._sent_at, soon = now, now + self.renew_every_s / 4
         self.renew_at = min(self.renew_at, soon) if self.renew_at > now else soon
 
-    def taken(self, leases: Sequence[Lease], sent_at: float) -> list[Effect]:
-        effects = list(self._acquired(leases, sent_at))
-        if len(self._kept()) < self._share:  # another node was quicker
-            self._look_again(sent_at)
+    def apply_acquired(self, leases: Sequence[Lease], sent_at: float) -> list[Effect]:
+        effects = list(self._hold(leases, sent_at))
+        if len(self._kept()) < self._share:  # another node was faster
+            self.renew_soon(sent_at)
         return effects
 
-    def drained(self, lease: Lease) -> list[Effect]:
+    def release_drained(self, lease: Lease) -> list[Effect]:
         held = self._held.get(lease.partition)
         if held is None or held.lease != lease or not held.is_draining:
             return []
         del self._held[lease.partition]
-        return [self._given_back(lease)]
+        return [self._release(lease)]
 
-    def released(self, leases: Sequence[Lease]) -> None:
-        """The store has answered."""
+    def confirm_release(self, leases: Sequence[Lease]) -> None:
+        """Forgets confirm_release leases."""
         for lease in leases:
             if self._releasing.get(lease.partition) == lease:
                 del self._releasing[lease.partition]
 
-    def hinted(self, now: float) -> None:
-        """Somebody says that a partition is free."""
-        self._look_again(now)
+    def renew_soon(self, now: float) -> None:
+        """Renews as soon as the pause between renewals permits; a hint says that a partition is free."""
+        self.renew_at = min(self.renew_at, max(now, self._sent_at + _LOOK_PAUSE_S))
 
-    def expired(self, now: float) -> list[Effect]:
-        """A later renewal may say that a lease is still good: then it starts again."""
+    def drop_expired(self, now: float) -> list[Effect]:
+        """Drops drop_expired leases. A later renewal may find a lease still valid; it then starts again."""
         late = [held.lease for held in self._held.values() if held.deadline <= now]
-        return [self._dropped(lease) for lease in late]
+        return [self._drop(lease) for lease in late]
 
-    def stopped(self, now: float) -> list[Effect]:
-        """Everything is drained and released; the other nodes are to know at once."""
+    def stop(self, now: float) -> list[Effect]:
+        """Drains and releases everything. Renews at once, so that the other nodes know."""
         self.is_stopping, self.renew_at = True, now
-        return [self._draining(held) for held in self._kept()]
+        return [self._drain(held) for held in self._kept()]
 
     def _kept(self) -> list[_Held]:
         return [held for held in self._held.values() if not held.is_draining]
 
-    def _acquired(self, leases: Sequence[Lease], sent_at: float) -> Iterator[Effect]:
+    def _hold(self, leases: Sequence[Lease], sent_at: float) -> Iterator[Effect]:
         deadline = sent_at + self._lease_s - MARGIN_S
         for lease in leases:
             held = self._held.get(lease.partition)
             if held is not None and held.lease == lease:
                 held.deadline = deadline
             elif self.is_stopping:
-                yield self._given_back(lease)
+                yield self._release(lease)
             else:
                 self._held[lease.partition] = _Held(lease, deadline)
                 yield Start(lease)
@@ -164,30 +163,27 @@ class Ownership:
         surplus = len(kept) - self._share
         if surplus > 0:
             for held in kept[-surplus:]:
-                yield self._draining(held)
+                yield self._drain(held)
         elif surplus < 0 and free:
-            # Each member begins elsewhere, so that they do not want the same ones.
+            # Each member begins at another place, so that they request different partitions.
             place = sorted(renewal.members).index(self._node) * len(free) // len(renewal.members)
-            yield Take(tuple((free[place:] + free[:place])[:-surplus]))
+            yield Acquire(tuple((free[place:] + free[:place])[:-surplus]))
 
-    def _look_again(self, now: float) -> None:
-        self.renew_at = min(self.renew_at, max(now, self._sent_at + _LOOK_PAUSE_S))
-
-    def _dropped(self, lease: Lease) -> Drop:
+    def _drop(self, lease: Lease) -> Drop:
         del self._held[lease.partition]
         return Drop(lease)
 
-    def _draining(self, held: _Held) -> Drain:
+    def _drain(self, held: _Held) -> Drain:
         held.is_draining = True
         return Drain(held.lease)
 
-    def _given_back(self, lease: Lease) -> Release:
+    def _release(self, lease: Lease) -> Release:
         self._releasing[lease.partition] = lease
         return Release((lease,))
 
 
 def fair_share(node: str, members: Collection[str], partitions: int) -> int:
-    """All shares together are all partitions, and no two differ by more than one."""
+    """The shares of all members add up to all partitions and differ by at most one."""
     if node not in members:
         return 0
     usual, rest = divmod(partitions, len(members))

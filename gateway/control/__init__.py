@@ -1,1 +1,1 @@
-"""What steers a turn: behaviour trees and the conditions that they and rules are written in."""
+"""Control of a turn: behaviour trees, rules, policies, notices and the conditions in them."""

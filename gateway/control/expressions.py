@@ -1,8 +1,8 @@
-"""Conditions as text: a small part of Python's expressions, compiled to closures over plain data.
+"""Conditions as text: a small subset of Python expressions, compiled to closures over plain data.
 
-Whatever is not listed here does not exist: no methods, no lambdas, no powers, no calls but those of
-registered functions. Attributes are keys of mappings. A missing path is None, and so is what lies
-behind it; nothing is greater or smaller than None.
+The subset has no methods, lambdas or powers, and calls only the functions listed here. An attribute
+is a key of a mapping. A missing path, and every path below it, is None. Ordering comparisons with None
+are false.
 """
 
 import ast
@@ -17,21 +17,21 @@ from gateway.domain.errors import GatewayError
 from gateway.domain.text import meant, quoted, short
 
 MAX_CHARACTERS, MAX_DEPTH = 2_000, 50
-LARGEST = 2**63  # of whole numbers in arithmetic: what is larger is a mistake or an attack
+LARGEST = 2**63  # bound of whole numbers in arithmetic; a larger one is a mistake or an attack
 
 
 class ExpressionScope(Protocol):
-    """Where names are looked up; a dict is one."""
+    """The variables of an expression, by name; a dict implements it."""
 
     def get(self, name: str, /) -> object: ...
 
 
 Evaluate = Callable[[ExpressionScope], object]
-CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError)  # what evaluating may raise
+EVALUATION_ERRORS = (TypeError, ValueError, ArithmeticError, RecursionError)
 
 
 class ExpressionInvalid(GatewayError):
-    """The text is no valid expression. `column` counts from 0 into the text."""
+    """The text is not a valid expression. `column` is an index into the text."""
 
     code = "expression_invalid"
 
@@ -48,17 +48,17 @@ class ExpressionFailed(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Compiled once, evaluated often; holds no state."""
+    """A compiled expression; it holds no state."""
 
     text: str
-    roots: frozenset[str]  # the names that it looks up
+    roots: frozenset[str]  # the names that it reads
     run: Evaluate
 
     def evaluate(self, scope: ExpressionScope) -> object:
         """Raises ExpressionFailed."""
         try:
             return self.run(scope)
-        except CANNOT as error:
+        except EVALUATION_ERRORS as error:
             raise ExpressionFailed(f"{short(self.text)}: {error}") from error
 
     def holds(self, scope: ExpressionScope) -> bool:
@@ -72,7 +72,7 @@ def _numbers(values: object) -> list[float]:
     return [_number(value) for value in values]
 
 
-_SIZED = (str, list, dict, Sequence, Mapping, Set)  # the usual ones first: they are cheap to know
+_SIZED = (str, list, dict, Sequence, Mapping, Set)  # concrete types first: their check is cheap
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "len": lambda value: len(value) if isinstance(value, _SIZED) else 0,
     "any": lambda values: isinstance(values, Sequence | Set) and any(values),
@@ -94,15 +94,15 @@ def compile_expression(
     roots: Collection[str],
     open_roots: bool = False,
 ) -> Expression:
-    """Raises ExpressionInvalid.
+    """Compiles an expression that may read the names in `roots`. Raises ExpressionInvalid.
 
-    `open_roots`: a name that is not among `roots` is let through where a key of it is asked for.
+    `open_roots`: a name outside `roots` is accepted if the expression reads a key of it.
     """
     if len(text) > MAX_CHARACTERS:
         raise ExpressionInvalid(f"is longer than {MAX_CHARACTERS} characters", 0)
     if "\\" in text:
-        raise ExpressionInvalid("has a backslash, which means nothing here", text.index("\\"))
-    # On one line, columns stay what they are; strings have no line breaks anyway.
+        raise ExpressionInvalid("has a backslash; strings have no escapes", text.index("\\"))
+    # One line keeps columns equal to indexes; a string cannot have a line break.
     line = re.sub(r"[\n\r\t\f]", " ", text)
     start = len(line) - len(line.lstrip(" "))
     try:
@@ -119,10 +119,10 @@ def compile_expression(
 
 @dataclass(slots=True)
 class _Compiler:
-    """The methods `of_…` make the closure of a node of Python's syntax; there are no other nodes."""
+    """Compiles syntax nodes to closures. A node without a method `of_…` is not allowed."""
 
     line: str
-    start: int  # where in it the expression begins
+    start: int  # index of the expression in the line
     roots: Collection[str]
     open_roots: bool
     seen: set[str] = field(default_factory=set)
@@ -206,7 +206,7 @@ class _Compiler:
             raise self.not_allowed(node, node.op)
         for side in (node.left, node.right):
             if isinstance(side, ast.Constant) and isinstance(side.value, str):
-                raise self.refusal(side, "texts cannot be reckoned with")
+                raise self.refusal(side, "a string is not a number")
         left, right = self.build(node.left, depth), self.build(node.right, depth)
         return lambda scope: _number(compute(_number(left(scope)), _number(right(scope))))
 
@@ -243,19 +243,19 @@ class _Compiler:
 
     def of_call(self, node: ast.Call, depth: int) -> Evaluate:
         if not isinstance(node.func, ast.Name):
-            raise self.refusal(node, "only functions can be called, and by their name")
+            raise self.refusal(node, "only a function can be called, by its name")
         name = node.func.id
         function = FUNCTIONS.get(name)
         if function is None:
-            choices = meant(name, FUNCTIONS) or f"; there are {', '.join(FUNCTIONS)}"
+            choices = meant(name, FUNCTIONS) or f"; functions: {', '.join(FUNCTIONS)}"
             raise self.refusal(node, f"unknown function {quoted(name)}{choices}")
         parts = [self.build(part, depth) for part in node.args]
         try:
             inspect.signature(function).bind(*parts)
         except TypeError:
-            raise self.refusal(node, f"{name}() is given {len(parts)} arguments") from None
+            raise self.refusal(node, f"{name}() does not take {len(parts)} arguments") from None
         if node.keywords:
-            raise self.refusal(node, f"{name}() takes no names of arguments")
+            raise self.refusal(node, f"{name}() takes no keyword arguments")
         if len(parts) == 1:
             return lambda scope: function(parts[0](scope))
         return lambda scope: function(*[part(scope) for part in parts])
@@ -281,7 +281,7 @@ _Compare = Callable[[Any, Any], bool]
 
 def _is_in(left: object, right: object) -> bool:
     if right is not None and not isinstance(right, str | Sequence | Mapping | Set):
-        raise TypeError(f"{type(right).__name__} has no members")
+        raise TypeError(f"{type(right).__name__} is not a list, map or string")
     return right is not None and left in right
 
 
@@ -297,7 +297,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], _Compare] = {
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
-_ORDERED = frozenset({operator.lt, operator.le, operator.gt, operator.ge})  # None has no place
+_ORDERED = frozenset({operator.lt, operator.le, operator.gt, operator.ge})  # false for None
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

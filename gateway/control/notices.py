@@ -1,4 +1,4 @@
-"""Events told to whoever listens, and notices that wait for their moment in a run."""
+"""The bus that delivers events to listeners, and the notices that wait for their point in a run."""
 
 import logging
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from math import isfinite
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from gateway.domain.events import CLOSING, OPENING, Event, Notice, Point, Priority
 from gateway.domain.mcp import FAMILY, UnreachableServer
@@ -16,118 +16,119 @@ from gateway.domain.messages import Chunk
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Listener = Callable[[Event], None]
-MOST_DEPTH = 8  # an event that is caused by an event that is caused by an event …
-MOST_CAUSED = 4_000  # events in all that come of one: each may cause several, and each of those
-MOST_WAITING = 1_000  # events that listeners caused and that nobody has heard yet
-MOST_REMEMBERED = 1_000  # types of events
+MOST_DEPTH = 8  # length of a chain of events that cause each other
+MOST_CAUSED = 4_000  # events in all that one event may cause
+MOST_WAITING = 1_000  # events that listeners published and that are not delivered yet
+MOST_REMEMBERED = 1_000  # event types in a cache
 
 
-class _Heard(dict[str, bool]):
-    """Whether anybody listens, found once for each type of event until a listener comes or goes."""
+class EventTypeCache(dict[str, T]):
+    """A bounded cache of a function of event types."""
 
-    def __init__(self, listeners: Mapping[object, tuple[Listener, frozenset[str] | None]]) -> None:
-        self._listeners = listeners
+    def __init__(self, find: Callable[[str], T]) -> None:
+        self._find = find
 
-    def __missing__(self, event_type: str) -> bool:
-        types_of = (types for _, types in self._listeners.values())
-        found = any(types is None or event_type in types for types in types_of)
+    def __missing__(self, event_type: str) -> T:
+        found = self._find(event_type)
         if len(self) < MOST_REMEMBERED:
             self[event_type] = found
         return found
 
 
 class Bus:
-    """Delivers events to listeners, in one thread. An event that a listener publishes is delivered after
-    the one that caused it."""
+    """Delivers events to listeners, in one thread. An event that a listener publishes is delivered
+    after the event that caused it."""
 
     def __init__(self) -> None:
         self._listeners: dict[object, tuple[Listener, frozenset[str] | None]] = {}
-        self._heard = _Heard(self._listeners)
-        # Whether anybody listens to events of this type.
-        self.hears: Callable[[str], bool] = self._heard.__getitem__
+        self._listened = EventTypeCache(self._is_listened_to)  # cleared when the listeners change
+        self.has_listener: Callable[[str], bool] = self._listened.__getitem__  # for an event type
         self._waiting: deque[tuple[Event, int]] = deque()
-        self._depth = 0  # of the event that is being told; 0: none is
-        self._caused = 0  # by the event that was published first
+        self._depth = 0  # of the event in delivery; 0: none
+        self._caused = 0  # number of events that the first event caused
         self._has_refused = False
         self._dropped = 0
 
     def subscribe(
         self, listener: Listener, *, types: frozenset[str] | None = None
     ) -> Callable[[], None]:
-        """Calls the listener for events of these types, or of all, until the returned function is called."""
+        """Adds a listener for these event types, or for all. Returns the function that removes it."""
         mine = object()
         self._listeners[mine] = (listener, types)
-        self._heard.clear()
+        self._listened.clear()
 
         def stop() -> None:
             self._listeners.pop(mine, None)
-            self._heard.clear()
+            self._listened.clear()
 
         return stop
+
+    def _is_listened_to(self, event_type: str) -> bool:
+        return any(types is None or event_type in types for _, types in self._listeners.values())
 
     def publish(self, event: Event) -> None:
         if not self._listeners:
             return
         if self._depth >= MOST_DEPTH or self._caused > MOST_CAUSED:
-            if not self._has_refused:  # once for all events that one event caused
-                log.error("event_chain_cut", extra=_facts(event))
+            if not self._has_refused:  # logged once per first event
+                log.error("event_chain_cut", extra=_log_fields(event))
             self._has_refused = True
             return
         self._caused += 1
         self._waiting.append((event, self._depth + 1))
         if len(self._waiting) > MOST_WAITING:
-            self._make_room()
-        if not self._depth:
-            self._tell_all()
-
-    def _tell_all(self) -> None:
+            self._drop_one()
+        if self._depth:
+            return
         try:
             while self._waiting:
                 event, self._depth = self._waiting.popleft()
-                self._tell(event)
+                self._deliver(event)
                 if self._dropped and not self._waiting:
-                    self._tell_of_dropped(event)
+                    self._report_dropped(event)
         finally:
             self._depth = self._caused = 0
             self._has_refused = False
 
-    def _tell(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
         for mine, (listener, types) in tuple(self._listeners.items()):
             if mine not in self._listeners or (types is not None and event.type not in types):
                 continue
             try:
                 listener(event)
-            except Exception:  # one bad listener disturbs no other
-                log.exception("event_listener_failed", extra=_facts(event))
+            except Exception:  # a failing listener does not affect the others
+                log.exception("event_listener_failed", extra=_log_fields(event))
 
-    def _make_room(self) -> None:
-        """Drops the oldest event that nobody needs. Warnings, errors and ends stay, even beyond the bound."""
+    def _drop_one(self) -> None:
+        """Drops the oldest event of low severity. Warnings, errors and session ends stay, even beyond
+        the bound."""
         for place, (event, _) in enumerate(self._waiting):
             if event.severity in {"debug", "info"} and event.type != "session.end":
                 del self._waiting[place]
                 self._dropped += 1
                 return
 
-    def _tell_of_dropped(self, last: Event) -> None:
+    def _report_dropped(self, last: Event) -> None:
         count, self._dropped = self._dropped, 0
         log.warning("events_dropped", extra={"count": count})
-        told = Event("bus.dropped", "warning", "bus", last.at, None, None, {"n": count})
-        self._waiting.append((told, min(self._depth + 1, MOST_DEPTH)))  # however deep it was
+        report = Event("bus.dropped", "warning", "bus", last.at, None, None, {"n": count})
+        self._waiting.append((report, min(self._depth + 1, MOST_DEPTH)))  # delivered at any depth
 
 
-def _facts(event: Event) -> dict[str, str]:
+def _log_fields(event: Event) -> dict[str, str]:
     return {"event": event.type, "source": event.source}
 
 
 Moment = Literal["immediate", "turn_start", "after_tool"]
 MOST_NOTICES = 256
-MOST_CONTENT = 2_000  # characters that a model is told of one notice
-MOST_CELL = 200
+MOST_CONTENT = 2_000  # characters of one notice in the model's block
+MOST_CELL = 200  # characters
 Cell = str | int | float | bool | None
 
 _RANK: Mapping[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
-_TOLD_AT: Mapping[Moment, frozenset[Point]] = {
+_POINTS_AT: Mapping[Moment, frozenset[Point]] = {
     "immediate": frozenset({"immediate", "deferred"}),
     "turn_start": frozenset({"immediate", "deferred", "turn_start", "cross_session"}),
     "after_tool": frozenset({"immediate", "deferred", "after_tool"}),
@@ -138,8 +139,8 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 @dataclass(slots=True)
 class _Waiting:
     notice: Notice
-    turn: int  # in which it came
-    tool_came: bool
+    turn: int  # in which it was pushed
+    tool_has_run: bool  # the tool that it waits for
 
 
 @dataclass(slots=True)
@@ -151,29 +152,28 @@ class _Batch:
 
 @dataclass(slots=True, eq=False)
 class Notices:
-    """The notices of one run. Each is told once, unless it expires first."""
+    """The queue of notices of one run. Each notice is delivered once, unless it expires first."""
 
     waiting: list[_Waiting] = field(default_factory=list)
-    turn: int = 0  # of the run, when something was told last
-    _known_until: dict[tuple[str, str | None], datetime] = field(
-        default_factory=dict
-    )  # by source and key
-    _batches: dict[str, _Batch] = field(default_factory=dict)  # the newest of each source
+    turn: int = 0  # of the last `drain`
+    # (source, dedupe key) -> time until which an equal notice is a repetition
+    _known_until: dict[tuple[str, str | None], datetime] = field(default_factory=dict)
+    _batches: dict[str, _Batch] = field(default_factory=dict)  # source -> its newest batch
     _numbers: int = 0
 
     def push(self, notice: Notice, now: datetime) -> bool:
-        """False: it has expired, is a repetition, or too many wait already."""
+        """Queues a notice. False: it has expired, it repeats another, or the queue is full."""
         if len(self.waiting) >= MOST_NOTICES:
             log.warning("notice_queue_full", extra={"source": notice.source})
             return False
-        if not self.is_news(notice, now):
+        if not self.is_new(notice, now):
             return False
         numbered = replace(notice, batch=self._batch_of(notice, now))
         self.waiting.append(_Waiting(numbered, self.turn, notice.after_tool is None))
         return True
 
-    def is_news(self, notice: Notice, now: datetime) -> bool:
-        """False if it has expired or repeats another. From now on a repetition of this one is known."""
+    def is_new(self, notice: Notice, now: datetime) -> bool:
+        """True unless the notice has expired or repeats another. Remembers it, to find repetitions."""
         same = (notice.source, notice.dedupe_key)
         self._known_until = {key: at for key, at in self._known_until.items() if at > now}
         if _has_expired(notice, now) or same in self._known_until:
@@ -203,15 +203,22 @@ class Notices:
         holds: Callable[[str], bool],
         tools: frozenset[str] = frozenset(),
     ) -> tuple[Notice, ...]:
-        """What is to be told now, the most urgent first. `tools` have run since the last time."""
+        """Removes and returns the notices that are due, the most urgent first. `tools`: names of the
+        tools that have run since the last call."""
         self.turn = turn
         due: list[_Waiting] = []
         rest: list[_Waiting] = []
         for one in self.waiting:
-            one.tool_came = one.tool_came or one.notice.after_tool in tools
-            if _has_expired(one.notice, now):
+            notice = one.notice
+            one.tool_has_run = one.tool_has_run or notice.after_tool in tools
+            if _has_expired(notice, now):
                 continue
-            is_due = one.notice.inject_at in _TOLD_AT[point] and _has_come(one, turn, holds)
+            is_due = (
+                notice.inject_at in _POINTS_AT[point]
+                and one.tool_has_run
+                and turn - one.turn >= notice.after_turns
+                and (notice.when is None or holds(notice.when))
+            )
             (due if is_due else rest).append(one)
         self.waiting = rest
         due.sort(key=lambda one: _RANK[one.notice.priority])
@@ -222,38 +229,31 @@ def _has_expired(notice: Notice, now: datetime) -> bool:
     return notice.expires_at is not None and notice.expires_at <= now
 
 
-def _has_come(one: _Waiting, turn: int, holds: Callable[[str], bool]) -> bool:
-    notice = one.notice
-    if not one.tool_came or turn - one.turn < notice.after_turns:
-        return False
-    return notice.when is None or holds(notice.when)
-
-
 def notice_block(notices: Iterable[Notice]) -> str:
-    """One block of text, or none if no notice is for the model. A notice cannot break out of the
-    block: its line breaks and tags are escaped."""
+    """Renders the notices for the model as one block of text; "" if there is none. Line breaks and tags
+    are escaped, so a notice cannot break out of the block."""
     groups: dict[object, list[Notice]] = {}
     for notice in notices:
         if notice.to != "client":
             same = (notice.batch, notice.source, notice.priority, *_cells(notice))
             groups.setdefault(same if notice.batch else object(), []).append(notice)
-    told = "\n".join(line for group in groups.values() for line in _lines(group) if line)
-    return f"{OPENING}\n{told}\n{CLOSING}" if told else ""
+    text = "\n".join(line for group in groups.values() for line in _lines(group) if line)
+    return f"{OPENING}\n{text}\n{CLOSING}" if text else ""
 
 
 def _lines(group: Sequence[Notice]) -> Iterable[str]:
-    """The first notice of a batch in its own words, then a table of all of them."""
+    """Renders a batch: the text of its first notice, then a table of the data of all of them."""
     first = group[0]
     columns = tuple(_cells(first))
     if len(group) == 1 or not columns:
         return dict.fromkeys(_line(notice.content, MOST_CONTENT) for notice in group)
     name = _line(first.source.rpartition(":")[2], MOST_CELL)
     rows = [tuple(_cells(notice).values()) for notice in group]
-    return _line(first.content, MOST_CONTENT), table(name, columns, rows)
+    return _line(first.content, MOST_CONTENT), render_table(name, columns, rows)
 
 
 def _cells(notice: Notice) -> dict[str, Cell]:
-    """The parts of its data that fit into a table."""
+    """Returns the scalar values of a notice's data."""
     return {
         _line(key, MOST_CELL): _line(value, MOST_CELL) if isinstance(value, str) else value
         for key, value in notice.data.items()
@@ -267,29 +267,22 @@ def _line(text: str, most: int) -> str:
     return text.replace("<", "&lt;")
 
 
-def notice_of(lacking: UnreachableServer) -> Notice:
-    """The notice about a server that is not available."""
-    return Notice(lacking.why, "high", source=f"{FAMILY}{lacking.server}")
+def unavailable_notice(server: UnreachableServer) -> Notice:
+    """Returns the notice about an MCP server that is not available."""
+    return Notice(server.why, "high", source=f"{FAMILY}{server.server}")
 
 
 def notice_chunk(notice: Notice, at: datetime) -> Chunk:
-    """The chunk that tells a client of a notice."""
+    """Returns the chunk that shows a notice to a client."""
     metadata = {"source": notice.source, "priority": notice.priority}
     if notice.source.startswith(FAMILY):
         server = notice.source.removeprefix(FAMILY)
         metadata |= {"error_type": "mcp_connection_error", "server": server}
-    return Chunk(
-        "system",
-        {
-            "system_type": "notice",
-            "system_message": notice.content,
-            "metadata": metadata,
-            "timestamp": at,
-        },
-    )
+    shown = {"system_type": "notice", "system_message": notice.content}
+    return Chunk("system", {**shown, "metadata": metadata, "timestamp": at})
 
 
-# Rows as a compact table that models read well: the tabular form of TOON, with its quoting.
+# A compact table that models read well: the tabular form of TOON, with its quoting.
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _LIKE_A_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _STRUCTURE = re.compile(r'[,:"\\\[\]{}\x00-\x1f]')
@@ -297,8 +290,8 @@ _ESCAPED = re.compile(r'["\\\x00-\x1f]')
 _SHORT_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """`name[n]{columns}:` and a line for each row."""
+def render_table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Renders `name[n]{columns}:` and one line per row."""
     head = f"{_key(name)}[{len(rows)}]{{{','.join(map(_key, columns))}}}:"
     return "\n".join((head, *("  " + ",".join(map(_cell, row)) for row in rows)))
 
@@ -329,7 +322,7 @@ def _key(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    def escaped(match: re.Match[str]) -> str:
+    def escape(match: re.Match[str]) -> str:
         return _SHORT_ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"
 
-    return f'"{_ESCAPED.sub(escaped, text)}"'
+    return f'"{_ESCAPED.sub(escape, text)}"'

@@ -1,4 +1,4 @@
-"""Whether a run goes on, and whether it repeats itself."""
+"""Decides whether a run continues, and detects a run that repeats itself."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ def digest(text: str) -> str:
 
 
 def signature(tool: str, arguments: str) -> str:
-    """The same for the same tool with the same arguments, however they are written."""
+    """Returns a digest of a call; equal for equal arguments, whatever their JSON formatting."""
     try:
         value = json.loads(arguments.strip() or "{}")
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -26,7 +26,7 @@ def signature(tool: str, arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A call that gave this result so often, turn after turn, and was refused or not since."""
+    """A call that gave the same result in `count` turns in a row."""
 
     signature: str
     result: str
@@ -36,12 +36,12 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class LoopState:
-    """The turns and calls of a run by which it is noticed that the run repeats itself."""
+    """The recent turns and calls of a run, from which repetition is detected."""
 
     repeats: tuple[Repeat, ...] = ()
-    turns: tuple[str, ...] = ()  # signatures, the last ones
-    reported: frozenset[str] = frozenset()
-    is_stuck: bool = False  # it asked once more for what was refused
+    turns: tuple[str, ...] = ()  # signatures of the last turns
+    reported: frozenset[str] = frozenset()  # signatures of loops
+    is_stuck: bool = False  # the model repeated a call that was refused
 
     def after_result(self, signature: str, result: str) -> "LoopState":
         others = tuple(one for one in self.repeats if one.signature != signature)
@@ -50,8 +50,8 @@ class LoopState:
         return replace(self, repeats=(*others, Repeat(signature, result, count)))
 
     def after_calls(self, calls: Mapping[str, str], limits: Limits) -> "LoopFound":
-        """Looks for repetitions before the calls of a turn, by id with their signatures, are
-        executed. A call that is left out once is counted from the start when it comes again."""
+        """Detects repetition before the calls of a turn (id -> signature) are executed. The count of a
+        call restarts if a turn omits it."""
         most, asked = limits.no_progress_repeats, sorted(calls.values())
         turn = "|".join(asked)
         turns = (*self.turns, turn)[-limits.loop_window :]
@@ -65,7 +65,7 @@ class LoopState:
         return LoopState(repeats, turns, reported, is_stuck), turn if is_loop else None, refused
 
 
-# The state after it, the signature of the turn if a loop is to be reported, ids of fruitless calls.
+# The next state, the signature of the turn if it is a loop to report, ids of the calls to refuse.
 LoopFound = tuple[LoopState, str | None, frozenset[str]]
 
 
@@ -75,15 +75,15 @@ RECENT_ACTIONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """A run as a policy sees it. Never changed: `evolve` gives the next one.
+    """The state of a run that a policy sees. It is immutable: `evolve` returns the next one.
 
-    `start_time` is for people; how long it took comes from a clock that does not jump.
+    `start_time` is wall-clock time, for display; `started` and `now` come from a monotonic clock.
     """
 
     user_id: str
     config: AgentConfig
     project_id: str = "default"
-    turn: int = 0  # turns that are over
+    turn: int = 0  # completed turns
     tokens_used: int = 0
     start_time: float = 0.0
     started: float = 0.0
@@ -91,21 +91,21 @@ class AgentState:
     recent_actions: tuple[str, ...] = ()
     termination_reason: str | None = None
     is_cancelled: bool = False
-    warnings: frozenset[str] = frozenset()  # what was warned of; once a run
-    consecutive_errors: int = 0  # turns in which no call succeeded
-    judged: tuple[int, bool] = (-1, False)  # the turn of the last result; did one of its calls work
+    warnings: frozenset[str] = frozenset()  # limits whose warning was given; each once per run
+    consecutive_errors: int = 0  # turns in which every call failed
+    judged: tuple[int, bool] = (-1, False)  # turn of the last result; did one of its calls succeed
     circles: LoopState = LoopState()
     extensions: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         is_sound = self.turn >= 0 and self.tokens_used >= 0 and self.started <= self.now
-        if not is_sound or not _is_whole(self) or len(self.recent_actions) > RECENT_ACTIONS:
-            raise ValueError(f"no run can be in this state: {self!r:.1000}")
-        if not isinstance(self.extensions, MappingProxyType):  # and whoever gave it may change it
+        if not is_sound or not _is_well_typed(self) or len(self.recent_actions) > RECENT_ACTIONS:
+            raise ValueError(f"the state is invalid: {self!r:.1000}")
+        if not isinstance(self.extensions, MappingProxyType):  # the caller may change its mapping
             object.__setattr__(self, "extensions", MappingProxyType(dict(self.extensions)))
 
     def evolve(self, **changes: Any) -> "AgentState":
-        """Raises ValueError for a run that has ended already."""
+        """Returns a changed copy. Raises ValueError if the run has ended."""
         if self.is_terminal:
             raise ValueError(f"the run has ended: {self.termination_reason}")
         return replace(self, **changes)
@@ -127,8 +127,8 @@ class AgentState:
         return 100 * self.tokens_used / self.config.token_budget
 
 
-def _is_whole(state: AgentState) -> bool:
-    """Checks the types of a state that a policy gave: its values are sorted and shown later."""
+def _is_well_typed(state: AgentState) -> bool:
+    """True if the values of a state from a policy have types that can be sorted and shown."""
     return (
         isinstance(state.config, AgentConfig)
         and isinstance(state.recent_actions, tuple)
@@ -141,24 +141,24 @@ def _is_whole(state: AgentState) -> bool:
 
 
 class DecisionTree(Protocol):
-    """Decides whether a run goes on. It keeps no state between two calls. It may tighten limits,
-    never lift them: what it does not stop, the turn stops."""
+    """Decides whether a run continues. It keeps no state between calls. It can tighten limits but not
+    lift them: the turn enforces the agent's own limits."""
 
     def should_continue(self, state: AgentState) -> tuple[bool, str]:
-        """Whether another turn may begin, and if not, why not."""
+        """Returns whether another turn may begin, and the reason if not."""
         ...
 
     def on_turn_start(self, state: AgentState) -> AgentState: ...
 
     def on_tool_result(self, state: AgentState, result: Mapping[str, object]) -> AgentState:
-        """`result`: tool, call_id, signature, digest, is_error."""
+        """Records a result with the keys tool, call_id, signature, digest and is_error."""
         ...
 
     def get_config(self) -> AgentConfig: ...
 
 
 def warning_at(most: int, percent: int) -> int:
-    """The value from which on to warn: at least 1."""
+    """Returns the value from which a limit is warned about, at least 1."""
     return max(1, most * percent // 100)
 
 
@@ -190,7 +190,7 @@ class DefaultDecisionTree:
         return state if warned <= state.warnings else state.evolve(warnings=state.warnings | warned)
 
     def on_tool_result(self, state: AgentState, result: Mapping[str, object]) -> AgentState:
-        """The calls of one turn count as one error, and only if none of them worked."""
+        """Records a result. A turn counts as one error, and only if all of its calls failed."""
         signature, digest = str(result["signature"]), str(result["digest"])
         errors, judged = state.consecutive_errors, state.judged
         if not result["is_error"]:
@@ -208,14 +208,12 @@ class DefaultDecisionTree:
         return self.config
 
 
-BEARABLE = 2  # or what can be set, if that is less: a run gets nowhere with limits below
+LEAST_USABLE = 2  # a run with lower limits cannot answer; the configured bound, if that is lower
 
 
-def tightened(limits: Limits, wanted: Limits) -> Limits:
-    """The limits that a policy wants, but none looser than the agent's, and none so tight that no
-    run could answer.
-
-    Raises ValueError for what is no limit at all."""
+def tighten(limits: Limits, wanted: Limits) -> Limits:
+    """Returns the limits that a policy wants, none looser than the agent's and none below
+    LEAST_USABLE. Raises ValueError for a value that is not a limit."""
     if wanted is limits:
         return limits
 
@@ -226,22 +224,22 @@ def tightened(limits: Limits, wanted: Limits) -> Limits:
         least, most = BOUNDS[name]
         if name == "loop_window":  # the longer it is, the more loops it shows
             return max(own, min(other, int(most)))
-        return max(min(own, other), min(own, least, BEARABLE))
+        return max(min(own, other), min(own, least, LEAST_USABLE))
 
     return Limits(**{name: stricter(name) for name in Limits.__slots__})
 
 
-DECISION_TREES = "exogate.decision_trees"  # the entry points under which others offer theirs
+DECISION_TREES = "exogate.decision_trees"  # group of the entry points of other packages
 MakeDecisionTree = Callable[[AgentConfig], DecisionTree]
 DecisionTrees = Mapping[str, MakeDecisionTree]  # by name
-OURS: DecisionTrees = MappingProxyType({"default": DefaultDecisionTree})
+BUILT_IN: DecisionTrees = MappingProxyType({"default": DefaultDecisionTree})
 
 
-def with_others(others: DecisionTrees) -> DecisionTrees:
-    """Ours first, whose name no other can take; then the others by name."""
-    return {**OURS, **dict(sorted(others.items())), **OURS}
+def add_built_in(others: DecisionTrees) -> DecisionTrees:
+    """Returns the built-in trees, whose names others cannot replace, and the others by name."""
+    return {**BUILT_IN, **dict(sorted(others.items())), **BUILT_IN}
 
 
-def decision_of(by_agent: str, by_tree: str | None) -> str:
-    """The name that the agent says; the tree's, if the agent says nothing."""
+def choose_decision(by_agent: str, by_tree: str | None) -> str:
+    """Returns the agent's decision tree, or the behaviour tree's if the agent has the default."""
     return by_tree or by_agent if by_agent == "default" else by_agent

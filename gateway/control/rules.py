@@ -1,4 +1,4 @@
-"""Rules: what happens in a run, and what is done about it."""
+"""Rules: compiles them, matches them with the events of a run, and produces acts."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.control.expressions import (
-    CANNOT,
+    EVALUATION_ERRORS,
     LARGEST,
     Expression,
     ExpressionFailed,
@@ -22,6 +22,7 @@ from gateway.control.expressions import (
     ExpressionScope,
     compile_expression,
 )
+from gateway.control.notices import EventTypeCache
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import (
     KINDS,
@@ -37,7 +38,7 @@ from gateway.domain.events import (
 )
 from gateway.domain.text import meant, quoted
 
-# What rules want done, by the action: what the value of the action is called in the act.
+# Action -> the name of its value in the act.
 VALUES: Mapping[str, str] = {
     "log": "message",
     "interrupt": "why",
@@ -49,16 +50,16 @@ VALUES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What a rule wants done. Kinds and values: those of VALUES, and a "level" for `log`; `notify` with
-    its "notice"; `emit_event` with "type", "payload" and "severity"; `set_state` with "key" and
-    "value", which the rules of the run keep already."""
+    """An act of a rule. Its kinds and values are those of VALUES, with a "level" for `log`; `notify`
+    with "notice"; `emit_event` with "type", "payload" and "severity"; `set_state` with "key" and
+    "value", which RunRules has already stored."""
 
     kind: str
     values: Mapping[str, Any]
 
 
-MOST = 2_000  # characters of one value: tools and people say whatever they like
-MOST_TEMPLATE, MOST_RENDERED = 2_000, 8_000  # characters of a text, before and after
+MOST = 2_000  # characters of one value; tools and people may send any length
+MOST_TEMPLATE, MOST_RENDERED = 2_000, 8_000  # characters of a template and of its result
 _PART = re.compile(r"\{\{|\}\}|\{([^{}|]*)(?:\|([^{}]*))?\}|[{}]")
 _PATH = re.compile(r"[a-z]\w*(\.\w+)*", re.ASCII)
 _FORMAT = re.compile(r",|,?d|,?(\.[0-9])?[f%]")
@@ -73,9 +74,9 @@ Render = Callable[[ExpressionScope], str]  # raises ExpressionFailed
 
 
 def compile_path(text: str, at: int = 0) -> Expression:
-    """Raises ExpressionInvalid; `at` is where in its text it stands."""
+    """Compiles a path that begins at index `at` of its text. Raises ExpressionInvalid."""
     if not _PATH.fullmatch(text):
-        raise ExpressionInvalid("here only the path of a value can stand, as in payload.tool", at)
+        raise ExpressionInvalid("is not a path of a value such as payload.tool", at)
     try:
         return compile_expression(text, roots=ROOTS)
     except ExpressionInvalid as error:
@@ -83,7 +84,7 @@ def compile_path(text: str, at: int = 0) -> Expression:
 
 
 def compile_template(text: str) -> Render:
-    """A text with the paths of values in braces. Raises ExpressionInvalid."""
+    """Compiles a text with paths of values in braces. Raises ExpressionInvalid."""
     if len(text) > MOST_TEMPLATE:
         raise ExpressionInvalid(f"is longer than {MOST_TEMPLATE} characters", 0)
     parts: list[TemplatePart] = []
@@ -95,47 +96,47 @@ def compile_template(text: str) -> Render:
         if name is not None:
             path = compile_path(name, found.start(1))
             if spec is not None and not _FORMAT.fullmatch(spec):
-                problem = "no such format; there are d, f, % and the like of .1f"
-                raise ExpressionInvalid(f"{problem}, with a comma in front", found.start(2))
+                problem = "unknown format; write d, f, % or .1f, with or without a comma before it"
+                raise ExpressionInvalid(problem, found.start(2))
             parts.append((path, spec))
         elif len(found[0]) == 2:
             parts.append(found[0][0])
         else:
-            problem = "this brace stands alone; write {{ or }} for a brace"
+            problem = "single brace; write {{ or }} for a brace"
             raise ExpressionInvalid(problem, found.start())
-    return partial(_rendered, [*parts, text[end:]])
+    return partial(_render, [*parts, text[end:]])
 
 
 def compile_dedupe(text: str) -> Render:
-    """Paths with colons between; the same text for events that are the same again. Raises
+    """Compiles paths with colons between them. Events with an equal result are repetitions. Raises
     ExpressionInvalid."""
     parts: list[TemplatePart] = []
     at = 0
     for part in text.split(":") if text else ():
         parts += [(compile_path("event.type" if part == "type" else part, at), None), "\n"]
         at += len(part) + 1
-    return partial(_rendered, parts)
+    return partial(_render, parts)
 
 
 TemplatePart = str | tuple[Expression, str | None]  # a text, or a path and its format
 
 
-def _rendered(parts: Sequence[TemplatePart], scope: ExpressionScope) -> str:
+def _render(parts: Sequence[TemplatePart], scope: ExpressionScope) -> str:
     """Raises ExpressionFailed."""
-    texts = [part if isinstance(part, str) else _shown(*part, scope) for part in parts]
+    texts = [part if isinstance(part, str) else _format(*part, scope) for part in parts]
     return _cut("".join(texts), MOST_RENDERED)
 
 
-def _shown(path: Expression, spec: str | None, scope: ExpressionScope) -> str:
+def _format(path: Expression, spec: str | None, scope: ExpressionScope) -> str:
     value = path.evaluate(scope)
     try:
         return _as_text(value) if spec is None else format(value, spec)
-    except CANNOT as error:
+    except EVALUATION_ERRORS as error:
         raise ExpressionFailed(f"{path.text}|{spec or ''}: {error}") from error
 
 
 def _as_text(value: object) -> str:
-    """A value as people write it; an empty text for None."""
+    """Formats a value for people; None gives ""."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     elif isinstance(value, list | tuple):
@@ -162,8 +163,8 @@ class CompiledRule:
     when: Compiled | None
     makers: tuple[Make, ...]
 
-    def hears(self, event_type: str) -> bool:
-        """Whether it is for events of this type, by any of the names of the type."""
+    def matches(self, event_type: str) -> bool:
+        """True if the rule names this event type by its type, constant or hook."""
         kind = kind_named(event_type)
         names = (kind.type, kind.constant, kind.hook or "") if kind else (event_type,)
         return any(fnmatchcase(name, one) for one in self.definition.on for name in names)
@@ -177,13 +178,13 @@ class CompiledRule:
         return tuple(make(event, scope) for make in self.makers)
 
 
-def compiled(definition: RuleDef) -> tuple[CompiledRule, tuple[RuleProblem, ...]]:
-    """The rule must not be used if there is a problem."""
+def compile_rule(definition: RuleDef) -> tuple[CompiledRule, tuple[RuleProblem, ...]]:
+    """Compiles a rule. A rule with problems must not be used."""
     compiler = _Compiler(definition)
     for index, name in enumerate(definition.on):
         compiler.check_event(("on", index), name)
     if definition.is_core and not definition.is_enabled:
-        compiler.wrong(("enabled",), "a core rule cannot be disabled", "leave enabled out")
+        compiler.report(("enabled",), "a core rule cannot be disabled", "leave enabled out")
     when = definition.when and compiler.read(("when",), definition.when, _evaluation)
     dedupe = compiler.read(("batch", "dedupe"), definition.batch.dedupe, compile_dedupe)
     makers: list[Make] = []
@@ -192,8 +193,8 @@ def compiled(definition: RuleDef) -> tuple[CompiledRule, tuple[RuleProblem, ...]
     return CompiledRule(definition, when or None, tuple(makers)), tuple(compiler.problems)
 
 
-def problems_of(definition: RuleDef) -> tuple[RuleProblem, ...]:
-    return compiled(definition)[1]
+def check_rule(definition: RuleDef) -> tuple[RuleProblem, ...]:
+    return compile_rule(definition)[1]
 
 
 def _evaluation(text: str) -> Compiled:
@@ -202,30 +203,31 @@ def _evaluation(text: str) -> Compiled:
 
 @dataclass(slots=True)
 class _Compiler:
-    """Compiles one rule, and gathers what is wrong with it."""
+    """Compiles one rule and collects its problems."""
 
     rule: RuleDef
     problems: list[RuleProblem] = field(default_factory=list)
 
-    def wrong(self, path: Place, message: str, fix: str, column: int | None = None) -> None:
+    def report(self, path: Place, message: str, fix: str, column: int | None = None) -> None:
         self.problems.append(RuleProblem(path, message, fix, column))
 
     def read(self, path: Place, text: str, compile_text: Callable[[str], Compiled]) -> Compiled:
         try:
             return compile_text(text)
         except ExpressionInvalid as error:
-            fix = "correct it; docs/reference/rules.md says what can be written"
-            self.wrong(path, f"{quoted(text)}: {error.problem}", fix, error.column)
-            return str  # never called: a rule with a problem is not used
+            fix = "correct it; docs/reference/rules.md describes expressions and templates"
+            self.report(path, f"{quoted(text)}: {error.problem}", fix, error.column)
+            return str  # never called, because a rule with a problem is not used
 
     def check_event(self, path: Place, name: str) -> None:
         if not _GLOB.fullmatch(name):
-            self.wrong(path, f"{quoted(name)} is no name of events", "write one, * for any part")
+            fix = "write an event type; * matches any part of it"
+            self.report(path, f"{quoted(name)} is not an event type", fix)
         elif "*" not in name and kind_named(name) is None:
             known = [one for kind in KINDS for one in (kind.type, kind.constant, kind.hook) if one]
-            near = meant(name, known) or f"; there are {', '.join(kind.type for kind in KINDS)}"
-            fix = f'"{name}*" hears events of rules and trees'
-            self.wrong(path, f'unknown event "{name}"{near}', fix)
+            near = meant(name, known) or f"; events: {', '.join(kind.type for kind in KINDS)}"
+            fix = f'"{name}*" also matches events of rules and trees'
+            self.report(path, f'unknown event "{name}"{near}', fix)
 
     def makers(self, above: Place, action: Action, dedupe: Render) -> Sequence[Make]:
         kind, value, path = action.kind, action.value, (*above, action.kind)
@@ -250,9 +252,9 @@ class _Compiler:
         waits = [name for name in WAITS if name in options]
         point = options.setdefault("inject_at", "deferred" if waits else "turn_start")
         if bool(waits) != (point == "deferred"):
-            message = f'"{point}" waits for no {waits[0]}' if waits else "it waits for nothing"
+            message = f'"{point}" ignores {waits[0]}' if waits else '"deferred" has no condition'
             fix = f'write inject_at = "deferred" with one of {", ".join(WAITS)}'
-            self.wrong((*above, "inject_at"), message, fix)
+            self.report((*above, "inject_at"), message, fix)
         if "not_before" in options:
             options["when"] = options.pop("not_before")
             self.read((*above, "not_before"), str(options["when"]), _evaluation)
@@ -263,7 +265,7 @@ class _Compiler:
         def make(event: Event, scope: ExpressionScope) -> Act:
             end = event.at + timedelta(seconds=expires_s) if expires_s else None
             same, content = dedupe(scope), text(scope)
-            key = f"{above[-1]} {same}" if same else None  # an action repeats only itself
+            key = f"{above[-1]} {same}" if same else None  # each action has its own repetitions
             notice = Notice(content, **options, expires_at=end, dedupe_key=key, data=event.payload)
             return Act("notify", {"notice": notice})
 
@@ -275,7 +277,7 @@ class _Compiler:
         evaluate = self.read(path, value, _evaluation)
 
         def make(event: Event, scope: ExpressionScope) -> Act:
-            return Act("set_state", {"key": key, "value": _kept(key, evaluate(scope))})
+            return Act("set_state", {"key": key, "value": _storable(key, evaluate(scope))})
 
         return make
 
@@ -284,11 +286,11 @@ class _Compiler:
         severity = action.options.get("severity", "info")
         assert isinstance(given, dict)
         if kind_named(event_type):
-            message = f'"{event_type}" is an event of the gateway\'s own'
-            self.wrong((*above, "emit"), message, "choose another name, such as house.quiet")
+            message = f'"{event_type}" is an event of the gateway'
+            self.report((*above, "emit"), message, "choose another name, such as house.quiet")
         elif not _TYPE.fullmatch(event_type):
-            message = f"{quoted(event_type)} is no type of event"
-            self.wrong((*above, "emit"), message, "write words with dots between: house.quiet")
+            message = f"{quoted(event_type)} is not a valid event type"
+            self.report((*above, "emit"), message, "write words with dots between: house.quiet")
         texts = {
             key: self.read((*above, "payload", key), one, compile_template)
             for key, one in given.items()
@@ -303,34 +305,32 @@ class _Compiler:
         return make
 
 
-def _kept(key: str, value: object) -> object:
-    """Refuses what is not plain or not small: the value is stored with the session."""
-    is_fine = isinstance(value, str | None)
-    if isinstance(value, int | float):
-        is_fine = -LARGEST <= value <= LARGEST
-    if not is_fine:
-        raise ExpressionFailed(f"{key}: a {type(value).__name__} like this cannot be kept")
+def _storable(key: str, value: object) -> object:
+    """Returns the value if it can be stored with the session: a scalar of limited size. Raises
+    ExpressionFailed."""
     if isinstance(value, str) and len(value) > MOST:
-        raise ExpressionFailed(f"{key}: a text of more than {MOST} characters cannot be kept")
+        raise ExpressionFailed(f"{key}: a text of more than {MOST} characters cannot be stored")
+    is_number = isinstance(value, int | float) and -LARGEST <= value <= LARGEST
+    if not is_number and not isinstance(value, str | None):
+        raise ExpressionFailed(f"{key}: a {type(value).__name__} like this cannot be stored")
     return value
 
 
 log = logging.getLogger(__name__)
 
-QUARANTINE_AT = 3  # errors, for as long as the gateway runs
-MOST_REMEMBERED = 1_000  # of types of events
-ONCE = "once:"  # in what is kept, before the id of a rule; no name of set_state has a colon
+QUARANTINE_AT = 3  # errors since the gateway started
+ONCE = "once:"  # prefix of a rule id among the stored keys; a key of set_state has no colon
 
 
 class RulesInvalid(GatewayError):
-    """At least one of them must not be used; the text names every problem with its place."""
+    """At least one rule is invalid; the text names every problem with its place."""
 
     code = "rules_invalid"
 
 
 @dataclass(slots=True)
 class Faults:
-    """How often a rule failed since the gateway started."""
+    """The failures of a rule since the gateway started."""
 
     count: int = 0
     last: str = ""
@@ -340,21 +340,8 @@ class Faults:
         return self.count >= QUARANTINE_AT
 
 
-class _RulesByEvent(dict[str, tuple[CompiledRule, ...]]):
-    """The rules for a type of event, found once for each type."""
-
-    def __init__(self, rules: tuple[CompiledRule, ...]) -> None:
-        self._rules = rules
-
-    def __missing__(self, event_type: str) -> tuple[CompiledRule, ...]:
-        found = tuple(rule for rule in self._rules if rule.hears(event_type))
-        if len(self) < MOST_REMEMBERED:
-            self[event_type] = found
-        return found
-
-
 class RuleSet:
-    """Every rule in the order of firing, with its failures in all runs."""
+    """All rules in their firing order, with their failures in all runs."""
 
     def __init__(
         self, rules: Iterable[CompiledRule], refused: tuple[RefusedRules, ...] = ()
@@ -362,20 +349,23 @@ class RuleSet:
         self.rules = tuple(sorted(rules, key=lambda rule: -rule.definition.priority))
         self.refused = refused
         self.faults = {rule.definition.id: Faults() for rule in self.rules}
-        self.by_event = _RulesByEvent(self.rules)
+        self.by_event = EventTypeCache(self._matching)
         self.keeps_state = any(rule.definition.keeps_state for rule in self.rules)
+
+    def _matching(self, event_type: str) -> tuple[CompiledRule, ...]:
+        return tuple(rule for rule in self.rules if rule.matches(event_type))
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
-        """Of each rule by its id: the same for the same rule in every process and every file."""
+        """Maps rule ids to digests, which are equal for equal rules in any process and file."""
         found = {}
         for one in (rule.definition for rule in self.rules):
             text = json.dumps(replace(one, source=""), default=_plain, sort_keys=True)
             found[one.id] = blake2b(text.encode(), digest_size=8).hexdigest()
         return found
 
-    def failed(self, rule: CompiledRule, error: ExpressionFailed) -> Act:
-        """Counts the failure. Returns the act that tells of it."""
+    def record_failure(self, rule: CompiledRule, error: ExpressionFailed) -> Act:
+        """Counts a failure. Returns the act that emits `rule.error`."""
         rule_id = rule.definition.id
         faults = self.faults[rule_id]
         faults.count, faults.last = faults.count + 1, str(error)[:500]
@@ -387,7 +377,7 @@ class RuleSet:
         return Act("emit_event", values)
 
     def keep_faults(self, before: "RuleSet") -> None:
-        """Takes over the failures of rules that have not changed."""
+        """Keeps the failures of the rules that have not changed."""
         old = {rule.definition.id: rule.definition for rule in before.rules}
         for rule in self.rules:
             one = rule.definition
@@ -404,8 +394,8 @@ def _plain(value: object) -> object:
 
 
 def load_rules(definitions: Iterable[RuleDef], refused: tuple[RefusedRules, ...] = ()) -> RuleSet:
-    """Raises RulesInvalid with every problem at once."""
-    found = [compiled(one) for one in definitions]
+    """Compiles rules. Raises RulesInvalid with all problems."""
+    found = [compile_rule(one) for one in definitions]
     lines = [
         f"{rule.definition.source}: rule {rule.definition.id}: {problem.message}; {problem.fix}"
         for rule, problems in found
@@ -417,8 +407,8 @@ def load_rules(definitions: Iterable[RuleDef], refused: tuple[RefusedRules, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """The names of one event, and behind them those of the turn."""
+class _RuleScope:
+    """The variables of one event; other names are looked up in the scope of the turn."""
 
     own: Mapping[str, object]
     outer: Mapping[str, object]
@@ -427,8 +417,10 @@ class _View:
         return self.own[name] if name in self.own else self.outer.get(name)
 
 
-def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]) -> _View:
-    """What expressions and templates see."""
+def rule_scope(
+    event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]
+) -> ExpressionScope:
+    """Returns the variables of the expressions and templates of a rule."""
     names = {
         "type": event.type,
         "severity": event.severity,
@@ -437,13 +429,13 @@ def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]
         "session_key": str(event.session_key or ""),
         "run_id": event.run_id or "",
     }
-    return _View({"event": names, "payload": event.payload, "plugin": plugin}, scope)
+    return _RuleScope({"event": names, "payload": event.payload, "plugin": plugin}, scope)
 
 
 class RunRules:
-    """The rules of one run. `only`: the ids that its agent names; none: every one that is enabled.
+    """The rules of one run. `only`: the rule ids that its agent names; empty means all enabled rules.
 
-    `kept` is what rules of this session have set before."""
+    `kept`: the values that rules of this session have stored before."""
 
     def __init__(
         self,
@@ -455,15 +447,14 @@ class RunRules:
         self._rules, self._only, self.by_event = rules, frozenset(only), rules.by_event
         self._kept = dict(kept)
         self._fired: set[str] = set()
-        # What the session keeps from now on; None if nothing has changed.
-        self.kept: Mapping[str, object] | None = None
+        self.kept: Mapping[str, object] | None = None  # the values to store; None: unchanged
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
-        """What the rules want done about an event, in the order of their priority."""
+        """Fires the rules for an event. Returns their acts in the order of rule priority."""
         rules = [one for one in self.by_event[event.type] if self._may_fire(one, event)]
         if not rules:
             return ()
-        seen = view(event, scope, self._kept)
+        seen = rule_scope(event, scope, self._kept)
         return tuple(act for rule in rules for act in self._fire(rule, event, seen))
 
     def _may_fire(self, rule: CompiledRule, event: Event) -> bool:
@@ -481,10 +472,10 @@ class RunRules:
                 return []
             acts = rule.acts(event, seen)
         except ExpressionFailed as error:
-            return [self._rules.failed(rule, error)]
+            return [self._rules.record_failure(rule, error)]
         self._fired.add(rule.definition.id)
         if rule.definition.once_per == "session":
-            self._keep(ONCE + rule.definition.id, True)  # noqa: FBT003  # a value like any other
+            self._keep(ONCE + rule.definition.id, True)  # noqa: FBT003  # a stored value
         for act in acts:
             if act.kind == "set_state":
                 self._keep(act.values["key"], act.values["value"])

@@ -579,7 +579,7 @@ class Replayer:
         rules are not counted."""
         known, bus = runner.rules, Bus()
         rules = RuleSet(known.rules, known.refused)
-        alone = replace(runner, rules=rules, publish=bus.publish, hears=bus.hears)
+        alone = replace(runner, rules=rules, publish=bus.publish, hears=bus.has_listener)
         worker, episode = replace(self.worker, runner=alone), await self._episode(batch)
         end = await worker.end_of(batch, agent, episode, journal, read)
         batch.run.seal(end.terminal)

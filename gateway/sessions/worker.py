@@ -321,7 +321,7 @@ class RunWorker:
                 said.append(SaidMessage(node_id, one.run_id, new.sender, new.content, at))
             self.extractor.extract(key, said, end.nodes[-1].id)
         event = end.result.end_event
-        if event is not None and self.bus.hears(event.type):
+        if event is not None and self.bus.has_listener(event.type):
             self.bus.publish(event)
         if batch.crowded is not None:
             self.compact(key, batch.crowded, run.run_id)

@@ -1,1 +1,2 @@
-"""What is kept: inbox, runs, conversation trees, sessions and outbox, in SQLite or in memory."""
+"""The store: inbox, runs, conversation trees, sessions, facts, ledger and outbox, in SQLite or
+SurrealDB."""

@@ -219,7 +219,7 @@ def _tree(
     return _with_parent([{**row, "text": "", "packed": None} for row in reversed(rows)], tx)
 
 
-# --- changing the tree -------------------------------------------------------------------------
+# --- changing the tree ---------------------------------------------------------------------------
 def _found_node(key: SessionKey, node: NodeId, tx: Transaction) -> tuple[SessionRow, int]:
     session = require_session(key, tx)
     if (place := tx.place(session, node)) is None:

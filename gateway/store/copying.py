@@ -1,4 +1,5 @@
-"""Whole stores copied between engines: rows of one moment, read in pages, counted and digested on both sides."""
+"""Copies of whole stores: between engines, with the rows of one moment counted and digested on both
+sides; and of one SQLite file while others write to it."""
 
 import contextlib
 import os
@@ -18,49 +19,49 @@ from gateway.store.tables import TABLES, Table, migrate
 from gateway.store.transaction import Row, Transaction
 from gateway.store.writer import open_to_read
 
-# What is left out: a counter of this machine, and how far its index of words is, which is made anew.
+# Omits a counter of this machine and the progress of its index of words, which is rebuilt.
 COPIED = tuple(one for name, one in TABLES.items() if name not in {"pulse", "turn_cursor"})
 FIRST_ROWS, _MOST_ROWS, _PAGE_BYTES = 50, 500, 4 << 20
 
 
 class RowSource(Protocol):
-    """All rows of one moment, as SQLite has their values."""
+    """All rows of one moment, with the values that SQLite has."""
 
     def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]: ...
     async def last_numbers(self) -> Mapping[str, int]:
-        """The largest number that was given to a row of each table."""
+        """The largest number that was ever assigned to a row of each table."""
 
 
 class RowTarget(RowSource, Protocol):
     async def put(self, table: Table, rows: Sequence[Row]) -> None: ...
     async def finish(self, numbers: Mapping[str, int]) -> None:
-        """Once all rows are there: what follows from them, and on the disk."""
+        """Writes derived data once all rows are there, and fsyncs."""
 
 
 async def copy_rows(source: RowSource, target: RowTarget) -> Sequence[CopiedTable]:
-    """Raises CopyRefused if the target does not give back what was put there."""
+    """Raises CopyRefused if the target does not return the rows that it received."""
     copied = []
     for table in COPIED:
         seen = _Seen(table)
         async for rows in source.rows(table):
             seen.add(rows)
             await target.put(table, rows)
-        copied.append(seen.told)
+        copied.append(seen.table)
     await target.finish(await source.last_numbers())
-    for table, told in zip(COPIED, copied, strict=True):
-        found = _Seen(table)
+    for table, sent in zip(COPIED, copied, strict=True):
+        seen = _Seen(table)
         async for rows in target.rows(table):
-            found.add(rows)
-        if found.told != told:
+            seen.add(rows)
+        if (found := seen.table) != sent:
             raise CopyRefused(
-                f"table {table.name} was not copied as it is ({told.rows:,} rows, {found.told.rows:,} "
-                "arrived): run it again"
+                f"the copy of table {table.name} differs ({sent.rows:,} rows sent, {found.rows:,} found): "
+                "run the command again"
             )
     return copied
 
 
 class _Seen:
-    """Counts rows, and adds up their digests: in whatever order they come, the sum is the same."""
+    """Counts rows and adds up their digests; the sum does not depend on their order."""
 
     def __init__(self, table: Table) -> None:
         self._table, self._rows, self._sum = table, 0, 0
@@ -73,7 +74,7 @@ class _Seen:
             self._sum += int.from_bytes(digest)
 
     @property
-    def told(self) -> CopiedTable:
+    def table(self) -> CopiedTable:
         return CopiedTable(self._table.name, self._rows, f"{self._sum % (1 << 256):064x}")
 
 
@@ -82,19 +83,19 @@ def _canonical(value: object) -> object:
 
 
 def next_page(size: int, rows: Sequence[Row]) -> int:
-    """How many rows to read next, so that a page stays small whatever stands in them."""
+    """The number of rows to read next, so that a page stays small whatever the rows hold."""
     held = sum(len(one) for row in rows for one in row.values() if isinstance(one, str | bytes))
     return max(1, min(_MOST_ROWS, 2 * size, len(rows) * _PAGE_BYTES // max(1, held)))
 
 
 class SqliteRows:
-    """The rows of a database that nobody else writes to."""
+    """The rows of a database that no other process writes."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self._path = db, path
 
     async def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
-        """With the marks of the indexes that hold a row."""
+        """Each row includes the marks of its partial indexes."""
         select = ", ".join([*table.types, *(f"({one})" for one in table.marks.values())])
         names, size = [*table.types, *table.marks], FIRST_ROWS
         cursor = await to_thread.run_sync(self._db.execute, f"SELECT {select} FROM {table.name}")
@@ -144,7 +145,7 @@ async def reading_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
 
 @contextlib.asynccontextmanager
 async def writing_sqlite(path: Path) -> AsyncIterator[SqliteRows]:
-    """A database of its own in a new file, which is whole only at the end."""
+    """A database in a new file, which is complete only at the end."""
     try:
         with contextlib.closing(await to_thread.run_sync(_new_database, path)) as db:
             yield SqliteRows(db, path)

@@ -131,7 +131,7 @@ def _group_of(view: FactView, tx: Transaction) -> int:
     return row["id"] if row else 0
 
 
-# --- by subject, predicate and time -------------------------------------------------------------
+# --- by subject, predicate and time --------------------------------------------------------------
 
 
 def _select(tx: Transaction, query: FactQuery) -> Sequence[Fact]:
@@ -288,7 +288,7 @@ FROM asked
 """
 
 
-# --- the methods of the port-----------------------------------------------------------------------
+# --- the methods of the port ---------------------------------------------------------------------
 class FactBase(StorePart):
     """Facts of one store. A bit filter of all scopes and sessions answers most questions about
     unknown names without a query. Names that are already in the database are loaded a page at a

@@ -227,7 +227,7 @@ _CURRENT_ONES = (
 )
 
 
-# --- known facts --------------------------------------------------------------------------------
+# --- known facts ---------------------------------------------------------------------------------
 def _object(topic: int, object_: str) -> Terms:
     return {"topic": topic, "functional": False, "form": object_}
 
@@ -319,7 +319,7 @@ def _all_of(rows: Sequence[FactRow], tx: Transaction) -> _Known:
     return _Known({row.fact.id: row for row in rows}, [one for _, one in claims], places)
 
 
-# --- changes ------------------------------------------------------------------------------------
+# --- changes -------------------------------------------------------------------------------------
 def _settle(topic: _Topic, known: _Known, now: datetime, tx: Transaction) -> None:
     before = {id_: row.fact for id_, row in known.rows.items()}
     facts = settle_claims(topic.scope, known.stored, before=before, now=now)

@@ -38,7 +38,7 @@ _SENTENCES = {
 
 _PAGE = 4_096
 _LIMITS = frozenset({errno.EFBIG, errno.EDQUOT})
-# A failed sync is not among them: it leaves unknown what is on the disk.
+# A failed sync is excluded: it leaves unknown which pages are on the disk.
 _OF_A_WRITE = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
 
@@ -48,7 +48,7 @@ def code_of(error: sqlite3.Error) -> int:
 
 
 def _is_full(error: sqlite3.Error) -> bool:
-    # The index of the log is a file of its own, for which SQLite has its own code.
+    # SQLite has its own code for the index of the log, which is a separate file.
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
@@ -57,9 +57,9 @@ def is_io_error(error: sqlite3.Error) -> bool:
 
 
 def lack_of_room(error: sqlite3.Error, where: str, size: int = 0) -> str | None:
-    """The sentence for a write that failed because the disk or a limit is full; None for any other
-    failure. SQLite reports a limit as an I/O error, so a file beside the database is tried, which was to
-    have this `size` at least."""
+    """The sentence for a write that failed because the disk or a limit is full; None for other
+    failures. SQLite reports a limit as an I/O error, so this writes a probe of at least `size`
+    bytes beside the database."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code_of(error) != sqlite3.SQLITE_FULL and not _is_full(error) and code not in _OF_A_WRITE:
         return None
@@ -72,7 +72,7 @@ def lack_of_room(error: sqlite3.Error, where: str, size: int = 0) -> str | None:
 
 
 def _fault_of_growing(path: Path, size: int) -> int | None:
-    """The error number of a write behind the end of the database or its log; None if it works."""
+    """The error number of a write behind the end of the database or its log; None if it succeeds."""
     probe = path.with_name("store.probe")
     try:
         sizes = [one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.exists()]
@@ -80,7 +80,7 @@ def _fault_of_growing(path: Path, size: int) -> int | None:
         try:
             end = max((*sizes, size))
             written = os.pwrite(file, bytes(_PAGE), end)
-            if written < _PAGE:  # the next write reports a limit that this one hit
+            if written < _PAGE:  # the next write reports the limit that cut this one
                 os.pwrite(file, bytes(_PAGE - written), end + written)
         finally:
             os.close(file)
@@ -101,7 +101,8 @@ def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
 
 
 def opening_error(error: sqlite3.Error, where: str) -> GatewayError:
-    """StoreRefused for damage and old libraries; StoreUnavailable for what an operator can mend."""
+    """StoreRefused for damage and old libraries; StoreUnavailable for faults that an operator can
+    fix."""
     if code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
         return StoreRefused(damaged(where, error))
     return unavailable(error, where)
@@ -113,7 +114,7 @@ def damaged(where: str, detail: object) -> str:
 
 @contextlib.contextmanager
 def file_faults(where: str) -> Iterator[None]:
-    """A failed call on a file of the data directory raises StoreUnavailable."""
+    """Turns a failed call on a file of the data directory into StoreUnavailable."""
     try:
         yield
     except OSError as error:
@@ -132,7 +133,7 @@ def file_fault(error: OSError, where: str) -> StoreUnavailable:
 
 
 class TextRefused(GatewayError):
-    """A text without a UTF-8 form, which can be neither kept nor sent."""
+    """A text without a UTF-8 form can be neither stored nor sent."""
 
     code = "bad_text"
 
@@ -144,7 +145,7 @@ class TextRefused(GatewayError):
 
 
 def has_no_utf8(error: Exception) -> bool:
-    """Whether a text could not be stored because it has no UTF-8 form."""
+    """True if a text could not be stored because it has no UTF-8 form."""
     return isinstance(error, ValueError) and "surrogates not allowed" in str(error)
 
 

@@ -135,7 +135,7 @@ def _post(ending: Ending, session: SessionRow, tx: Transaction) -> None:
     tx.delete("notice", {"id": tuple(row["id"] for row in free[MOST_POSTED:])})
 
 
-# --- accepting a message ---------------------------------------------------------------------------
+# --- accepting a message -------------------------------------------------------------------------
 _AS_ACCEPTED = Fields(
     "run_id message_id matched_by platform_id digest sender context_id whence content partition"
 )
@@ -211,7 +211,7 @@ def begin_attempt(tx: Transaction, run_id: RunId) -> int:
     return attempts
 
 
-# --- ending a run ---------------------------------------------------------------------------------
+# --- ending a run --------------------------------------------------------------------------------
 def end_run(tx: Transaction, ending: Ending) -> bool:
     session = require_session(ending.session_key, tx)
     is_head = ending.grown_from == session.head_id

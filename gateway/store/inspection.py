@@ -1,4 +1,4 @@
-"""Databases and copies of them, looked over before they are trusted."""
+"""Checks of databases and copies before they are trusted."""
 
 import contextlib
 import sqlite3
@@ -24,7 +24,7 @@ from gateway.store.writer import Progress, open_to_read
 T = TypeVar("T")
 
 _LEAST_SQLITE = (3, 35, 0)  # RETURNING
-# A database up to this size has its indexes compared with its tables as well: a second at most.
+# Up to this size, indexes are compared with tables too: a second at most.
 _THOROUGH_BYTES = 64 * 1024 * 1024
 _PAGE = 1_000
 
@@ -33,8 +33,8 @@ def require_library() -> None:
     if sqlite3.sqlite_version_info < _LEAST_SQLITE:
         least = ".".join(str(part) for part in _LEAST_SQLITE)
         raise StoreRefused(
-            f"this Python has SQLite {sqlite3.sqlite_version}, the embedded store needs {least}: "
-            "use a Python with a newer one"
+            f"this Python has SQLite {sqlite3.sqlite_version}, and the embedded store needs {least}: "
+            "use a Python with a newer SQLite"
         )
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         if not db.execute("SELECT sqlite_compileoption_used('ENABLE_FTS5')").fetchone()[0]:
@@ -45,9 +45,9 @@ def require_library() -> None:
 
 
 def check_database(path: Path, *, is_thorough: bool = False) -> Progress:
-    """What a database holds; nothing if there is none. Raises StoreRefused if it must not be used as it
-    is. Read-only: SQLite cuts a damaged log off
-    when a writing connection closes, and the operator may still want it."""
+    """The progress of a database; zero if there is none. Raises StoreRefused if it must not be used
+    as it is. Read-only: when a writing connection closes, SQLite truncates a damaged log that the
+    operator may still want."""
     require_library()
     if not path.exists() or path.stat().st_size == 0:
         return Progress()
@@ -69,7 +69,7 @@ def check_database(path: Path, *, is_thorough: bool = False) -> Progress:
 
 
 def read_once(path: Path, query: Callable[[Transaction], T]) -> T:
-    """Asks the database there, whether a gateway has it open or not, and changes nothing of it. Raises
+    """Queries the database of a running or stopped gateway, and changes nothing. Raises
     StoreRefused, StoreUnavailable."""
     if not path.exists():
         raise StoreUnavailable(f"{path} does not exist")
@@ -82,7 +82,7 @@ def read_once(path: Path, query: Callable[[Transaction], T]) -> T:
 
 
 def _require_header(path: Path) -> None:
-    """SQLite takes a flipped bit here for a file of the future, and calls it read-only."""
+    """With a flipped bit here, SQLite takes the file for one of the future and calls it read-only."""
     with file_faults(str(path)), path.open("rb") as file:
         header = file.read(20)
     if not header.startswith(b"SQLite format 3\0") or header[18:20] not in {b"\1\1", b"\2\2"}:
@@ -106,10 +106,10 @@ def progress_of(db: sqlite3.Connection) -> Progress:
     return Progress(accepted, pulse[0] if pulse else 0)
 
 
-# --- what a copy holds ---------------------------------------------------------------------------
+# --- copies --------------------------------------------------------------------------------------
 def contents_of(path: Path) -> StoreContents:
     """Raises ArchiveDamaged."""
-    with _opened(path) as db:
+    with _open_copy(path) as db:
         there = {name for name, _ in columns_of(db)} & TABLES.keys()
         tx, held = Transaction(db), progress_of(db) if "pulse" in there else Progress()
         entry = tx.first("audit", {}, "seq hash", order="-seq") if "audit" in there else None
@@ -125,7 +125,7 @@ def contents_of(path: Path) -> StoreContents:
         )
 
 
-# A fact is known by what was said: a message that is kept, or one whose run has not ended yet.
+# The source of a claim is a stored message, or one whose run has not ended.
 _SOURCELESS = """
 SELECT count(*) FROM fact_claim c WHERE message_id IS NOT NULL
 AND NOT EXISTS (SELECT 1 FROM node WHERE id = c.message_id)
@@ -133,28 +133,28 @@ AND message_id NOT IN (SELECT message_id FROM run)
 """
 
 
-def check_copy(path: Path, told: StoreContents) -> None:
-    """Looks at every page of the copy, compares it with what was told of it, and reads the
-    audit to its end. Raises StoreRefused for a newer schema or damage, ArchiveDamaged."""
+def check_copy(path: Path, described: StoreContents) -> None:
+    """Checks every page of the copy, compares it with its description, and verifies the whole
+    audit. Raises StoreRefused for a newer schema or damage, ArchiveDamaged."""
     check_database(path, is_thorough=True)
     found = contents_of(path)
-    if found != told:
+    if found != described:
         raise ArchiveDamaged(
-            f"the store in the archive is not the one that it describes ({_difference(found, told)}): "
-            "take an older archive"
+            f"the store in the archive differs from its description ({_difference(found, described)}): "
+            "use an older archive"
         )
     if "audit" in found.counts:
-        with _opened(path) as db:
+        with _open_copy(path) as db:
             _check_audit(Transaction(db))
 
 
-def _difference(found: StoreContents, told: StoreContents) -> str:
-    for name in sorted(found.counts.keys() | told.counts.keys()):
-        there, wanted = found.counts.get(name, 0), told.counts.get(name, 0)
+def _difference(found: StoreContents, described: StoreContents) -> str:
+    for name in sorted(found.counts.keys() | described.counts.keys()):
+        there, wanted = found.counts.get(name, 0), described.counts.get(name, 0)
         if there != wanted:
             return f"table {name} has {there:,} rows instead of {wanted:,}"
-    if found.sourceless != told.sourceless:
-        return f"{found.sourceless:,} claims of facts have lost the message that they are from"
+    if found.sourceless != described.sourceless:
+        return f"{found.sourceless:,} claims of facts have lost their source message"
     return "its version, its counters or the end of its audit differ"
 
 
@@ -165,15 +165,14 @@ def _check_audit(tx: Transaction) -> None:
             entry = AuditEntry(**row)
             if not entry.follows(last):
                 raise ArchiveDamaged(
-                    f"entry {entry.seq} of the audit in the archive is not what was written there: "
-                    "take an older archive"
+                    f"entry {entry.seq} of the audit in the archive was changed: use an older archive"
                 )
             last = entry
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A copy that nobody writes to. Raises ArchiveDamaged."""
+def _open_copy(path: Path) -> Iterator[sqlite3.Connection]:
+    """Opens a copy that is not written. Raises ArchiveDamaged."""
     address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:

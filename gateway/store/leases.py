@@ -1,7 +1,7 @@
 """Leases on partitions in a SurrealDB database, which decides by its own clock: the port Leases.
 
-Conflicts arise between writes of one record only. Each statement here changes the leases that it is about,
-so of two nodes that want one partition the second is told to repeat, and then finds it taken.
+Only writes of the same record conflict. Each statement changes the leases that it depends on, so
+that the second of two competing nodes has to repeat it and then finds the partition owned.
 """
 
 import contextlib
@@ -25,24 +25,16 @@ from gateway.store.surreal_connection import (
     StatementRefused,
     SurrealConnection,
 )
+from gateway.store.surreal_schema import define
 
-TABLES = """
-DEFINE TABLE IF NOT EXISTS cluster SCHEMAFULL;
-DEFINE FIELD IF NOT EXISTS partitions ON cluster TYPE int;
-DEFINE FIELD IF NOT EXISTS joins ON cluster TYPE int;
-DEFINE FIELD IF NOT EXISTS key ON cluster TYPE option<string>;
-DEFINE TABLE IF NOT EXISTS lease SCHEMAFULL;
-DEFINE FIELD IF NOT EXISTS node ON lease TYPE option<string>;
-DEFINE FIELD IF NOT EXISTS epoch ON lease TYPE int;
-DEFINE FIELD IF NOT EXISTS expires_at ON lease TYPE option<datetime>;
-DEFINE TABLE IF NOT EXISTS member SCHEMAFULL;
-DEFINE FIELD IF NOT EXISTS seen_at ON member TYPE datetime;
-DEFINE FIELD IF NOT EXISTS expires_at ON member TYPE datetime;
-DEFINE FIELD IF NOT EXISTS alone ON member TYPE bool;
-DEFINE FIELD IF NOT EXISTS ready ON member TYPE bool;
-DEFINE FIELD IF NOT EXISTS config ON member TYPE string;
-DEFINE FIELD IF NOT EXISTS leaving ON member TYPE bool
-"""
+TABLES = ";\n".join(
+    (
+        define("cluster", partitions="int", joins="int", key="option<string>"),
+        define("lease", node="option<string>", epoch="int", expires_at="option<datetime>"),
+        define("member", **dict.fromkeys(("seen_at", "expires_at"), "datetime")),
+        define("member", **dict.fromkeys(("alone", "ready", "leaving"), "bool"), config="string"),
+    )
+)
 _FIRST = """{
   CREATE cluster:main SET partitions = $partitions, joins = 0, key = $key RETURN NONE;
   FOR $number IN 0..$partitions { CREATE type::record('lease', $number) SET epoch = 0 RETURN NONE };
@@ -50,7 +42,7 @@ _FIRST = """{
 _FORGET = "DELETE member WHERE seen_at < time::now() - 1d RETURN NONE"
 _SEEN = """UPSERT $member SET seen_at = time::now(), expires_at = time::now() + $ttl, alone = $alone,
     ready = $ready, config = $config, leaving = $leaving RETURN NONE"""
-# Of nodes that join at a time the second is told to repeat, because both change the counter.
+# Both of two joining nodes change the counter, so the second has to repeat the statement.
 _JOIN = f"""{{
   LET $others = (SELECT VALUE id FROM member
     WHERE id != $member AND expires_at > time::now() AND (alone OR $alone));
@@ -59,7 +51,7 @@ _JOIN = f"""{{
     {_SEEN};
     {{ partitions: $c.partitions }} }}
 }}"""
-# A node that is alone is so until its time is over, when another one may have joined.
+# A node holds the store alone until it expires; then another may have joined.
 _STILL_ALONE = """
   LET $end = (SELECT VALUE expires_at FROM ONLY $member);
   IF $end == NONE OR $end <= time::now() { THROW 'exogate:late' };
@@ -92,7 +84,7 @@ _KEY = "RETURN cluster:main.key"
 
 
 class SurrealLeases:
-    """Every call has an answer within `deadline_s`, or none."""
+    """Implements the port Leases. Every call ends within `deadline_s`."""
 
     def __init__(self, connection: SurrealConnection, deadline_s: float) -> None:
         self._connection, self._deadline_s = connection, deadline_s
@@ -130,27 +122,25 @@ class SurrealLeases:
         return [*map(_lease, await self._commit(_TAKE, params))]
 
     async def release(self, node: str, leases: Sequence[Lease]) -> None:
-        given_back = [
-            {"id": RecordID("lease", lease.partition), "epoch": lease.epoch} for lease in leases
-        ]
-        await self._commit(_RELEASE, {"me": node, "leases": given_back})
+        rows = [{"id": RecordID("lease", one.partition), "epoch": one.epoch} for one in leases]
+        await self._commit(_RELEASE, {"me": node, "leases": rows})
 
     async def leave(self, node: str) -> None:
         await self._commit(_LEAVE, {"member": RecordID("member", node)})
 
     async def bury(self, node: str) -> None:
-        """A node that has ended gives back what it had."""
+        """Releases the leases of a node that has ended."""
         await self._connection.commit(TABLES, deadline_s=self._deadline_s)
         await self._commit(_BURY, {"member": RecordID("member", node), "me": node})
 
     async def alive(self, late_s: float) -> set[str]:
-        """The nodes whose time was not over so long ago: they may only be slow."""
+        """The nodes that expired less than `late_s` ago, or not at all: they may only be slow."""
         late = {"late": timedelta(seconds=late_s)}
         [found] = await self._connection.query(_ALIVE, late, deadline_s=self._deadline_s)
         return {one.id for one in found}
 
     async def key(self) -> bytes:
-        """Which only those have who may read the store."""
+        """A secret that only readers of the store know."""
         [found] = await self._connection.query(_KEY, deadline_s=self._deadline_s)
         return bytes.fromhex(found or "")
 

@@ -92,7 +92,7 @@ class _Slice:
 _Saved = tuple[Reservation, Amount | None]  # a row and the rest of its slice; None deletes it
 
 
-# --- queries ------------------------------------------------------------------------------------
+# --- queries -------------------------------------------------------------------------------------
 MOST_RECORDS = 1000  # a page
 
 
@@ -272,7 +272,7 @@ class StoredLedger(LedgerBase):
         self._accounts: dict[Scope, _Account] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    # --- beginning a call-----------------------------------------------------------------------
+    # --- beginning a call ------------------------------------------------------------------------
     def begin(self, wanted: Reservation) -> Reservation:
         if wanted.day < self.latest:
             wanted = replace(wanted, day=self.latest)
@@ -374,7 +374,7 @@ class StoredLedger(LedgerBase):
             one for one in self._calls_in(scope) if one.id not in self._slices
         )
 
-    # --- slices ---------------------------------------------------------------------------------
+    # --- slices ----------------------------------------------------------------------------------
     async def _cover(
         self, part: _Slice, call: Reservation, decide: Decide, accounts: Sequence[_Account]
     ) -> None:
@@ -462,7 +462,7 @@ class StoredLedger(LedgerBase):
         save = partial(_save_exactly, calls=list(self._open.values()))
         self._writer.write_soon(save, not_saved)
 
-    # --- ending a call --------------------------------------------------------------------------
+    # --- ending a call ---------------------------------------------------------------------------
     def settle_soon(
         self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
     ) -> Sequence[Tally]:
@@ -546,7 +546,7 @@ def not_saved(error: Exception) -> None:
     log.warning("budget_slices_not_saved", extra={"why": str(error)})
 
 
-# --- operations ---------------------------------------------------------------------------------
+# --- operations ----------------------------------------------------------------------------------
 def _raise(
     tx: Transaction, *, scope: str, day: str, tokens: int, event: AuditEvent, until: datetime
 ) -> Mapping[str, int]:

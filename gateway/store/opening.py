@@ -1,5 +1,4 @@
-"""The data directory: private, locked for one process, with the store that the configuration asks
-for in it."""
+"""The data directory: private, locked by one process, and holding the configured store."""
 
 import contextlib
 import fcntl
@@ -23,15 +22,15 @@ from gateway.store.writer import OnCommit
 
 LOCK = "lock"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-RESTORING = ".restoring"  # behind the name of a data directory: one that is being made
-COPYING = "store.copying"  # a folder in it: with a store that is being copied there
-_TRIES, _BETWEEN_S = 4, 0.05  # a command that asks for the owner holds the lock for a moment
+RESTORING = ".restoring"  # suffix of a data directory that is being restored
+COPYING = "store.copying"  # a folder in it that holds an unfinished copy of a store
+_TRIES, _BETWEEN_S = 4, 0.05  # `read_owner` holds the lock for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that holds the data directory. `url` is set once its gateway listens, `node` if it
-    shares a store. `place` tells this very directory from copies of it."""
+    """The process that holds the data directory. `url` is set once its gateway listens, `node` if
+    it shares a store. `place` distinguishes this directory from copies of it."""
 
     pid: int
     url: str | None = None
@@ -49,18 +48,19 @@ def make_private(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(data_dir: Path) -> Iterator[Owner | None]:
-    """Locks the directory until the end, and gives its last owner. Raises DataDirInUse with the owner."""
+    """Locks the directory until the end, and yields its previous owner. Raises DataDirInUse with
+    the owner."""
     path = data_dir / LOCK
     with file_faults(str(path)):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if not _taken(lock):
+        if not _try_lock(lock):
             owner = _parsed(path)
             where = f" ({owner.url})" if owner and owner.url else ""
             who = f"process {owner.pid}{where}" if owner else "another process"
             raise DataDirInUse(str(data_dir), who)
         last = _parsed(path)
-        # The node stays until another one is noted: we may end before.
+        # Keeps the node until another one is noted: this process may end before.
         kept = (last.node, last.place) if last else ("", "")
         _write_owner(lock, Owner(os.getpid(), None, *kept), str(path))
         yield last
@@ -68,28 +68,27 @@ def locked(data_dir: Path) -> Iterator[Owner | None]:
         os.close(lock)
 
 
-def _taken(lock: int) -> bool:
-    for attempt in range(_TRIES):
+def _try_lock(lock: int) -> bool:
+    for pause_s in (*[_BETWEEN_S] * (_TRIES - 1), 0.0):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if attempt + 1 < _TRIES:
-                time.sleep(_BETWEEN_S)
+            time.sleep(pause_s)
         else:
             return True
     return False
 
 
 def _write_owner(lock: int, owner: Owner, where: str) -> None:
-    told = {name: one for name, one in asdict(owner).items() if one or name == "url"}
-    text = json.dumps(told).encode()
+    facts = {name: one for name, one in asdict(owner).items() if one or name == "url"}
+    text = json.dumps(facts).encode()
     with file_faults(where):
         os.pwrite(lock, text.ljust(os.fstat(lock).st_size), 0)
         os.ftruncate(lock, len(text))
 
 
 def _place(lock: Path) -> str:
-    """Of a lock on this machine since it was started."""
+    """Identifies a lock file on this machine until the next boot."""
     with contextlib.suppress(OSError):
         status, boot = lock.stat(), _BOOT.read_text(encoding="ascii")
         return f"{boot.strip()} {status.st_dev} {status.st_ino}"
@@ -98,9 +97,9 @@ def _place(lock: Path) -> str:
 
 def _parsed(path: Path) -> Owner | None:
     try:
-        said = json.loads(path.read_bytes())
-        more = (said.get("node", ""), said.get("place", ""))
-        return Owner(int(said["pid"]), said["url"], *more)
+        facts = json.loads(path.read_bytes())
+        more = (facts.get("node", ""), facts.get("place", ""))
+        return Owner(int(facts["pid"]), facts["url"], *more)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -123,7 +122,7 @@ def read_owner(data_dir: Path) -> Owner | None:
 
 
 def write_address(data_dir: Path, url: str) -> None:
-    """Only for the process that holds the lock."""
+    """Must be called by the process that holds the lock."""
     _note(data_dir, url=url)
 
 
@@ -138,19 +137,19 @@ def _note(data_dir: Path, **what: Any) -> None:
 
 
 async def note_owner(data_dir: Path, url: str) -> None:
-    """Writes the address of our gateway beside our pid, for the command line to find."""
+    """Writes the address of this gateway beside its pid, for the command line."""
     await to_thread.run_sync(write_address, data_dir, url)
 
 
 async def note_node(data_dir: Path, node: str) -> None:
-    """Writes what our gateway is called where it shares a store: who holds the lock after us knows that
-    this node is no more."""
+    """Writes the node of this gateway in a shared store, so that the next owner of the lock knows
+    that this node has ended."""
 
     await to_thread.run_sync(lambda: _note(data_dir, node=node, place=_place(data_dir / LOCK)))
 
 
-# --- the store in it -----------------------------------------------------------------------------
-TEMPORARY = "temporary"  # the folder of a store that keeps nothing; a kill leaves it behind
+# --- the store -----------------------------------------------------------------------------------
+TEMPORARY = "temporary"  # the folder of a temporary store; a killed process leaves it behind
 
 
 @contextlib.asynccontextmanager
@@ -162,7 +161,7 @@ async def open_store(
     accept_loss: bool = False,
     on_commit: OnCommit | None = None,
 ) -> AsyncIterator[Stores]:
-    """Locks the directory (also for `memory`: the lock tells the command line who runs here).
+    """Locks the directory (also for `memory`: the command line finds the process by its lock).
 
     Raises DataDirInUse, StoreRefused or StoreUnavailable, each with one sentence.
     """
@@ -179,12 +178,12 @@ async def open_store(
             async with _open_temporary(folder, clock, on_commit) as stores:
                 yield stores
         else:
-            raise StoreRefused(f"[store] url {url!r} is not known: use 'embedded' or 'memory'")
+            raise StoreRefused(f"[store] url {url!r} is unknown: use 'embedded' or 'memory'")
 
 
 @contextlib.asynccontextmanager
 async def open_memory(clock: Clock) -> AsyncIterator[Stores]:
-    """A store of its own that nobody else has and that is gone at the end."""
+    """A store of its own that exists until the context ends."""
     folder = Path(await to_thread.run_sync(lambda: tempfile.mkdtemp(prefix="exogate-")))
     async with _open_temporary(folder, clock) as stores:
         yield stores
@@ -194,7 +193,7 @@ async def open_memory(clock: Clock) -> AsyncIterator[Stores]:
 async def _open_temporary(
     folder: Path, clock: Clock, on_commit: OnCommit | None = None
 ) -> AsyncIterator[Stores]:
-    """The store in files that are not fsynced and go at the end."""
+    """A store in files without fsync that are deleted at the end."""
     try:
         await to_thread.run_sync(make_private, folder)
         async with open_sqlite(folder, clock=clock, durable=False, on_commit=on_commit) as stores:
@@ -209,28 +208,28 @@ def _remove(folder: Path) -> None:
 
 
 def _require_copied(data_dir: Path) -> None:
-    """Nor does a copy. Raises StoreRefused."""
+    """Raises StoreRefused if a copy of a store into the directory is unfinished."""
     if (data_dir / COPYING / FILE).exists():
         raise StoreRefused(
-            f"a copy of a store to {data_dir} was begun and not finished: run `exogate store copy` again; "
-            f"to start without it, remove {data_dir / COPYING}"
+            f"a copy of a store to {data_dir} was not finished: run `exogate store copy` again, or remove "
+            f"{data_dir / COPYING} to start without it"
         )
 
 
 def _require_restored(data_dir: Path) -> None:
-    """A restore that was killed leaves nothing that starts. Raises StoreRefused."""
+    """Raises StoreRefused if a restore into the directory is unfinished."""
     folder = data_dir.resolve()
     building = folder.with_name(folder.name + RESTORING)
     if folder.name.endswith(RESTORING) or building.is_dir():
         raise StoreRefused(
             f"a restore into {str(folder).removesuffix(RESTORING)} was not finished: run `exogate backup "
-            f"restore` again; to start without what it brings, remove the folder that ends in {RESTORING}"
+            f"restore` again, or remove the folder that ends in {RESTORING} to start without it"
         )
 
 
 @contextlib.asynccontextmanager
 async def own_data_dir(data_dir: Path) -> AsyncIterator[str | None]:
-    """Locks the directory, and gives the node of the process that held it last: it has ended."""
+    """Locks the directory, and yields the node of its previous process, which has ended."""
     with contextlib.ExitStack() as held:
 
         def take() -> str | None:

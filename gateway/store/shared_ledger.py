@@ -84,7 +84,7 @@ class SharedLedger(LedgerBase):
         self._unheld: set[str] = set()  # calls that may lack a row
         self._known: dict[Scope, Tally] = {}  # as the last commit here left them
 
-    # --- beginning a call-----------------------------------------------------------------------
+    # --- beginning a call ------------------------------------------------------------------------
     def begin(self, wanted: Reservation) -> Reservation:
         call = self._open_call(wanted)
         timer = asyncio.get_running_loop().call_later(LASTS_S, self._write_down, call)
@@ -145,7 +145,7 @@ class SharedLedger(LedgerBase):
         call = self._open[wanted.id] = replace(wanted, day=self.latest)
         return call
 
-    # --- ending a call --------------------------------------------------------------------------
+    # --- ending a call ---------------------------------------------------------------------------
     def settle_soon(
         self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
     ) -> Sequence[Tally]:
@@ -181,7 +181,7 @@ class SharedLedger(LedgerBase):
             self._unheld.add(step.call.id)
         failed(error)
 
-    # --- commits --------------------------------------------------------------------------------
+    # --- commits ---------------------------------------------------------------------------------
     def _commit_soon(self, step: _Step) -> None:
         self._steps.append(step)
         self._wanted.set()
@@ -240,7 +240,7 @@ class SharedLedger(LedgerBase):
         for timer in self._unwritten.values():
             timer.cancel()
 
-    # --- queries ----------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------
     async def unsettled(self) -> Sequence[Reservation]:
         """The reservations of nodes that are gone; this node settles them from now on."""
         alive = await self._alive()

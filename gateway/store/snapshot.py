@@ -1,4 +1,4 @@
-"""A copy of the database of one moment, made while others write to it."""
+"""A copy of the database as of one moment, made while others write to it."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from gateway.domain.backups import BackupRefused
 from gateway.store.faults import lack_of_room
 from gateway.store.writer import CopyStore, open_to_read
 
-_SYNC_EVERY_S = 0.02  # a commit waits for what is dirty: less than a tenth of a second of a disk
+_SYNC_EVERY_S = 0.02  # a commit waits for dirty pages: less than a tenth of a second of writing
 _SPARE_BYTES = 16 << 20
 _SIZE = """
 SELECT (page_count - freelist_count) * page_size
@@ -27,12 +27,12 @@ def copier(source: Path) -> CopyStore:
 
 
 def _copy_database(source: Path, into: Path, copies: int) -> None:
-    """Writes what is in use of the database to a new file. Raises BackupRefused, also if there is no
-    room for so many copies."""
+    """Writes the used part of the database to a new file. Raises BackupRefused, also if there is no
+    room for `copies` copies."""
     try:
         with contextlib.closing(open_to_read(source)) as db, _synced(into):
             _require_room(int(db.execute(_SIZE).fetchone()[0]), into.parent, copies)
-            db.execute("PRAGMA query_only = 0")  # or nothing can be written at all
+            db.execute("PRAGMA query_only = 0")  # VACUUM INTO needs it
             db.execute("VACUUM INTO ?", (str(into),))
     except (sqlite3.Error, OSError) as error:
         why = getattr(error, "strerror", None)
@@ -55,8 +55,8 @@ def _require_room(size: int, folder: Path, copies: int) -> None:
 
 @contextlib.contextmanager
 def _synced(path: Path) -> Iterator[None]:
-    """Has what is written there put on the disk all along, so that no fsync of the store waits for
-    much of it. The file is new, and its owner's alone."""
+    """Fsyncs the file continuously while it is written, so that no fsync of the store waits for
+    much of it. The file is new and private."""
     _remove(path)
     is_over = threading.Event()
     with contextlib.ExitStack() as undo:
@@ -76,11 +76,11 @@ def _synced(path: Path) -> Iterator[None]:
 
 def _sync(file: int, is_over: threading.Event) -> None:
     while not is_over.wait(_SYNC_EVERY_S):
-        with contextlib.suppress(OSError):  # the last one tells
+        with contextlib.suppress(OSError):  # the final fsync reports the error
             os.fdatasync(file)
 
 
 def _remove(path: Path) -> None:
-    """With what SQLite keeps beside a file that it makes."""
+    """Removes the file and SQLite's journal beside it."""
     for one in (path, path.with_name(f"{path.name}-journal")):
         one.unlink(missing_ok=True)

@@ -1,10 +1,11 @@
 """The shared store: the same operations over a SurrealDB server.
 
-An operation runs on a small SQLite database in memory, which holds the rows that it reads. What it has not
-read yet it finds empty there; then everything that it asked for is read in one request, and it runs again.
-Once nothing is missing, the rows that it changed are one commit, which checks and changes the revision of
-every row that it relied on; if another was quicker, it runs anew. So each rule of an operation is told
-once, and what it has written it finds again as on one machine.
+An operation runs on a small SQLite database in memory that holds the rows it has read. Rows that
+were not read yet seem absent; one request then reads everything that the operation asked for, and
+it runs again. Once nothing is missing, its changed rows become one commit, which checks and changes
+the revision of every row that it relied on; if another node was quicker, the operation runs again.
+So each rule of an operation is written once, and an operation finds its own writes as on one
+machine.
 """
 
 import logging
@@ -71,20 +72,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Operation = Callable[[Any], T]
 
-_KNOWN = 4096  # sessions; about 1 kB each
-_NUMBERS = 64  # that a gateway takes of a table at once
-_WITHIN_S = 10.0  # an operation that others always forestall
-_DOUBT_S = 90.0  # to find out whether a commit was carried out: a restart of a machine
+_KNOWN = 4096  # sessions, about 1 kB each
+_NUMBERS = 64  # numbers that a gateway reserves per request
+_WITHIN_S = 10.0  # for an operation that keeps conflicting
+_DOUBT_S = 90.0  # to find out whether a commit was executed: a machine may restart
 _MARKS = f"SELECT id, {REVISION} FROM $records"
-_GROUP = 64  # operations that are written soon, in a commit
-_AHEAD_S = 1.0  # for which what was read ahead is what was read
-_LONG = 16_384  # characters of a message that is read again rather than remembered
+_GROUP = 64  # operations of `write_soon` per commit
+_PREFETCHED_S = 1.0  # prefetched rows stay valid for so long
+_LONG = 16_384  # characters; a longer message is read again, not remembered
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
 
 @dataclass(slots=True)
 class _Run:
-    """What a run of an operation came to, and the sessions as its commit leaves them."""
+    """The outcome of one run of an operation, and the sessions as its commit leaves them."""
 
     transaction: SurrealTransaction
     result: Any = None
@@ -95,7 +96,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Doubts:
-    """Attempts of a write whose outcome is not known. While there is none, nobody cancels the write."""
+    """Attempts of a write with an unknown outcome. Without any, the write cannot be cancelled."""
 
     scope: CancelScope
     runs: list[_Run] = field(default_factory=list)
@@ -106,7 +107,7 @@ _Failed = Callable[[Exception], None]
 
 
 class SurrealStore(RowMemory):
-    """Runs operations; for rooms it is the writer, the readers, and what the writer knows."""
+    """Runs operations. For the rooms it is the writer, the readers and the state of the store."""
 
     def __init__(self, connection: SurrealConnection, *, is_alone: bool = False) -> None:
         super().__init__()
@@ -115,62 +116,66 @@ class SurrealStore(RowMemory):
         self.unsettled: Sequence[Row] = []
         self.last_day = ""
         self._soon: list[tuple[Operation[Any], _Failed]] = []
-        self._soon_given = self._soon_done = 0  # how many, since the start
+        self._soon_count = self._soon_done = 0  # counts since the start
         self._again = anyio.Lock()
         self._wanted, self._moved_on = anyio.Event(), anyio.Event()
         self._stopped: str | None = None
-        self._writes = Counter[str]()  # of ours by table, also those that only read it
-        # Until when, the writes that its table had seen, and the rows.
-        self._ahead: dict[Read, tuple[float, int, Sequence[LoadedRow]]] = {}
+        # this gateway's writes by table, including those that only read it
+        self._writes = Counter[str]()
+        # Deadline, count of writes to the table, and rows.
+        self._prefetched: dict[Read, tuple[float, int, Sequence[LoadedRow]]] = {}
 
     @property
     def engine(self) -> Engine:
         return Engine(self, self, self, self.copy)
 
     async def open(self) -> None:
-        """Makes what is not there yet. Raises StoreUnavailable, StoreRefused."""
+        """Makes missing tables and reads the state. Raises StoreUnavailable, StoreRefused."""
         await upgrade_tables(self.connection)
         self.unsettled = await self.read(lambda tx: tx.find("reservation", {}, order="id"))
-        day = await self.read(lambda tx: tx.first("spend", {"kind": "day"}, "name", order="-name"))
-        self.last_day = day["name"] if day else ""
+        day = {"kind": "day"}
+        self.last_day = await self.read(
+            lambda tx: tx.value("spend", day, "name", "", order="-name")
+        )
         if self._is_alone:
             self.may_hold_notices = bool(await self.read(lambda tx: tx.count("notice", {})))
         pulse = {"id": 1, "commits": 0, "probed_at": 0}
         await self.write(lambda tx: tx.insert("pulse", pulse, on_conflict="keep"), durable=True)
 
     async def read(self, query: Operation[T]) -> T:
-        """Raises StoreUnavailable, TextRefused, and what the query raises."""
+        """Raises StoreUnavailable, TextRefused, and the errors of the query."""
         self._require_open()
         reads = Reads()
         while True:
             run = self._run(query, reads, is_first=False)
-            if self._foreseen(run.transaction.missing, reads):
+            if self._use_prefetched(run.transaction.missing, reads):
                 continue
-            if await self._fetched(run.transaction, reads):
+            if await self._fetch_missing(run.transaction, reads):
                 continue
             if run.error is None:
                 return cast(T, run.result)
             await self._reread(reads, run.error)
 
-    async def look_ahead(self, queries: Iterable[Operation[object]]) -> None:
-        """Reads at once what several queries read first: they find it there for a moment, until a write of ours
-        has read or changed one of its tables. Raises StoreUnavailable."""
+    async def prefetch(self, queries: Iterable[Operation[object]]) -> None:
+        """Prefetches in one request the first rows of several queries. They stay valid for a
+        moment, until a write of this gateway reads or changes one of their tables. Raises
+        StoreUnavailable."""
         reads, missing = Reads(), dict[Read, Table | None]()
         for query in queries:
             missing |= self._run(query, reads, is_first=False).transaction.missing
         seen = {one.name: self._writes[one.name] for one in missing.values() if one}
-        until = anyio.current_time() + _AHEAD_S
+        until = anyio.current_time() + _PREFETCHED_S
         await self._fetch(reads, missing)
         for read, table in missing.items():
             if table is not None:
-                self._ahead[read] = (until, seen[table.name], reads.answers[read])
-        _cut(self._ahead)
+                self._prefetched[read] = (until, seen[table.name], reads.answers[read])
+        _cut(self._prefetched)
 
-    def _foreseen(self, missing: Mapping[Read, Table | None], reads: Reads) -> bool:
-        """Whether some of it was read ahead."""
+    def _use_prefetched(self, missing: Mapping[Read, Table | None], reads: Reads) -> bool:
+        """True if some of the missing rows were prefetched."""
         found = dict[Read, Any]()
         for read, table in missing.items():
-            until, seen, rows = self._ahead.get(read, (0.0, 0, ()))
+            until, seen, rows = self._prefetched.get(read, (0.0, 0, ()))
             if table and anyio.current_time() < until and seen == self._writes[table.name]:
                 found[read] = rows
         if found:
@@ -180,22 +185,22 @@ class SurrealStore(RowMemory):
         return bool(found)
 
     async def write(self, operation: Operation[T], *, durable: bool) -> T:
-        """After what is to be written soon, and always durable. Raises StoreUnavailable, TextRefused, and
-        what the operation raises; it then wrote nothing."""
+        """Runs after the operations of `write_soon`, and is always durable. Raises
+        StoreUnavailable, TextRefused, and the errors of the operation, which then wrote nothing."""
         self._require_open()
         await self.caught_up()
         return await self._write(operation)
 
     async def _write(self, operation: Operation[T], operations: int = 1) -> T:
-        """It is written although whoever waits for it is cancelled, as on one machine."""
+        """Writes even if the waiter is cancelled, as on one machine."""
         doubts, began = _Doubts(CancelScope(shield=True)), time.monotonic()
         with doubts.scope:
-            written = await self._written(operation, doubts)
+            written = await self._write_until_done(operation, doubts)
         self.on_commit(time.monotonic() - began, operations)
         return written  # within the scope mypy would miss a return
 
-    async def _written(self, operation: Operation[T], doubts: "_Doubts") -> T:
-        """Those that were forestalled twice come one after the other, so that each gets its turn."""
+    async def _write_until_done(self, operation: Operation[T], doubts: _Doubts) -> T:
+        """Writes that failed twice run one after the other, so that each succeeds in the end."""
         reads = Reads()
         for tries in range(2):
             if (done := await self._attempt(operation, reads, tries, doubts)) is not None:
@@ -210,22 +215,22 @@ class SurrealStore(RowMemory):
                 reads = Reads(numbers=reads.numbers)
                 await anyio.sleep(pause_s * random.random())
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise StoreUnavailable("others write the same at the same time: try again")
+        raise StoreUnavailable("other nodes keep writing the same records: try again")
 
     async def _attempt(
-        self, operation: Operation[T], reads: Reads, tries: int, doubts: "_Doubts"
+        self, operation: Operation[T], reads: Reads, tries: int, doubts: _Doubts
     ) -> tuple[T] | None:
-        """None if another was quicker, or if what we remember or had read may be why it failed. The
-        outcome of attempts in doubt is looked up, and they are never done twice."""
+        """Returns None if another node was quicker, or if remembered or older rows may be the cause
+        of a failure. The outcome of doubtful attempts is looked up, so that none is repeated."""
         for one in doubts.runs:
-            if await self._is_there(one):
+            if await self._was_executed(one):
                 return (cast(T, one.result),)
         while True:
             run = self._run(operation, reads, is_first=not tries)
-            if await self._fetched(run.transaction, reads):
+            if await self._fetch_missing(run.transaction, reads):
                 continue
             if run.error is None:
-                if not await self._committed(run, doubts):
+                if not await self._try_commit(run, doubts):
                     return None
                 self._note_read(reads)
                 return (cast(T, run.result),)
@@ -233,9 +238,9 @@ class SurrealStore(RowMemory):
                 return None
             await self._reread(reads, run.error)
 
-    async def _is_there(self, run: "_Run") -> bool:
-        """Whether a commit of which no answer came was carried out. Raises OutcomeUnknown if the store
-        does not come back in time."""
+    async def _was_executed(self, run: _Run) -> bool:
+        """True if a commit without an answer was executed. Raises OutcomeUnknown if the store does
+        not come back in time."""
         marks = run.commit.marks
         end = anyio.current_time() + _DOUBT_S
         while self._stopped is None and anyio.current_time() < end:
@@ -249,10 +254,12 @@ class SurrealStore(RowMemory):
                 self._keep(run)
             return is_there
         where = self.connection.where
-        raise OutcomeUnknown(f"whether {where} has written it is not known: look, then repeat it")
+        raise OutcomeUnknown(
+            f"{where} did not confirm a write: check whether it is there, then repeat it"
+        )
 
-    def _run(self, operation: Operation[T], reads: "Reads", *, is_first: bool) -> "_Run":
-        """Without waiting, so that runs of several operations never meet in the memory."""
+    def _run(self, operation: Operation[T], reads: Reads, *, is_first: bool) -> _Run:
+        """Runs without awaiting, so that runs of several operations never share the memory."""
         transaction = SurrealTransaction(self, reads, is_first=is_first)
         run = _Run(transaction)
         self.memory.execute("BEGIN")
@@ -264,17 +271,17 @@ class SurrealStore(RowMemory):
             run.commit, run.known = transaction.commit()
         except GatewayError as error:
             run.error = error
-        except (*OF_ONE, sqlite3.Error) as error:  # also of what was not read yet
+        except (*OF_ONE, sqlite3.Error) as error:  # also caused by rows that were not read yet
             run.error = TextRefused() if has_no_utf8(error) else OperationFailed(str(error))
             run.error.__cause__ = error
         finally:
             self.memory.execute("ROLLBACK")
         return run
 
-    async def _fetched(self, transaction: SurrealTransaction, reads: Reads) -> bool:
-        """Reads what a run has missed; False if that is nothing."""
+    async def _fetch_missing(self, transaction: SurrealTransaction, reads: Reads) -> bool:
+        """Reads the missing rows of a run; False if there are none."""
         for name in transaction.unnumbered:
-            await self._take_numbers(name)
+            await self._reserve_numbers(name)
         if transaction.missing:
             reads.requests += 1
             reads.tables |= transaction.missing
@@ -282,9 +289,9 @@ class SurrealStore(RowMemory):
         return bool(transaction.missing or transaction.unnumbered)
 
     async def _reread(self, reads: Reads, error: Exception) -> None:
-        """Reads all of it at one moment; raises the error if it was so already. Rows of several moments may
-        break a rule together that holds at each of them: a counter that was read before the rows that it
-        counts, or two facts that were current one after the other."""
+        """Reads all rows at one moment; raises the error if they were read so already. Rows of
+        several moments can break a rule together that holds at each of them: a counter that is
+        older than the counted rows, or two facts that were current in turn."""
         if reads.requests <= 1:
             raise error
         reads.requests = 1
@@ -301,15 +308,16 @@ class SurrealStore(RowMemory):
                 rows if table is None else [loaded_row(table, row) for row in rows]
             )
 
-    async def _take_numbers(self, name: str) -> None:
+    async def _reserve_numbers(self, name: str) -> None:
         text = "UPSERT ONLY $r SET next = (next ?? 1) + $n RETURN VALUE next"
         values = {"r": RecordID("numbers", name), "n": _NUMBERS}
         (beyond,) = await self.connection.commit(text, values)
         self.numbers.setdefault(name, []).extend(range(beyond - _NUMBERS, beyond))
 
-    async def _committed(self, run: "_Run", doubts: "_Doubts") -> bool:
-        """False if another has changed what the operation relied on, or if it did not reach the store."""
-        if not run.commit.parts:  # what it said was perhaps true once
+    async def _try_commit(self, run: _Run, doubts: _Doubts) -> bool:
+        """False if another node changed a row that the operation relied on, or if the commit did
+        not reach the store."""
+        if not run.commit.parts:  # its result may be outdated
             return not run.transaction.is_from_memory
         try:
             await self.connection.query(run.commit.text, run.commit.values)
@@ -323,28 +331,25 @@ class SurrealStore(RowMemory):
                 return False
             doubts.runs.append(run)
             doubts.scope.shield = False  # the server may be away for long
-            return await self._is_there(run)
+            return await self._was_executed(run)
         self._keep(run)
         return True
 
     def _note_read(self, reads: Reads) -> None:
-        """What a write has read is newer than what was read ahead. Runs are kept: a session that was opened
-        begins them next."""
+        """Invalidates prefetched rows that are older than those of this write. Keeps runs: an
+        opened session begins them next."""
         self._writes.update({table.name for table in reads.tables.values() if table})
         for one in chain(*reads.answers.values()):
-            if (
-                isinstance(one, LoadedRow)
-                and one.table.name == "run"
-                and one.record not in self.rows
-            ):
+            is_run = isinstance(one, LoadedRow) and one.table.name == "run"
+            if is_run and one.record not in self.rows:
                 self._remember(one)
 
     def _remember(self, one: LoadedRow) -> None:
         if one.table.name in REMEMBERED and len(one.row.get("content", "")) < _LONG:
             self.rows[one.record] = one
 
-    def _keep(self, run: "_Run") -> None:
-        """What we know once it is committed."""
+    def _keep(self, run: _Run) -> None:
+        """Remembers the rows and sessions of a commit."""
         for record in (*run.commit.rows, *run.commit.gone):
             self._writes[record.table] += 1
         self.known |= run.known
@@ -361,31 +366,30 @@ class SurrealStore(RowMemory):
             change()
         self.last_stamp = max(self.last_stamp, run.transaction.last_stamp)
 
-    # --- what is written soon --------------------------------------------------------------------
+    # --- the operations of `write_soon` ----------------------------------------------------------
     def write_soon(self, operation: Operation[Any], failed: _Failed) -> None:
         if self._stopped is not None:
             failed(StoreUnavailable(self._stopped))
             return
         self._soon.append((operation, failed))
-        self._soon_given += 1
+        self._soon_count += 1
         self._wanted.set()
 
     async def run(self) -> None:
-        """Writes what is to be written soon, in its order, until it is cancelled."""
+        """Writes the operations of `write_soon`, in their order, until it is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()
             await self._write_soon()
 
     async def _write_soon(self) -> None:
-        """What waits is one commit; if that fails, a commit each. A commit is shielded, so that a cancelled
-        task is noticed here alone."""
+        """Commits the waiting operations together; if that fails, each alone. Commits are shielded,
+        so only this loop notices a cancellation."""
         while self._soon:
             await checkpoint_if_cancelled()
             some = self._soon[:_GROUP]
             try:
-                together = partial(_all_of, [operation for operation, _ in some])
-                await self._write(together, len(some))
+                await self._write(partial(_all_of, some), len(some))
             except GatewayError:
                 for operation, failed in some:
                     await self._write_alone(operation, failed)
@@ -402,13 +406,14 @@ class SurrealStore(RowMemory):
             failed(error)
 
     async def caught_up(self) -> None:
-        """What comes meanwhile is not waited for: under load there would be no end of it."""
-        upto = self._soon_given
+        """Does not wait for later operations: under load that would never end."""
+        upto = self._soon_count
         while self._soon_done < upto:
             await self._moved_on.wait()
 
     async def copy(self, into: Path, copies: int) -> None:
-        """As a database of the other engine, of one moment. How large it will be nobody knows before."""
+        """Writes a database of the other engine, as of one moment. The size is not known in
+        advance."""
         async with self.connection.moment() as moment, writing_sqlite(into) as target:
             await copy_rows(SurrealRows(self.connection, moment), target)
 
@@ -424,19 +429,19 @@ class SurrealStore(RowMemory):
             raise StoreUnavailable(self._stopped)
 
 
-def _all_of(operations: Sequence[Operation[Any]], tx: Transaction) -> None:
-    for operation in operations:
+def _all_of(some: Sequence[tuple[Operation[Any], _Failed]], tx: Transaction) -> None:
+    for operation, _ in some:
         operation(tx)
 
 
 def _cut(kept: dict[Any, Any]) -> None:
-    """To the newest."""
+    """Drops all but the newest entries."""
     while len(kept) > _KNOWN:
         del kept[next(iter(kept))]
 
 
 class SharedInbox(StoredInbox):
-    """One after the other in a session: the lanes take messages in the order of their accepts."""
+    """Accepts the messages of a session one after the other: lanes take them in that order."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -449,7 +454,7 @@ class SharedInbox(StoredInbox):
 
 
 class SharedSurrealRuns(StoredSharedRuns):
-    """Reads what a turn asks about first in one request."""
+    """Prefetches in one request the rows that a turn reads first."""
 
     def __init__(self, store: SurrealStore) -> None:
         super().__init__(store.engine)
@@ -466,8 +471,8 @@ class SharedSurrealRuns(StoredSharedRuns):
             partial(free_notices, person=person, key=key, run_id=run_id, now=EPOCH),
             partial(groups_of, theirs),
         )
-        with suppress(StoreUnavailable):  # then each of them is told so
-            await self._store.look_ahead(first)
+        with suppress(StoreUnavailable):  # each query then fails for itself
+            await self._store.prefetch(first)
         return begun
 
 
@@ -475,13 +480,13 @@ class SurrealFacts(FactBase, ExtractionQueue, LocalTurnIndex):
     """Implements the port FactStore."""
 
 
-Waiting = Callable[[str], Awaitable[None]]  # is told why there is no store yet
+Waiting = Callable[[str], Awaitable[None]]  # receives the reason why there is no store yet
 
 
 async def retry_until_open(
     act: Callable[[], Awaitable[T]], connection: SurrealConnection, waiting: Waiting | None
 ) -> T:
-    """Acts again whenever the store is there again, until it was there throughout. Raises StoreRefused."""
+    """Repeats `act` whenever the store is back, until it succeeds. Raises StoreRefused."""
     while True:
         try:
             return await act()
@@ -494,7 +499,7 @@ async def retry_until_open(
 
 
 class SharedFacts(SurrealFacts):
-    """Other gateways learn facts as well, so only a query says whether there are any."""
+    """Other gateways learn facts too, so only a query can tell whether there are any."""
 
     def knows(self, view: FactView) -> bool:
         return True
@@ -513,8 +518,8 @@ async def open_surreal(
     is_alone: bool = False,
     on_commit: OnCommit | None = None,
 ) -> AsyncIterator[Stores]:
-    """`is_alone`: no other gateway writes there. Raises StoreRefused, and StoreUnavailable unless `waiting`
-    lets it wait."""
+    """`is_alone`: no other gateway writes there. Raises StoreRefused, and StoreUnavailable if there
+    is no `waiting`."""
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         store = SurrealStore(connection, is_alone=is_alone)

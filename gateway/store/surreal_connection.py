@@ -1,8 +1,9 @@
-"""A connection to a SurrealDB server: calls side by side over one WebSocket, made anew when it breaks.
+"""A connection to a SurrealDB server: concurrent calls over one WebSocket, which reconnects.
 
-The server answers CBOR with CBOR (https://surrealdb.com/docs/surrealdb/integration/rpc). What it cannot
-decode it answers to nobody, so every value is checked before it is sent. A call that was sent and not
-answered may have been carried out: it raises OutcomeUnknown, and nothing is repeated unasked.
+The server answers CBOR with CBOR (https://surrealdb.com/docs/surrealdb/integration/rpc). It does
+not answer a request that it cannot decode, so every value is checked before it is sent. A call that
+was sent and not answered may have been executed: it raises OutcomeUnknown, and nothing is repeated
+automatically.
 """
 
 import asyncio
@@ -14,9 +15,8 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from decimal import Decimal
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -41,22 +41,22 @@ from gateway.store.faults import TextRefused
 log = logging.getLogger(__name__)
 
 LEAST_VERSION: Final = (3, 2, 4)
-LARGEST_REQUEST: Final = 64 * 1024 * 1024  # bytes; the server closes at more than twice as much
+LARGEST_REQUEST: Final = 64 * 1024 * 1024  # bytes; the server disconnects at more than twice that
 MOST_PENDING: Final = 4_096  # calls that wait for an answer
 DEEPEST: Final = 64
 _SMALLEST_INT, _LARGEST_INT = -(2**63), 2**63 - 1
 _LONGEST_REASON = 300
-# A user who may only read is not told when what it writes is not written: this needs the same right, is an
-# error without it, and changes nothing.
+# The server silently ignores writes of a user who may only read. This statement needs the same
+# right, fails without it, and changes nothing.
 _MAY_WRITE = "REMOVE TABLE IF EXISTS exogate_may_write"
 _CONSEQUENCES = frozenset({"NotExecuted", "Cancelled"})
-_GRACE_S = 0.1  # for a server that seems silent
+_GRACE_S = 0.1  # before a server counts as silent
 _FIRST_REPEAT_S, _LONGEST_REPEAT_S = 0.001, 0.05
 
-# Tags of SurrealDB's CBOR; cbor2 itself knows UUIDs (37) and the text form of datetimes (0).
-_NONE, _RECORD, _DECIMAL, _DATETIME, _DURATION = 6, 8, 10, 12, 14
+# Tags of SurrealDB's CBOR; cbor2 itself handles UUIDs (37) and the text form of datetimes (0).
+_NONE, _RECORD, _DATETIME, _DURATION = 6, 8, 12, 14
 
-# The library logs whole frames at the level of debugging, and one of them holds the password.
+# At debug level the library logs whole frames, and one of them holds the password.
 _NO_LOG = logging.getLogger(f"{__name__}.frames")
 _NO_LOG.disabled = True
 
@@ -66,7 +66,7 @@ Params = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class RecordID:
-    """The id of a record: a text, an integer, a UUID, or a tuple of such."""
+    """The id of a record: a text, an integer, a UUID, or a tuple of these."""
 
     table: str
     id: object
@@ -74,7 +74,8 @@ class RecordID:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Without a username nobody signs in, which only a server without authentication allows."""
+    """Without a username the connection does not sign in; only a server without authentication
+    permits that."""
 
     username: str = ""
     password: Secret = Secret("")
@@ -84,24 +85,25 @@ class Credentials:
 class ConnectionSettings:
     """Times are in seconds."""
 
-    connect_s: float = 10.0  # to a connection that is signed in
-    call_s: float = 10.0  # for a call without a deadline of its own
+    connect_s: float = 10.0  # until the connection is signed in
+    call_s: float = 10.0  # for a call without its own deadline
     ping_every_s: float = 1.0
-    silent_s: float = 1.5  # for the answer to a ping; past it calls are refused
-    lost_s: float = 10.0  # for the answer to a ping; past it the connection is given up
+    silent_s: float = 1.5  # for the answer to a ping; after that, calls are refused
+    lost_s: float = 10.0  # for the answer to a ping; after that, the connection is given up
     retry_s: float = 0.05
     longest_retry_s: float = 5.0
-    largest_answer: int = 64 * 1024 * 1024  # bytes; at a larger one the connection is given up
+    largest_answer: int = 64 * 1024 * 1024  # bytes; a larger answer ends the connection
     jitter: Jitter = random.random
     tls: ssl.SSLContext | None = None  # None: the certificates of the system decide
-    is_told: bool = True  # whether the log has it when it breaks: once for several to one server
+    # False for further connections to the same server: one of them logs its state
+    is_logged: bool = True
 
 
 _USUAL = ConnectionSettings()
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The call was sent and not answered: the server may have carried it out, now or later."""
+    """The call was sent and not answered: the server may have executed it, or will."""
 
 
 class TransactionConflict(StoreUnavailable):
@@ -109,7 +111,7 @@ class TransactionConflict(StoreUnavailable):
 
 
 class StatementRefused(GatewayError):
-    """A statement of ours threw `exogate:REASON`, and its transaction is undone."""
+    """A statement threw `exogate:REASON`, and its transaction was undone."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the store refused a commit: {reason}")
@@ -117,11 +119,12 @@ class StatementRefused(GatewayError):
 
 
 class RecordExists(GatewayError):
-    """There is a record with that id, and the transaction is undone."""
+    """A record with that id exists, and the transaction was undone."""
 
 
 class StatementFailed(GatewayError):
-    """A statement failed for another reason: a mistake in it, a value that does not fit its field."""
+    """A statement failed for another reason: a mistake in it, or a value that does not fit its
+    field."""
 
 
 _OUTCOMES: Mapping[type[GatewayError], str] = {
@@ -132,14 +135,14 @@ _OUTCOMES: Mapping[type[GatewayError], str] = {
 
 
 class _Dial(connect):
-    """A redirect would lead the password to another server."""
+    """Follows no redirect: it would send the password to another server."""
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc
 
 
 class SurrealConnection:
-    """`open` makes it; `run` reads its answers and connects anew, for as long as it is to be used."""
+    """A connection. `open` makes it; `run` reads its answers and reconnects until it is cancelled."""
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class SurrealConnection:
         credentials: Credentials,
         settings: ConnectionSettings = _USUAL,
     ) -> None:
-        """Raises StoreRefused for an address that is none."""
+        """Raises StoreRefused for an invalid address."""
         self.where, self._url = _address(url)
         self._namespace, self._database = namespace, database
         self._credentials, self._settings = credentials, settings
@@ -157,38 +160,29 @@ class SurrealConnection:
         self._context = settings.tls
         self._socket: ClientConnection | None = None
         self._is_silent = False
-        self._heard = 0  # answers
-        self._is_warned = False  # that a value of ours could not be decoded
-        self._why = ""  # there is no connection
-        self._refused: StoreRefused | None = None  # what the last try came to
-        self._tried = anyio.Event()
-        # A text, and what it gives in the only database that is the right one.
+        self._answers = 0  # answers
+        self._is_warned = False  # about an undecodable request
+        self._why = ""  # the reason why there is no connection
+        self._refused: StoreRefused | None = None  # by the last attempt
+        self._attempted = anyio.Event()
+        # A query and its result, which identify the database.
         self.bound: tuple[str, object] | None = None
-        self._level: dict[str, str] | None = None  # of the user, once it was found
+        self._level: dict[str, str] | None = None  # of the user, once known
         self._last_id = 0
         self._pending: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
 
-    @classmethod
-    async def open(
-        cls,
-        url: str,
-        namespace: str,
-        database: str,
-        credentials: Credentials,
-        settings: ConnectionSettings = _USUAL,
-    ) -> "SurrealConnection":
-        """Connects, once: a server that does not answer is tried again by `run`. Raises StoreRefused for
-        credentials, a database or a version that cannot be used."""
-        connection = cls(url, namespace, database, credentials, settings)
+    async def open(self) -> Self:
+        """Connects once; `run` retries a server that does not answer. Raises StoreRefused for
+        unusable credentials, databases or versions."""
         try:
-            connection._socket = await connection._connect()
+            self._socket = await self._connect()
         except StoreUnavailable as error:
-            connection._why = str(error)
-        return connection
+            self._why = str(error)
+        return self
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a connection whose server answers."""
+        """True if there is a connection and its server answers."""
         return self._socket is not None and not self._is_silent
 
     async def connected(self) -> None:
@@ -196,10 +190,10 @@ class SurrealConnection:
         while not self.is_ready:
             if self._refused is not None:
                 raise self._refused
-            await self._tried.wait()
+            await self._attempted.wait()
 
     async def run(self) -> None:
-        """Reads answers, and connects anew whenever the connection ends, until it is cancelled."""
+        """Reads answers and reconnects whenever the connection ends, until it is cancelled."""
         pause_s = self._settings.retry_s
         try:
             while True:
@@ -216,7 +210,7 @@ class SurrealConnection:
             await self.close()
 
     async def close(self) -> None:
-        """Calls that wait raise OutcomeUnknown; a second close does nothing."""
+        """Waiting calls raise OutcomeUnknown. A second close does nothing."""
         socket, self._socket = self._socket, None
         self._why = "the store is closed"
         self._forget_pending()
@@ -232,10 +226,10 @@ class SurrealConnection:
         deadline_s: float | None = None,
         moment: UUID | None = None,
     ) -> list[Any]:
-        """The result of each statement, as of that moment if one is given. A failure of any of them is
-        raised: StatementRefused, RecordExists, TransactionConflict, StatementFailed, StoreRefused for what the
-        user may not do. Raises StoreUnavailable if nothing was sent, OutcomeUnknown if no answer came,
-        TextRefused, TypeError and ValueError for values that the server could not decode."""
+        """The result of each statement, as of `moment` if given. Raises StatementRefused,
+        RecordExists, TransactionConflict or StatementFailed if any statement fails, StoreRefused if
+        the user lacks the right, StoreUnavailable if nothing was sent, OutcomeUnknown if no answer
+        came, and TextRefused, TypeError or ValueError for values that the server cannot decode."""
         within = {} if moment is None else {"txn": moment}
         began, outcome = time.monotonic(), "unknown"
         try:
@@ -250,7 +244,7 @@ class SurrealConnection:
 
     @contextlib.asynccontextmanager
     async def moment(self) -> AsyncIterator[UUID]:
-        """What is read as of it is what was there at its beginning, whatever others write meanwhile."""
+        """A snapshot of the database: reads within it do not see later writes."""
         answer = await self._call("begin")
         if not isinstance(found := answer.get("result"), UUID):
             raise self._refusal("does not keep a moment to read", answer)
@@ -267,7 +261,7 @@ class SurrealConnection:
         deadline_s: float | None = None,
         **more: object,
     ) -> dict[str, Any]:
-        """Its answer. Raises StoreUnavailable, OutcomeUnknown."""
+        """The answer to a call. Raises StoreUnavailable, OutcomeUnknown."""
         socket = self._require_ready()
         self._last_id = number = self._last_id + 1
         request = encode({"id": number, "method": method, "params": params, **more})
@@ -290,7 +284,7 @@ class SurrealConnection:
     async def commit(
         self, text: str, params: Params | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
-        """Like `query`, for a text that is one transaction: it is repeated while others are quicker. Raises
+        """Like `query`, for a text that is one transaction: repeats it after conflicts. Raises
         TransactionConflict at the deadline."""
         end = anyio.current_time() + (self._settings.call_s if deadline_s is None else deadline_s)
         pause_s = _FIRST_REPEAT_S
@@ -322,10 +316,10 @@ class SurrealConnection:
         else:
             self._why, self._refused = "", None
             self._log(logging.INFO, "store_connected")
-        self._tell()
+        self._wake_waiters()
 
     async def _connect(self) -> ClientConnection:
-        """Signs in. Raises StoreUnavailable, StoreRefused."""
+        """Connects and signs in. Raises StoreUnavailable, StoreRefused."""
         try:
             with anyio.fail_after(self._settings.connect_s), contextlib.ExitStack() as undo:
                 socket = await _Dial(
@@ -334,7 +328,7 @@ class SurrealConnection:
                     compression=None,
                     max_size=self._settings.largest_answer,
                     open_timeout=None,
-                    ping_interval=None,  # the keep-alive is ours: the library's gives up late
+                    ping_interval=None,  # `_keep_alive` pings: the library detects silence late
                     close_timeout=0.5,
                     proxy=None,
                     logger=_NO_LOG,
@@ -344,14 +338,14 @@ class SurrealConnection:
                 await self._sign_in(socket)
                 undo.pop_all()
         except (OSError, EOFError, WebSocketException) as error:
-            told = self._clean(str(error)) or "it does not answer"
-            raise StoreUnavailable(f"{self.where} cannot be reached: {told}") from error
+            why = self._clean(str(error)) or "it does not answer"
+            raise StoreUnavailable(f"{self.where} cannot be reached: {why}") from error
         return socket
 
     async def _tls(self) -> dict[str, Any]:
         if not self._url.startswith("wss:"):
             return {}
-        if self._context is None:  # made once: it reads the certificates of the system
+        if self._context is None:  # made once: it reads the system's certificates
             self._context = await to_thread.run_sync(ssl.create_default_context)
         return {"ssl": self._context}
 
@@ -366,21 +360,22 @@ class SurrealConnection:
         if "error" in answer:
             place = f"database {self._database!r} of namespace {self._namespace!r}"
             raise self._refusal(f"does not open {place}", answer)
-        with contextlib.suppress(TransactionConflict):  # it may write, and so do others
+        with contextlib.suppress(TransactionConflict):  # others write too, so the user may
             self._results(await self._ask(socket, "query", _MAY_WRITE))
         await self._require_same(socket)
 
     async def _require_same(self, socket: ClientConnection) -> None:
-        """What was promised stands in one database; in another one nothing of it is true."""
+        """Raises StoreMisconfigured for another database than before: its acknowledged writes would
+        be missing."""
         if self.bound is not None:
             text, expected = self.bound
             found: object = None
-            with contextlib.suppress(StatementFailed):  # there are no such tables
+            with contextlib.suppress(StatementFailed):  # the tables do not exist
                 found = self._results(await self._ask(socket, "query", text))
             if found != [[expected]]:
                 raise StoreMisconfigured(
-                    f"{self.where} has lost database {self._database!r} or has another one in its place: "
-                    "restore it, or restart the gateway to go on with what is there"
+                    f"{self.where} has lost or replaced database {self._database!r}: restore it, or "
+                    "restart the gateway to use the present one"
                 )
 
     async def _find_level(self, socket: ClientConnection) -> None:
@@ -402,36 +397,36 @@ class SurrealConnection:
         )
 
     def _refusal(self, what: str, answer: dict[str, Any]) -> GatewayError:
-        """A fault of the server may pass; for everything else an operator is needed."""
+        """The error for a failed sign-in: only an operator can fix some failures; others pass."""
         error = _fields(answer["error"])
         sentence = f"{self.where} {what} ({self._reason(error)})"
         needs_operator = _kind(error) in {"NotAllowed", "NotFound", "Validation"}
         return StoreMisconfigured(sentence) if needs_operator else StoreUnavailable(sentence)
 
-    def _require_version(self, told: object) -> None:
-        found = re.fullmatch(r"surrealdb-(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\W.*)?", str(told))
+    def _require_version(self, version: object) -> None:
+        found = re.fullmatch(r"surrealdb-(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\W.*)?", str(version))
         if found is None:
             raise StoreMisconfigured(
-                f"{self.where} does not say that it is SurrealDB: check [store] url"
+                f"{self.where} does not identify itself as SurrealDB: check [store] url"
             )
         if tuple(map(int, found.groups())) < LEAST_VERSION:
             least = ".".join(map(str, LEAST_VERSION))
             raise StoreMisconfigured(
-                f"{self.where} runs SurrealDB {'.'.join(found.groups())}, and {least} is the oldest "
-                "that works: upgrade the server"
+                f"{self.where} runs SurrealDB {'.'.join(found.groups())}, and {least} is required: "
+                "upgrade the server"
             )
 
     async def _ask(self, socket: ClientConnection, method: str, *params: object) -> dict[str, Any]:
-        """One call on a connection that nobody else uses yet."""
+        """One call on a connection that is not shared yet."""
         self._last_id += 1
         await socket.send(encode({"id": self._last_id, "method": method, "params": params}))
         answer = decode(await socket.recv(decode=False))
         if answer is None or answer.get("id") != self._last_id:
-            raise StoreUnavailable(f"{self.where} answered with what is no answer")
+            raise StoreUnavailable(f"{self.where} sent an invalid answer")
         return answer
 
     async def _serve(self, socket: ClientConnection) -> str:
-        """Gives every answer to its call, until the connection ends; gives why it ended."""
+        """Delivers answers until the connection ends. Returns the reason."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._keep_alive, socket)
             why = await self._read(socket)
@@ -442,17 +437,17 @@ class SurrealConnection:
     async def _read(self, socket: ClientConnection) -> str:
         try:
             while self._deliver(decode(await socket.recv(decode=False))):
-                self._heard += 1
+                self._answers += 1
         except ConnectionClosed as error:
             return f"the connection to {self.where} ended: {self._clean(str(error))}"
-        return f"{self.where} answered with what is no answer"
+        return f"{self.where} sent an invalid answer"
 
     def _deliver(self, answer: dict[str, Any] | None) -> bool:
-        """Gives an answer to its call; False for what is no answer to any call that was ever made."""
+        """Passes an answer to its call; False if it answers no call that was made."""
         if answer is None:
             return False
         number = answer.get("id")
-        if number is None:  # a notification, or an error of a call that the server could not decode
+        if number is None:  # a notification, or an error for an undecodable call
             if "error" in answer and not self._is_warned:
                 self._is_warned = True
                 log.error("store_answered_nobody", extra={"store": self.where})
@@ -465,7 +460,7 @@ class SurrealConnection:
         return True
 
     async def _keep_alive(self, socket: ClientConnection) -> None:
-        """Notices a server that is silent, and gives the connection up if it stays so."""
+        """Detects a silent server, and gives the connection up if it stays silent."""
         while True:
             await anyio.sleep(self._settings.ping_every_s)
             with anyio.move_on_after(self._settings.lost_s) as lost:
@@ -483,27 +478,27 @@ class SurrealConnection:
             pong = await socket.ping()
             await asyncio.shield(pong)
         if late.cancelled_caught:
-            heard = self._heard
-            await anyio.sleep(_GRACE_S)  # a busy loop may have what came in time still before it
-            if self._heard > heard or (pong is not None and pong.done()):
+            heard = self._answers
+            await anyio.sleep(_GRACE_S)  # a busy loop may not have read a timely answer yet
+            if self._answers > heard or (pong is not None and pong.done()):
                 return
             self._is_silent = True
             self._log(logging.WARNING, "store_silent")
             await asyncio.shield(pong if pong is not None else await socket.ping())
             self._log(logging.INFO, "store_answers_again")
             self._is_silent = False
-            self._tell()
+            self._wake_waiters()
 
     def _log(self, level: int, event: str, **facts: str) -> None:
-        if self._settings.is_told:
+        if self._settings.is_logged:
             log.log(level, event, extra={"store": self.where, **facts})
 
-    def _tell(self) -> None:
-        self._tried.set()
-        self._tried = anyio.Event()
+    def _wake_waiters(self) -> None:
+        self._attempted.set()
+        self._attempted = anyio.Event()
 
     def _lose(self, why: str) -> None:
-        """There is no connection: said once, until there is one again."""
+        """Forgets the connection. Logs the loss once, until the next connection."""
         if not self._why:
             self._log(logging.WARNING, "store_disconnected", why=why)
         self._socket, self._is_silent, self._why = None, False, why
@@ -519,21 +514,21 @@ class SurrealConnection:
             raise self._failure(_fields(answer["error"]))
         statements = answer.get("result")
         if not isinstance(statements, list):
-            raise OutcomeUnknown(f"{self.where} answered with what is no answer")
+            raise OutcomeUnknown(f"{self.where} sent an invalid answer")
         failed = [one for one in map(_fields, statements) if one.get("status") != "OK"]
         if failed:
-            # The other statements of a transaction fail because of one.
+            # One failed statement fails all others of its transaction.
             causes = [one for one in failed if _kind(one.get("details")) not in _CONSEQUENCES]
             raise self._failure((causes or failed)[0])
         return [one.get("result") for one in statements]
 
     def _failure(self, error: dict[str, Any]) -> GatewayError:
-        """What the server says of a request or of a statement, as an error."""
+        """The error for a failed request or statement."""
         kind, reason = _kind(error), self._reason(error)
         detail = _kind(error.get("details"))
         if detail == "TransactionConflict":
             return TransactionConflict(
-                f"{self.where}: others write the same record at the same time"
+                f"{self.where}: another node wrote the same record at the same time"
             )
         if kind == "Thrown" and "exogate:" in reason:
             return StatementRefused(reason.rpartition("exogate:")[2])
@@ -548,21 +543,21 @@ class SurrealConnection:
     def _not_allowed(self, error: dict[str, Any]) -> GatewayError:
         if _kind(_fields(error.get("details")).get("details")) != "SessionExpired":
             return StoreMisconfigured(
-                f"{self.where} does not let user {self._credentials.username!r} do what the gateway "
-                f"does: give it the role EDITOR ({self._reason(error)})"
+                f"{self.where} refuses a write of user {self._credentials.username!r}: give it the role "
+                f"EDITOR ({self._reason(error)})"
             )
-        if self._socket is not None:  # the next connection signs in anew
+        if self._socket is not None:  # the next connection signs in again
             self._socket.transport.abort()
         return StoreUnavailable(f"{self.where}: the session has expired")
 
     def _reason(self, error: dict[str, Any]) -> str:
-        """What the server says, without the value that it refused."""
-        told = error.get("message") or error.get("result")
-        return self._clean(str(told)).partition(" but found ")[0]
+        """The server's message, without the refused value."""
+        message = error.get("message") or error.get("result")
+        return self._clean(str(message)).partition(" but found ")[0]
 
-    def _clean(self, told: str) -> str:
-        password = self._credentials.password.reveal()
-        text = told.replace(password, "***") if password else told
+    def _clean(self, text: str) -> str:
+        if password := self._credentials.password.reveal():
+            text = text.replace(password, "***")
         return " ".join(text.split())[:_LONGEST_REASON]
 
 
@@ -575,17 +570,17 @@ def _kind(value: object) -> str:
 
 
 def _address(url: str) -> tuple[str, str]:
-    """How the server is called in sentences, and its address."""
+    """The name of the server for messages, and its address."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise StoreMisconfigured("[store] url is no address: write ws://HOST:PORT") from error
+        raise StoreMisconfigured("[store] url is invalid: write ws://HOST:PORT") from error
     if parts.scheme not in {"ws", "wss"} or not host:
-        raise StoreMisconfigured("[store] url is no address of a server: write ws://HOST:PORT")
+        raise StoreMisconfigured("[store] url is invalid: write ws://HOST:PORT")
     if parts.username is not None or parts.password is not None:
         raise StoreMisconfigured(
-            "[store] url holds a password: write username and password beside it"
+            "[store] url holds a password: write it in [store] username and password instead"
         )
     name = f"[{host}]" if ":" in host else host
     place = name if port is None else f"{name}:{port}"
@@ -593,7 +588,7 @@ def _address(url: str) -> tuple[str, str]:
 
 
 def encode(value: object) -> bytes:
-    """Raises TextRefused, TypeError, ValueError for what the server cannot decode."""
+    """Raises TextRefused, TypeError, ValueError for values that the server cannot decode."""
     try:
         encoded: bytes = cbor2.dumps(_sendable(value, 0))
     except UnicodeEncodeError as error:
@@ -611,7 +606,7 @@ def _sendable(value: Any, depth: int) -> object:
         return value
     if isinstance(value, int):
         if not _SMALLEST_INT <= value <= _LARGEST_INT:
-            raise ValueError("an integer has no more than 64 bits")
+            raise ValueError("an integer must fit 64 bits")
         return value
     if depth > DEEPEST:
         raise ValueError(f"a value is nested deeper than {DEEPEST} levels")
@@ -624,35 +619,26 @@ def _sendable(value: Any, depth: int) -> object:
 
 def _text(key: object) -> str:
     if not isinstance(key, str):
-        raise TypeError("a key of an object is a text")
+        raise TypeError("a key of an object must be a text")
     return key
 
 
 def _tagged(value: Any, depth: int) -> object:
     match value:
-        case None:  # NONE and not NULL, which an optional field does not take
+        case None:  # NONE: an optional field refuses NULL
             return cbor2.CBORTag(_NONE, None)
         case RecordID(id=None):
-            raise TypeError("a record has an id")
+            raise TypeError("a record needs an id")
         case RecordID():
             return cbor2.CBORTag(_RECORD, [value.table, _sendable(value.id, depth + 1)])
-        case datetime(tzinfo=None):
-            raise ValueError("a time has a zone")
-        case datetime():
-            return cbor2.CBORTag(_DATETIME, _seconds_and_nanoseconds(value - EPOCH))
         case timedelta():
-            return cbor2.CBORTag(_DURATION, _seconds_and_nanoseconds(value))
-        case Decimal():
-            return cbor2.CBORTag(_DECIMAL, str(value))
+            seconds = value.days * 86_400 + value.seconds
+            return cbor2.CBORTag(_DURATION, [seconds, value.microseconds * 1_000])
     raise TypeError(f"a value of type {type(value).__name__} cannot be stored")
 
 
-def _seconds_and_nanoseconds(span: timedelta) -> list[int]:
-    return [span.days * 86_400 + span.seconds, span.microseconds * 1_000]
-
-
 def decode(message: bytes) -> dict[str, Any] | None:
-    """A message of the server; None if it is none."""
+    """A message of the server; None if it is invalid."""
     try:
         decoded = cbor2.loads(message, tag_hook=_untagged, max_depth=4 * DEEPEST)
     except (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, ArithmeticError):
@@ -660,7 +646,7 @@ def decode(message: bytes) -> dict[str, Any] | None:
     return decoded if isinstance(decoded, dict) else None
 
 
-def _untagged(tag: Any, immutable: bool) -> object:  # noqa: FBT001  # so the library calls it
+def _untagged(tag: Any, immutable: bool) -> object:  # noqa: FBT001  # the library's signature
     number, value = tag.tag, tag.value
     if number == _NONE:
         return None
@@ -670,7 +656,4 @@ def _untagged(tag: Any, immutable: bool) -> object:  # noqa: FBT001  # so the li
     if number == _DATETIME:
         seconds, nanoseconds = value
         return EPOCH + timedelta(0, seconds, nanoseconds // 1_000)
-    if number == _DURATION:
-        seconds, nanoseconds = (*value, 0, 0)[:2]  # the server leaves zeros out
-        return timedelta(0, seconds, nanoseconds // 1_000)
-    return Decimal(value) if number == _DECIMAL else tag
+    return tag

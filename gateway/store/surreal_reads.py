@@ -1,4 +1,4 @@
-"""How rows of a SurrealDB server are asked for: the same terms as everywhere, as one SELECT each."""
+"""Queries of a SurrealDB server: the terms of every transaction, as one SELECT each."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -10,7 +10,7 @@ from gateway.store.surreal_schema import field_of, record_of
 from gateway.store.tables import ENCODED, Table
 from gateway.store.transaction import Terms
 
-_FEW = 17  # rows of a range that an index holds; of more the whole range is looked through
+_FEW = 17  # rows of a partial index within a range; with more the whole range is scanned
 
 Read = tuple[str, tuple[object, ...]]  # a statement, whose values are $0, $1, …
 
@@ -30,7 +30,7 @@ class Selection:
         self._where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
 
     def _within(self, table: Table, terms: dict[str, object]) -> tuple[str, dict[str, object]]:
-        """The records, or the range of them, that the terms name, and the other terms."""
+        """The records, or the range of records, that the terms name, and the other terms."""
         first, several = table.record[0], len(table.record) > 1
         if all(terms.get(one) is not None for one in table.record):
             found = records_of(table, [terms.pop(one) for one in table.record])
@@ -39,8 +39,7 @@ class Selection:
             mark = self._value(terms.pop(first))
             return f"`{table.name}`:[{mark}, NONE]..=[{mark}, ..]", terms
         is_number = table.types[first] == "int" and not several
-        low, high = _bounds(first, terms) if is_number else ("", "")
-        self._span = low, high
+        low, high = self._span = _bounds(first, terms) if is_number else ("", "")
         return f"`{table.name}`" + (f":{low}..{high}" if low or high else ""), terms
 
     def _value(self, value: object) -> str:
@@ -49,17 +48,19 @@ class Selection:
 
     def _condition(self, table: Table, name: str, value: object) -> str:
         columns, _, how = name.partition(" ")
-        told = f"`{field_of(columns)}`"
+        named = f"`{field_of(columns)}`"
         if value is None:
-            return f"{told} = NONE"
+            return f"{named} = NONE"
         if how == "contains":
-            return f"string::contains({told}, {self._value(value)})"
+            return f"string::contains({named}, {self._value(value)})"
         if not _is_one(value):
             mark = self._value(value)
             fields = ", ".join(f"`{field_of(one)}`" for one in columns.split(","))
-            return f"[{fields}] {how} {mark}" if how else f"{told} IN {mark}"
-        condition = f"{told} {how or '='} {self._value(value)}"
-        return f"{told} != NONE AND {condition}" if how and columns in table.optional else condition
+            return f"[{fields}] {how} {mark}" if how else f"{named} IN {mark}"
+        condition = f"{named} {how or '='} {self._value(value)}"
+        return (
+            f"{named} != NONE AND {condition}" if how and columns in table.optional else condition
+        )
 
     def rows(self, order: str, limit: int | None) -> Read:
         by = ", ".join(
@@ -75,8 +76,9 @@ class Selection:
         return text, tuple(self._values)
 
     def _few(self, rest: str, every: str) -> str:
-        """Of a range of numbers, the rows that an index holds: the server would look through the whole range.
-        Mostly they are few, and those from its beginning on are found by the index."""
+        """Reads the rows of a partial index within a range of numbers. The server would scan the
+        whole range; usually the rows are few, and the index finds those from the start of the range
+        on."""
         (low, high), by = self._span, f"`{field_of(self._table.record[0])}`"
         first = f"SELECT * FROM `{self._table.name}` WHERE {self._mark} AND {by} >= {low}"
         return (
@@ -94,26 +96,25 @@ class Selection:
 
 
 def records_of(table: Table, values: Sequence[object]) -> tuple[RecordID, ...]:
-    """A tuple is any of its values."""
+    """The records of these key values; a tuple means any of its values."""
     each: list[Any] = [[one] if _is_one(one) else one for one in values]
     named = (dict(zip(table.record, map(plain_of, one), strict=True)) for one in product(*each))
     return tuple(record_of(table, row) for row in named)
 
 
 def _bounds(name: str, terms: dict[str, object]) -> tuple[str, str]:
-    """Takes the bounds of a number out of the terms: the first, and the one beyond the last."""
-    low, high = "", ""
+    """Removes the bounds of a number from the terms. Returns the first number, and the one after
+    the last."""
+    found = {">": "", "<": ""}
     for how, more in ((">", 1), (">=", 0), ("<", 0), ("<=", 1)):
         bound = terms.pop(f"{name} {how}", None)
-        if isinstance(bound, int) and how[0] == ">":
-            low = str(bound + more)
-        elif isinstance(bound, int):
-            high = str(bound + more)
-    return low, high
+        if isinstance(bound, int):
+            found[how[0]] = str(bound + more)
+    return found[">"], found["<"]
 
 
 def pinned_by(table: Table, terms: Terms) -> dict[str, object] | None:
-    """The terms that name one row, whatever the others say."""
+    """The terms that identify one row, whatever the others require."""
     for names in (table.record, [table.number]):
         if all(_is_one(terms.get(str(one))) for one in names):
             return {str(one): plain_of(terms[str(one)]) for one in names}
@@ -125,7 +126,7 @@ def _is_one(value: object) -> bool:
 
 
 def plain_of(value: object) -> Any:
-    """As it stands in a record."""
+    """The value as a record holds it."""
     if value.__class__ is tuple:
         return tuple(map(plain_of, value))
     encode = ENCODED.get(value.__class__)

@@ -8,7 +8,7 @@ from uuid import UUID
 from gateway.domain.backups import CopyRefused
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.copying import COPIED, FIRST_ROWS, next_page
-from gateway.store.surreal_connection import RecordID, SurrealConnection
+from gateway.store.surreal_connection import Params, RecordID, SurrealConnection
 from gateway.store.surreal_schema import (
     REVISION,
     content_of,
@@ -21,7 +21,6 @@ from gateway.store.surreal_schema import (
 from gateway.store.tables import TABLES, Table
 from gateway.store.transaction import Row
 
-NOTHING: Mapping[str, object] = {}
 _DEADLINE_S = 120.0
 _MOST_IDS = 20_000
 _IDS = "SELECT VALUE id FROM `{}` START {} LIMIT {}"
@@ -32,11 +31,13 @@ _DONE = "UPDATE schema:main SET copying = NONE RETURN NONE"
 
 
 class SurrealRows:
+    """The rows of a database, as source or target of a copy."""
+
     def __init__(self, connection: SurrealConnection, moment: UUID | None = None) -> None:
         self._connection, self._moment = connection, moment
 
     async def rows(self, table: Table) -> AsyncIterator[Sequence[Row]]:
-        """A limit does not end the server's look through a range, so each page is read by its ids."""
+        """Reads each page by its ids: a limit does not stop the server from scanning a range."""
         start, size = 0, FIRST_ROWS
         while ids := await self._read(_IDS.format(table.name, start, _MOST_IDS)):
             start, first = start + len(ids), 0
@@ -50,23 +51,23 @@ class SurrealRows:
         rows = await self._read("SELECT * FROM numbers")
         return {row["id"].id: row["next"] - 1 for row in rows}
 
-    async def _read(self, text: str, params: Mapping[str, object] = NOTHING) -> list[Any]:
-        (found,) = await self._connection.query(
+    async def _read(self, text: str, params: Params | None = None) -> list[Any]:
+        rows: list[Any]
+        (rows,) = await self._connection.query(
             text, params, deadline_s=_DEADLINE_S, moment=self._moment
         )
-        rows: list[Any] = found
         return rows
 
     async def begin(self, name: str) -> None:
-        """Marks the database, on which no gateway starts until the end. One that was begun and not finished
-        is emptied. Raises CopyRefused if it is not empty."""
+        """Marks the database, so that no gateway starts on it before the end, and empties an
+        unfinished copy. Raises CopyRefused if the database is not empty."""
         found = await identify(self._connection)
         if found["version"] and not found.get("copying"):
             for table in COPIED:
                 if await self._read(f"SELECT id FROM `{table.name}` LIMIT 1"):
                     raise CopyRefused(
-                        f"{self._connection.where} is not empty (it has rows of {table.name}): name "
-                        "another database in [store], or remove that one"
+                        f"{self._connection.where} has rows of {table.name}: name an empty database in "
+                        "[store], or remove this one"
                     )
         await self._connection.commit(_BEGUN, {"name": name})
         for one in (*TABLES, "numbers", "taken", "guard"):
@@ -82,8 +83,8 @@ class SurrealRows:
         for row in rows:
             record = record_of(table, row)
             marks = {name: True for name in table.marks if row.get(name)}
-            told = {**content_of(table, {one: row[one] for one in table.types}), **marks}
-            contents.append({"id": record, REVISION: random.getrandbits(62), **told})
+            content = content_of(table, {one: row[one] for one in table.types}) | marks
+            contents.append({"id": record, REVISION: random.getrandbits(62), **content})
             taken += [{"id": one, "row": record} for one in unique_records(table, {**row, **marks})]
         values = {"rows": contents, "taken": taken}
         try:

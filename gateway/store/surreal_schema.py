@@ -1,9 +1,10 @@
-"""What a SurrealDB server is told of the tables: fields, indexes and ids, by version; and the same in memory."""
+"""The tables of a SurrealDB server, by version: fields, indexes and record ids. And the same tables
+in memory."""
 
 import logging
 import secrets
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,39 +25,37 @@ _TYPES |= {"bool": "bool", "real": "float", "blob": "bytes"}
 
 
 def field_of(column: str) -> str:
-    """`id` is the record's own."""
+    """The field of a column; a record reserves `id` for itself."""
     return "own_id" if column == "id" else column
 
 
 def definitions() -> str:
-    """Tables, fields and indexes, as far as they are not there yet."""
+    """Defines the tables, fields and indexes that do not exist yet."""
     parts = [
-        *(
-            "DEFINE TABLE IF NOT EXISTS numbers SCHEMAFULL",
-            _DEFINE.format("next", "numbers", "int"),
-        ),
-        *("DEFINE TABLE IF NOT EXISTS taken SCHEMAFULL", _DEFINE.format("row", "taken", "record")),
-        *("DEFINE TABLE IF NOT EXISTS guard SCHEMAFULL", _DEFINE.format("rev", "guard", "int")),
+        define("numbers", next="int"),
+        define("taken", row="record"),
+        define("guard", rev="int"),
     ]
     for table in TABLES.values():
-        parts.append(f"DEFINE TABLE IF NOT EXISTS `{table.name}` SCHEMAFULL")
-        types = {one.name: (_TYPES[one.type], one.is_optional) for one in table.columns}
-        types |= {REVISION: ("int", False), **dict.fromkeys(table.marks, ("bool", True))}
-        for name, (kind, is_optional) in types.items():
-            told = f"option<{kind}>" if is_optional else kind
-            parts.append(_DEFINE.format(field_of(name), table.name, told))
+        types = {field_of(one.name): _TYPES[one.type] for one in table.columns}
+        types |= {field_of(one): f"option<{types[field_of(one)]}>" for one in table.optional}
+        types |= {REVISION: "int", **dict.fromkeys(table.marks, "option<bool>")}
+        parts.append(define(table.name, **types))
         for name, columns in _indexes(table).items():
             fields = ", ".join(f"`{field_of(one)}`" for one in columns)
             parts.append(f"DEFINE INDEX IF NOT EXISTS `{name}` ON `{table.name}` FIELDS {fields}")
     return ";\n".join(parts)
 
 
-_DEFINE = "DEFINE FIELD IF NOT EXISTS `{}` ON `{}` TYPE {}"
+def define(table: str, /, **types: str) -> str:
+    """Defines a table and its fields unless they exist."""
+    fields = (f"DEFINE FIELD IF NOT EXISTS `{one}` ON `{table}` TYPE {types[one]}" for one in types)
+    return ";\n".join([f"DEFINE TABLE IF NOT EXISTS `{table}` SCHEMAFULL", *fields])
 
 
 def _indexes(table: Table) -> dict[str, Sequence[str]]:
-    """An index that holds a part of the rows is one over a field that only these have. None is unique:
-    whatever no two rows have in common is a record of its own, in `taken`."""
+    """The columns of each index. A partial index covers a field that only its rows have. No index
+    is unique: unique combinations are records of their own, in `taken`."""
     found = dict[str, Sequence[str]]()
     for one in table.indexes:
         mark = [f"in_{one.name}"] if f"in_{one.name}" in table.marks else []
@@ -73,15 +72,19 @@ def record_of(table: Table, row: Row) -> RecordID:
 
 
 def content_of(table: Table, row: Row) -> dict[str, object]:
-    told = {name: value for name, value in row.items() if value is not None}
-    for name, kind in table.types.items():
-        if name in told and kind in {"bool", "real"}:
-            told[name] = bool(told[name]) if kind == "bool" else float(told[name])
-    return {field_of(name): value for name, value in told.items()}
+    content = dict[str, object]()
+    for name, value in row.items():
+        if value is not None:
+            convert = _CONVERTED.get(table.types.get(name, ""))
+            content[field_of(name)] = convert(value) if convert else value
+    return content
+
+
+_CONVERTED: Mapping[str, Callable[[Any], object]] = {"bool": bool, "real": float}
 
 
 def unique_records(table: Table, row: Row) -> set[RecordID]:
-    """Records that stand for what no two rows may have in common."""
+    """The records that stand for the unique combinations of a row."""
     found = set[RecordID]()
     for name, columns in table.once.items():
         values = tuple(row.get(one) for one in columns)
@@ -91,45 +94,41 @@ def unique_records(table: Table, row: Row) -> set[RecordID]:
 
 
 # --- versions ------------------------------------------------------------------------------------
-_SCHEMA = """
-DEFINE TABLE IF NOT EXISTS schema SCHEMAFULL;
-DEFINE FIELD IF NOT EXISTS version ON schema TYPE int;
-DEFINE FIELD IF NOT EXISTS store ON schema TYPE string;
-DEFINE FIELD IF NOT EXISTS changing ON schema TYPE option<datetime>;
-DEFINE FIELD IF NOT EXISTS copying ON schema TYPE option<string>
-"""
+_OPTIONAL = {"changing": "option<datetime>", "copying": "option<string>"}
+_SCHEMA = define("schema", version="int", store="string", **_OPTIONAL)
 _IDENTITY = "SELECT VALUE store FROM schema:main"
 _FILLED = "UPDATE `{0}` SET `{1}` = $usual WHERE `{1}` = NONE RETURN NONE"
 _MADE = "CREATE ONLY schema:main SET version = 0, store = $store RETURN NONE"
 _BEGUN = """UPDATE schema:main SET changing = time::now() + 60s
 WHERE version = $version AND (changing = NONE OR changing < time::now()) RETURN VALUE version"""
 _DONE = "UPDATE schema:main SET version = $version, changing = NONE RETURN NONE"
-_CHANGE_S = 60.0  # for all of it; then another node may try
+_CHANGE_S = 60.0  # for the whole change; then another node may try
 _LOOK_S = 0.25
 
 
 async def identify(connection: SurrealConnection) -> Mapping[str, Any]:
-    """What the database says of itself, which is made if it is new. From now on the connection is to this
-    very store and to no other."""
+    """The state of the database, which is initialised if it is new. Binds the connection to this
+    database."""
     if connection.bound is None:
         await connection.commit(_SCHEMA)
         with suppress(RecordExists):
             await connection.commit(_MADE, {"store": secrets.token_hex(8)})
     ((found,),) = await connection.query("SELECT version, store, copying FROM schema:main")
     connection.bound = (_IDENTITY, found["store"])
-    told: Mapping[str, Any] = found
-    return told
+    state: Mapping[str, Any] = found
+    return state
 
 
 async def upgrade_tables(connection: SurrealConnection, *, is_copied: bool = False) -> None:
-    """Makes the tables, or brings those of an earlier version up to date: one node does, the others wait.
-    `is_copied`: a store is being copied there. Raises StoreUnavailable, StoreRefused."""
+    """Makes the tables, or brings those of an earlier version up to date: one node does it, the
+    others wait. `is_copied`: a store is being copied there. Raises StoreUnavailable, StoreRefused.
+    """
     while True:
         found = await identify(connection)
         if found.get("copying") and not is_copied:
             raise StoreRefused(
-                f"a copy of a store to {connection.where} was begun and not finished: run `exogate store "
-                "copy` again, or name another database in [store]"
+                f"a copy of a store to {connection.where} was not finished: run `exogate store copy` again, "
+                "or name another database in [store]"
             )
         version = int(found["version"])
         require_known(version, connection.where)
@@ -154,15 +153,15 @@ async def _change(connection: SurrealConnection, version: int) -> None:
 
 
 def _usual(column: Column) -> object:
-    """What a row has that does not say."""
-    told = column.options["="]
+    """The default value of a column."""
+    text = column.options["="]
     if column.type in {"text", "json"}:
-        return told
-    return bool(int(told)) if column.type == "bool" else int(told)
+        return text
+    return bool(int(text)) if column.type == "bool" else int(text)
 
 
 def rows_in_memory() -> sqlite3.Connection:
-    """The tables, empty, with notes of which rows were changed."""
+    """Empty tables in memory; triggers note the changed rows."""
     db = sqlite3.connect(
         ":memory:", isolation_level=None, check_same_thread=False, cached_statements=1024
     )

@@ -1,5 +1,6 @@
-"""One run of an operation over a SurrealDB server: on the rows that were read for it, in a small SQLite database in memory,
-until it becomes a commit that checks the revision of every row that it relied on."""
+"""One run of an operation over a SurrealDB server: it works on the rows that were read for it, in a
+small SQLite database in memory, and becomes a commit that checks the revision of every row it
+relied on."""
 
 import random
 import sqlite3
@@ -31,7 +32,7 @@ from gateway.store.transaction import (
 )
 
 REMEMBERED = frozenset({"run", "spend", "reservation"})
-_UNKNOWN = 1 << 30  # stands for a number, in a run that is done again
+_UNKNOWN = 1 << 30  # placeholder for a number, in a run that is repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,60 +42,59 @@ class LoadedRow:
     table: Table
     record: RecordID
     revision: int
-    row: Row  # with the marks of the indexes that hold it
+    row: Row  # including the marks of its partial indexes
 
 
 @dataclass(slots=True)
 class KnownSession:
-    """A session as our last commit left it."""
+    """A session as the last commit of this gateway left it."""
 
     loaded: LoadedRow
     session: SessionRow
 
 
-_UNLESS = "IF ({}) == NONE {{ THROW 'exogate:stale' }}"
-
-
 @dataclass(slots=True)
 class SurrealCommit:
-    """A transaction in the making."""
+    """A transaction under construction."""
 
     parts: list[str] = field(default_factory=list)
     values: dict[str, object] = field(default_factory=dict)
     guarded: dict[RecordID, int] = field(default_factory=dict)
-    rows: dict[RecordID, LoadedRow] = field(default_factory=dict)  # as it leaves them
+    rows: dict[RecordID, LoadedRow] = field(default_factory=dict)  # as the commit leaves them
     gone: list[RecordID] = field(default_factory=list)
 
     @property
     def marks(self) -> Mapping[RecordID, int]:
-        """Revisions that only it writes."""
-        return {**{one.record: one.revision for one in self.rows.values()}, **self.guarded}
+        """Revisions that only this commit writes."""
+        return {one.record: one.revision for one in self.rows.values()} | self.guarded
 
     def value(self, value: object) -> str:
         name = f"v{len(self.values)}"
         self.values[name] = value
         return f"${name}"
 
-    def create(self, record: RecordID, content: Mapping[str, object], *, anew: bool) -> None:
-        verb = "CREATE" if anew else "UPSERT"
-        told = f"{self.value(record)} CONTENT {self.value(content)}"
-        self.parts.append(f"{verb} ONLY {told} RETURN NONE")
+    def create(self, record: RecordID, content: Mapping[str, object], *, is_new: bool) -> None:
+        verb = "CREATE" if is_new else "UPSERT"
+        target = f"{self.value(record)} CONTENT {self.value(content)}"
+        self.parts.append(f"{verb} ONLY {target} RETURN NONE")
 
     def require(self, loaded: LoadedRow, change: str) -> None:
-        """A change of a row that must still be as it was read."""
+        """Changes a row that must still be as it was read."""
         verb, _, rest = change.partition(" ")
-        was = f"WHERE {REVISION} = {self.value(loaded.revision)}"
-        told = f"{verb} ONLY {self.value(loaded.record)} {rest} {was} RETURN BEFORE"
-        self.parts.append(_UNLESS.format(told))
+        target = f"{verb} ONLY {self.value(loaded.record)} {rest}"
+        self._unless_changed(target, loaded.revision)
+
+    def _unless_changed(self, target: str, revision: int) -> None:
+        was = f"WHERE {REVISION} = {self.value(revision)} RETURN BEFORE"
+        self.parts.append(f"IF ({target} {was}) == NONE {{ THROW 'exogate:stale' }}")
 
     def guard(self, record: RecordID, seen: int | None) -> None:
         self.guarded[record] = _revision()
-        told = f"{self.value(record)} SET {REVISION} = {self.value(self.guarded[record])}"
+        target = f"{self.value(record)} SET {REVISION} = {self.value(self.guarded[record])}"
         if seen is None:
-            self.parts.append(f"CREATE ONLY {told} RETURN NONE")
+            self.parts.append(f"CREATE ONLY {target} RETURN NONE")
         else:
-            was = f"WHERE {REVISION} = {self.value(seen)}"
-            self.parts.append(_UNLESS.format(f"UPDATE ONLY {told} {was} RETURN BEFORE"))
+            self._unless_changed(f"UPDATE ONLY {target}", seen)
 
     @property
     def text(self) -> str:
@@ -103,25 +103,24 @@ class SurrealCommit:
 
 @dataclass(slots=True)
 class Reads:
-    """What was read for an operation, in so many requests."""
+    """The rows that were read for an operation, and the number of requests."""
 
     answers: dict[Read, Any] = field(default_factory=dict)
     tables: dict[Read, Table | None] = field(default_factory=dict)
     requests: int = 0
-    numbers: dict[str, list[int]] = field(default_factory=dict)  # that it gives to new rows
+    numbers: dict[str, list[int]] = field(default_factory=dict)  # numbers for its new rows
 
 
 class RowMemory:
-    """What a gateway remembers of its store, besides an empty database for the runs of operations."""
+    """The rows that a gateway remembers of its store, and an empty database for the runs of
+    operations."""
 
     def __init__(self) -> None:
         self.memory: sqlite3.Connection = rows_in_memory()
         self.may_hold_notices = True
         self.rows: dict[RecordID, LoadedRow] = {}
         self.known: dict[SessionKey, KnownSession] = {}
-        self.keys: dict[
-            int, SessionKey
-        ] = {}  # of sessions that we have written to, by their numbers
+        self.keys: dict[int, SessionKey] = {}  # of written sessions, by their numbers
         self.series: dict[tuple[str, str, str], int] = {}
         self.numbers: dict[str, list[int]] = {}
         self.last_stamp = 0
@@ -134,14 +133,14 @@ class SurrealTransaction(Transaction):
     has_erased = False
     accepted = 0
 
-    def __init__(self, store: RowMemory, reads: "Reads", *, is_first: bool) -> None:
+    def __init__(self, store: RowMemory, reads: Reads, *, is_first: bool) -> None:
         super().__init__(store.memory)
         self._store, self._answers, self._is_first = store, reads.answers, is_first
         self.missing: dict[Read, Table | None] = {}
         self.unnumbered: set[str] = set()
         self._loaded: dict[tuple[str, int], LoadedRow] = {}
         self._relied: set[tuple[str, int]] = set()
-        self._blind: set[RecordID] = set()  # put in the place of whatever is there
+        self._blind: set[RecordID] = set()  # written over any existing row
         self._numbers, self._numbered = reads.numbers, Counter[str]()
         self._guarded: dict[RecordID, int | None] = {}
         self.later = []
@@ -158,16 +157,14 @@ class SurrealTransaction(Transaction):
     def sums(
         self, table: str, terms: Terms, columns: str, amounts: str = "", *, index: str = ""
     ) -> list[Row]:
-        """As the server has it, without what this operation has written."""
+        """The sums on the server, without the writes of this operation."""
         read = Selection(TABLES[table], terms, index).sums(columns, amounts)
         if read not in self._answers:
             self.missing[read] = None
-        names, found = columns.split(), self._answers.get(read, ())
-        told = (
-            {one: row.get(field_of(one)) for one in (*names, "calls", *amounts.split())}
-            for row in found
-        )
-        return [TABLES[table].decoded(row, names) for row in told]
+        names, keys = columns.split(), [*columns.split(), "calls", *amounts.split()]
+        found = self._answers.get(read, ())
+        rows = ({one: row.get(field_of(one)) for one in keys} for row in found)
+        return [TABLES[table].decoded(row, names) for row in rows]
 
     def _require(
         self,
@@ -178,7 +175,7 @@ class SurrealTransaction(Transaction):
         limit: int | None = None,
         index: str = "",
     ) -> bool:
-        """Has these rows read, if they were not. Returns whether they were."""
+        """Requests these rows if they were not read. True if they were."""
         known: dict[str, object] = {}
         for name, value in terms.items():
             known[name] = value
@@ -201,14 +198,14 @@ class SurrealTransaction(Transaction):
         return True
 
     def _holds(self, table: Table, pinned: Terms) -> bool:
-        """Whether the memory has that row: the commit relies on it."""
+        """True if the row is in memory; the commit then relies on it."""
         found = self._number_of(table, pinned)
         if found is not None and (table.name, found) in self._loaded:
             self._relied.add((table.name, found))
         return found is not None
 
     def _holds_all(self, table: Table, terms: Terms) -> bool:
-        """Whether the memory has the rows with these numbers, which the terms are about alone."""
+        """True if the terms consist of row numbers alone and all these rows are in memory."""
         numbers = terms.get(str(table.number)) if len(terms) == 1 else None
         return isinstance(numbers, tuple) and None not in [
             self._number_of(table, {str(table.number): one}) for one in numbers
@@ -221,7 +218,8 @@ class SurrealTransaction(Transaction):
         return row[0] if row else None
 
     def _remembers(self, table: Table, pinned: Mapping[str, object]) -> bool:
-        """Takes a row as our last commit left it; that it still is so, this one's commit makes sure of."""
+        """Loads a row as the last commit of this gateway left it; the new commit checks that it is
+        unchanged."""
         if not self._is_first or table.name not in REMEMBERED or table.record[0] not in pinned:
             return False
         loaded = self._store.rows.get(record_of(table, {**pinned}))
@@ -239,7 +237,7 @@ class SurrealTransaction(Transaction):
         return super().session(key)
 
     def keys_of(self, sessions: Iterable[int | None]) -> dict[int, SessionKey]:
-        """What a number is the number of never changes."""
+        """The key of a session's number never changes, so known ones are not read again."""
         keys, wanted = self._store.keys, {one for one in sessions if one is not None}
         known = {one: keys[one] for one in wanted & keys.keys()}
         return known | super().keys_of(wanted - known.keys())
@@ -247,7 +245,7 @@ class SurrealTransaction(Transaction):
     def load(self, loaded: LoadedRow) -> tuple[str, int]:
         table, row = loaded.table, loaded.row
         insertion, find, is_numbered = _loading(table.name)
-        # A number of its own, which no row has that comes in the place of one that was deleted.
+        # A negative number, which no new row gets in place of a deleted one.
         own = () if is_numbered else (-1 - len(self._loaded),)
         added = self.db.execute(insertion, [*own, *map(row.get, table.types)])
         if added.rowcount:
@@ -271,7 +269,8 @@ class SurrealTransaction(Transaction):
         if declared.number and declared.number not in row:
             row = {declared.number: self._next(table), **row}
         plain = {name: plain_of(value) for name, value in row.items()}
-        if on_conflict != "replace" and not self._is_first:  # before, the commit finds out
+        # the first run leaves the check to the commit
+        if on_conflict != "replace" and not self._is_first:
             for names in (declared.record, *declared.once.values()):
                 self._require_none(declared, {one: plain.get(one) for one in names})
         elif on_conflict == "replace" and not self._was_read(declared, plain):
@@ -279,7 +278,7 @@ class SurrealTransaction(Transaction):
         return super().insert(table, row, on_conflict=on_conflict)
 
     def _require_none(self, table: Table, terms: Terms) -> None:
-        """Without a value it is nothing that two rows could have in common."""
+        """Checks for a conflicting row. A combination with a missing value cannot conflict."""
         if None not in terms.values():
             self._require(table, terms)
 
@@ -288,7 +287,8 @@ class SurrealTransaction(Transaction):
         return Selection(table, record, "").rows("", None) in self._answers
 
     def _next(self, table: str) -> int:
-        """The same in each run of an operation, so that it asks for the same rows."""
+        """A number for a new row. Each run of the operation gets the same ones, so that it asks for
+        the same rows."""
         place = self._numbered[table]
         self._numbered[table] += 1
         own, more = self._numbers.setdefault(table, []), self._store.numbers.get(table)
@@ -306,8 +306,8 @@ class SurrealTransaction(Transaction):
         super().add(table, rows, amounts)
 
     def change(self, table: str, terms: Terms, values: Values, *, index: str = "") -> int:
-        """Where nothing is known yet, it says that it has changed a row: what comes next is read at
-        the same time."""
+        """Returns 1 while the rows are unread, so that the operation goes on and asks for its next
+        rows in the same request."""
         is_known = self._require(TABLES[table], terms, index=index)
         return super().change(table, terms, values, index=index) if is_known else 1
 
@@ -317,7 +317,7 @@ class SurrealTransaction(Transaction):
 
     # --- the commit ------------------------------------------------------------------------------
     def commit(self) -> tuple[SurrealCommit, dict[SessionKey, KnownSession]]:
-        """What this run has changed, and the sessions as they are then."""
+        """The commit of this run's changes, and the sessions after it."""
         commit, now = SurrealCommit(), dict[RecordID, LoadedRow]()
         changed = self._changed()
         for place in changed:
@@ -329,8 +329,8 @@ class SurrealTransaction(Transaction):
         if commit.parts:
             for place in self._relied - {*changed}:
                 new = replace(self._loaded[place], revision=_revision())
-                told = f"UPDATE SET {REVISION} = {commit.value(new.revision)}"
-                commit.require(self._loaded[place], told)
+                text = f"UPDATE SET {REVISION} = {commit.value(new.revision)}"
+                commit.require(self._loaded[place], text)
                 now[new.record] = new
             commit.rows = now
             for record, revision in self._guarded.items():
@@ -345,7 +345,7 @@ class SurrealTransaction(Transaction):
         return commit, known
 
     def _changed(self) -> Iterable[tuple[str, int]]:
-        """The places of rows that were changed, in their order. That a row was loaded is noted too."""
+        """The places of changed rows, in order. The trigger also notes each loaded row once."""
         found, new = dict[tuple[str, int], None](), {*self._loaded}
         for place in self.db.execute("SELECT name, number FROM changed").fetchall():
             if place in new:
@@ -373,52 +373,54 @@ class SurrealTransaction(Transaction):
             return
         content = {**content_of(new.table, new.row), REVISION: new.revision}
         if old is None:
-            commit.create(new.record, content, anew=new.record not in self._blind)
+            commit.create(new.record, content, is_new=new.record not in self._blind)
         else:
             commit.require(old, f"UPDATE CONTENT {commit.value(content)}")
 
     def _move_taken(
         self, commit: SurrealCommit, old: LoadedRow | None, new: LoadedRow | None
     ) -> None:
-        was, now = _taken(old), _taken(new)
+        was, now = _unique_records(old), _unique_records(new)
         for one in was - now:
             commit.parts.append(f"DELETE {commit.value(one)} RETURN NONE")
         for one in now - was:
             assert new is not None
             blind = new.record in self._blind
-            commit.create(one, {"row": new.record}, anew=not blind)
+            commit.create(one, {"row": new.record}, is_new=not blind)
 
 
 @lru_cache
 def _loading(name: str) -> tuple[str, str, bool]:
-    """Puts a row into the memory, and finds it there; and whether its number there is one of its values."""
+    """The statements that put a row into memory and find it there; and whether its row number is
+    one of its values."""
     table = TABLES[name]
     where = " AND ".join(f"{one} = ?" for one in table.record)
     is_numbered = "INTEGER PRIMARY KEY" in table.sql
     names = [*table.types] if is_numbered else ["rowid", *table.types]
-    told = f"{', '.join(names)}) VALUES ({', '.join('?' * len(names))}"
-    insertion = f"INSERT OR IGNORE INTO {name} ({told})"
+    marks = ", ".join("?" * len(names))
+    insertion = f"INSERT OR IGNORE INTO {name} ({', '.join(names)}) VALUES ({marks})"
     return insertion, f"SELECT rowid FROM {name} WHERE {where}", is_numbered
 
 
 @lru_cache
 def _reading(name: str) -> tuple[str, Sequence[str]]:
-    """Reads a row of the memory with its marks, and what each value is called."""
+    """The statement that reads a row of the memory with its marks, and the names of the values."""
     table = TABLES[name]
-    told = [*table.types, *(f"({one})" for one in table.marks.values())]
-    text = f"SELECT {', '.join(told)} FROM {name} WHERE rowid = ?"
+    values = [*table.types, *(f"({one})" for one in table.marks.values())]
+    text = f"SELECT {', '.join(values)} FROM {name} WHERE rowid = ?"
     return text, [*table.types, *table.marks]
 
 
-def _taken(loaded: LoadedRow | None) -> set[RecordID]:
+def _unique_records(loaded: LoadedRow | None) -> set[RecordID]:
     return set() if loaded is None else unique_records(loaded.table, loaded.row)
 
 
 def _revision() -> int:
-    """Never the one before: the server skips a write that changes nothing, and it protects nothing."""
+    """A random revision, never the previous one: the server skips a write that changes nothing, and
+    a skipped write protects nothing."""
     return random.getrandbits(62)
 
 
-def loaded_row(table: Table, told: Mapping[str, Any]) -> LoadedRow:
-    row = {name: told.get(field_of(name)) for name in (*table.types, *table.marks)}
-    return LoadedRow(table, record_of(table, row), told[REVISION], row)
+def loaded_row(table: Table, fields: Mapping[str, Any]) -> LoadedRow:
+    row = {name: fields.get(field_of(name)) for name in (*table.types, *table.marks)}
+    return LoadedRow(table, record_of(table, row), fields[REVISION], row)

@@ -195,7 +195,7 @@ class Transaction:
         """Serialises operations that guard the same names and rely on the absence of rows. SQLite
         needs nothing: it has one writer."""
 
-    # --- sessions ----------------------------------------------------------------------------
+    # --- sessions --------------------------------------------------------------------------------
     def session(self, key: SessionKey) -> SessionRow | None:
         known = self._sessions.get(key)
         if known is not None:

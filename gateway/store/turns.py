@@ -1,4 +1,4 @@
-"""The full-text index of messages in SQLite, and how far fact extraction has read."""
+"""The full-text index of messages, and the progress of fact extraction."""
 
 import sqlite3
 from bisect import bisect_right
@@ -37,20 +37,20 @@ from gateway.store.transaction import (
 )
 from gateway.store.writer import Engine, StorePart, WriteTransaction, Writing, reading, writing
 
-SHOWN_CHARS = 4000  # of a message that is found
-INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
+SHOWN_CHARS = 4000  # of a found message
+INDEXED_CHARS = 32_768  # of a message; later text is not found
 SAID_BY = ("user", "assistant")
 
-_MOST_FORKS = 1000  # of a session that are looked at, the newest
-_MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
-_FEW, _SHARE = 8, 0.25  # turns, and a share of them: a word in more of them tells nothing apart
-_MOST_COMMON = 3  # frequent words that are looked for beside each other
-_STAYS_COMMON, _MOST_KEPT = 1.2, 1_000  # times the length, sessions
+_MOST_FORKS = 1000  # of a session that are read: the newest
+_MOST_SKIPPED = 8  # times the limit: hits read if some may be invisible
+_FEW, _SHARE = 8, 0.25  # a word in more turns than both is too common to search
+_MOST_COMMON = 3  # frequent words that are combined with each other
+_STAYS_COMMON, _MOST_KEPT = 1.2, 1_000  # times the length; sessions
 _EXCHANGE = 2  # messages
 _SESSIONS = 1_000  # a page
-_MERGED_PAGES = 2_000  # a commit: half a megabyte
-# Bytes of a page of the index. Within a page all is read from one end to the other: the smaller it
-# is, the less of what others said is passed on the way to a session.
+_MERGED_PAGES = 2_000  # per commit: half a megabyte
+# Bytes of a page of the index. A search reads a page from start to end: a smaller page holds less
+# text of other sessions.
 PAGE_BYTES = 250
 
 K = TypeVar("K")
@@ -58,9 +58,11 @@ _NO_WORDS: frozenset[str] = frozenset()
 
 
 class TurnIndex(StorePart):
+    """Finds messages of a session by their words."""
+
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        # By session: how long it was when its common words were counted, and these words.
+        # The length of each session when its common words were counted, and these words.
         self._common: dict[SessionKey, tuple[int, frozenset[str]]] = {}
         self._empty: dict[SessionKey, None] = {}  # sessions of which nothing is indexed
         self._commits = 0  # of the index
@@ -80,7 +82,7 @@ class TurnIndex(StorePart):
         limit: int,
     ) -> FoundTurns:
         plain = frozenset(words_of(" ".join(words)))
-        asked = [*filter(plain.__contains__, words)]  # the others might be queries
+        asked = [*filter(plain.__contains__, words)]  # other words might be query syntax
         find = partial(self._find, key, asked, choose, ids=(upto, *messages), limit=limit)
         commits = self._commits
         found, is_empty = await self._readers.read(find)
@@ -100,8 +102,7 @@ class TurnIndex(StorePart):
         ids: Sequence[str | None],
         limit: int,
     ) -> tuple[FoundTurns, bool]:
-        """Returns what it finds, and whether nothing of the session is indexed. Runs in one go in a
-        reader's thread: two trips would cost more than all they do."""
+        """Runs in one piece in a reader's thread: a second trip would cost more than the search."""
         _load_session(key, ids, tx)
         asked = [*filterfalse(self._common.get(key, (0, _NO_WORDS))[1].__contains__, words)]
         query = _SESSION.format(", ".join("?" * len(ids)), _MATCHES * len(asked))
@@ -118,7 +119,7 @@ class TurnIndex(StorePart):
         trail = trail_of(forks[::-1], head if upto is None else seqs[upto], last)
         index = _Index(tx, session, trail, limit, indexed)
         found = index.visible(dict(zip(asked, places, strict=True)))
-        hits = self._telling(key, words, found, index)
+        hits = self._distinctive(key, words, found, index)
         at: dict[str, int] = {}
         for one in messages:
             if one in seqs and (depth := trail.depth_of(seqs[one])) is not None:
@@ -130,11 +131,11 @@ class TurnIndex(StorePart):
         turns = index.turns(key, chosen, has_forgotten=has_forgotten)
         return FoundTurns(trail, hits, at, turns), not indexed
 
-    def _telling(
+    def _distinctive(
         self, key: SessionKey, words: Sequence[str], found: dict[str, set[int]], index: "_Index"
     ) -> Mapping[str, Hits]:
-        """The hits of the words that are not common in this session. As long as it has not grown by
-        much, its common words stay known, and are not asked for."""
+        """The hits of the words that are not common in this session. Until the session has grown
+        noticeably, its common words stay known and are not searched."""
         length, common = self._common.get(key, (0, _NO_WORDS))
         if not length <= index.trail.length <= length * _STAYS_COMMON:
             if common:
@@ -165,8 +166,9 @@ class TurnIndex(StorePart):
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
-    """`forks` holds (seq, parent seq) of each message that does not follow the one before it in
-    time, oldest first. All other messages do, so a path is a few spans, however long it is."""
+    """The path through a session. `forks` holds (seq, parent seq) of each message that does not
+    follow the previous one, oldest first. All other messages do, so even a long path is a few
+    spans."""
     if not forks:
         return Trail()
     if len(forks) == 1:  # as in nearly every session
@@ -174,7 +176,7 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
         return Trail(((first, last, 0),), last - first + 1)
     starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
-    own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
+    own = min(spans, default=(last + 1, 0))[0]  # the start of the conversation
     for root, tip in _tips(forks, starts, last).items():
         if root < own:
             spans.update(spans_to(tip, forks, starts))
@@ -202,11 +204,11 @@ class _Index:
     session: int
     trail: Trail
     limit: int
-    indexed: int  # seq of the last message that is indexed
+    indexed: int  # seq of the last indexed message
 
     def visible(self, places: Mapping[str, str | None]) -> dict[str, set[int]]:
-        """The depths of the newest `limit` places of each word, as far as they are visible. If some
-        are not, and there are more, the index is asked again."""
+        """The visible depths of the newest `limit` places of each word. Searches again if some
+        places are invisible and there are more."""
         found: dict[str, set[int]] = {}
         again: dict[str, str] = {}
         for word, listed in places.items():
@@ -221,32 +223,32 @@ class _Index:
         return found | self.depths_of(again) if again else found
 
     def depths_of(self, queries: Mapping[K, str]) -> dict[K, set[int]]:
-        """Asks many queries in one statement. Returns the newest `limit` depths of each that has
-        any."""
+        """Searches many queries in one statement. Returns the newest `limit` depths of each query
+        with hits."""
         spans = self.trail.spans
         if not queries or not spans:
             return {}
-        most = self.limit * (1 if len(spans) == 1 else _MOST_SKIPPED)  # some must not be seen
+        most = self.limit * (1 if len(spans) == 1 else _MOST_SKIPPED)  # some are invisible
         bounds = (place_of(self.session, spans[0][0]), place_of(self.session, spans[-1][1]), most)
         asked = _MATCH.format(", ".join(["(?)"] * len(queries)))
         places = dict(self.tx.db.execute(asked, (*queries.values(), *bounds)).fetchall())
         found: dict[K, set[int]] = {}
         for name, query in queries.items():
-            if places[query]:
-                depths = self.trail.depths_of(map(int, places[query].split(",")))
+            listed = places[query].split(",") if places[query] else ()
+            if depths := self.trail.depths_of(map(int, listed)):
                 found[name] = set(nlargest(self.limit, depths))
-        return {name: depths for name, depths in found.items() if depths}
+        return found
 
     def hits_of(self, found: dict[str, set[int]]) -> tuple[Mapping[str, Hits], frozenset[str]]:
-        """The hits of each word, and the words that are too common to tell turns apart."""
+        """The hits of each word, and the words that are too common to distinguish turns."""
         length, totals, common = self.trail.length, dict[str, int](), set[str]()
         frequent: list[str] = []
         indexed = self.trail.count_to(self.indexed)
         for word, depths in found.items():
             total, of = len(depths), indexed
-            if total >= self.limit:  # beyond the newest, as if it was always said as often
-                looked_at = max(1, indexed - min(depths))
-                total, of = max(total, total * length // looked_at), length
+            if total >= self.limit:  # extrapolates the frequency beyond the newest
+                searched = max(1, indexed - min(depths))
+                total, of = max(total, total * length // searched), length
                 frequent.append(word)
             if total > max(_FEW, _SHARE * of):
                 common.add(word)
@@ -264,8 +266,8 @@ class _Index:
     def _add_meetings(
         self, found: dict[str, set[int]], frequent: Sequence[str], rare: Collection[str]
     ) -> None:
-        """Adds where frequent words meet a rare one or each other: else only their newest are
-        found."""
+        """Adds the places where a frequent word occurs with a rare word or another frequent one;
+        otherwise only its newest places are found."""
         any_rare = " OR ".join(f'"{word}"' for word in sorted(rare))
         asked = {(word,): f'"{word}" AND ({any_rare})' for word in frequent} if rare else {}
         pairs = {pair: '"{}" AND "{}"'.format(*pair) for pair in combinations(frequent, 2)}
@@ -296,30 +298,31 @@ class _Index:
 
 
 def _load_session(key: SessionKey, ids: Sequence[str | None], tx: Transaction) -> None:
-    """Has read, where the tables are elsewhere, what a search stands on."""
+    """Reads the rows that a search needs, if the tables are on a server."""
     if tx.is_whole:
         return
-    session = tx.first("session", {"key": key}, "id")
+    session = tx.value("session", {"key": key}, "id", 0)
     for id_ in filter(None, ids):
         tx.first("node", {"id": id_}, "place")
     tx.find("forgotten", {}, limit=1)
-    if session is not None:
-        forks = places_of(session["id"])
+    if session:
+        forks = places_of(session)
         tx.find("node", forks, "place", order="-place", limit=_MOST_FORKS, index="fork")
 
 
 class LocalTurnIndex(TurnIndex):
-    """The index of words on this machine, for a store whose tables are elsewhere. It is made anew at each
-    start, of the sessions that are asked for."""
+    """The index of words on this machine, for a store on a server. Each start rebuilds it, for the
+    sessions that are searched."""
 
     def __init__(self, engine: Engine, db: Connection) -> None:
         super().__init__(engine)
         self._db = db
-        self._indexed: dict[SessionKey, tuple[int, int]] = {}  # session and seq of the last message
-        self._looked = 0  # at sessions up to this one
+        # number of the session, seq of its last indexed message
+        self._indexed: dict[SessionKey, tuple[int, int]] = {}
+        self._looked = 0  # checked sessions up to this number
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
-        """A page at a time: there may be very many."""
+        """Reads a page of sessions at a time: there may be very many."""
         behind, is_more = list[SessionKey](), True
         while is_more:
             rows = await self._readers.read(partial(_sessions_after, after=self._looked))
@@ -334,7 +337,7 @@ class LocalTurnIndex(TurnIndex):
         return behind
 
     async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
-        """One request for all of them, and another one for those that are new."""
+        """Reads all sessions in one request, and new sessions in a second one."""
         asked = {key: self._indexed.get(key, (0, 0)) for key in keys}
         found = await self._readers.read(partial(_texts_after, asked=asked, limit=limit))
         behind = list[SessionKey]()
@@ -350,7 +353,7 @@ class LocalTurnIndex(TurnIndex):
     def _add(self, session: int, said: Sequence[tuple[int, str]], upto: int) -> None:
         _change_index(_ADD_WORDS, said, self._db)
         _set_cursor(session, upto, Transaction(self._db))
-        self._db.execute("DELETE FROM changed")  # it is nobody else's
+        self._db.execute("DELETE FROM changed")  # no operation reads these notes
 
 
 def _sessions_after(tx: Transaction, after: int) -> Sequence[Row]:
@@ -360,8 +363,9 @@ def _sessions_after(tx: Transaction, after: int) -> Sequence[Row]:
 def _texts_after(
     tx: Transaction, asked: Mapping[SessionKey, tuple[int, int]], limit: int
 ) -> Mapping[SessionKey, tuple[int, int, Sequence[Row]]]:
-    """Of each session its number, how far it goes, and what comes next in it. The number never changes, so
-    where it is known all is read in one request, as if it had grown by a question and an answer."""
+    """The number, the last seq and the next messages of each session. The number never changes, so
+    for known sessions one request reads everything, as if the session had grown by a question and
+    an answer."""
     found = dict[SessionKey, tuple[int, int, Sequence[Row]]]()
     for key, (known, after) in asked.items():
         row = tx.first("session", {"key": key}, "id last_seq") or {}
@@ -398,8 +402,7 @@ def _advance(
 
 
 def _indexed_upto(session: int, tx: Transaction) -> int:
-    row = tx.first("turn_cursor", {"session": session}, "upto")
-    return row["upto"] if row else 0
+    return tx.value("turn_cursor", {"session": session}, "upto", 0)
 
 
 def _set_cursor(session: int, upto: int, tx: Transaction) -> None:
@@ -411,45 +414,44 @@ def _said(rows: Sequence[Row]) -> list[tuple[int, str]]:
 
 
 def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
-    """Adds words at their places or removes them; to remove them, the index needs the words
-    again."""
+    """Adds words at their places or removes them; a removal needs the words again."""
     rows = [(place, " ".join(words_of(text[:INDEXED_CHARS]))) for place, text in texts]
     db.executemany(change, [row for row in rows if row[1]])
 
 
 def forget_turns(tx: WriteTransaction, session: int) -> None:
-    """Takes the words of a session out of the index: before its texts are erased, in the same
-    transaction."""
+    """Removes the words of a session from the index, in the transaction that erases its texts and
+    before it does."""
     here = Transaction(tx.db)
     upto = place_of(session, _indexed_upto(session, here))
     texts = _said(here.find("node", {**places_of(session), "place <=": upto}, "place role text"))
     if tx.is_whole:
         _change_index(_TAKE_WORDS, texts, tx.db)
-    else:  # the index is on this machine, the commit is not
+    else:  # the index is on this machine, the commit on the server
         tx.later.append(partial(_change_index, _TAKE_WORDS, texts, tx.db))
 
 
 async def rewrite_index(writer: Writing) -> None:
-    """Merges a part in each commit, so that other writes wait only for a part."""
+    """Merges a part per commit, so that other writes wait only for a part."""
     while await writer.write(_merge, durable=False):
         pass
 
 
 def _make_pages_small(tx: WriteTransaction) -> None:
-    """Applies to pages written from now on; merges rewrite older ones."""
+    """Applies to new pages; merges rewrite older ones."""
     tx.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
 
 
 def _merge(tx: WriteTransaction) -> bool:
-    """Rewrites a part of the index, so that removed words leave its older parts. Returns whether
-    there is more to do."""
-    if not tx.is_whole:  # the index here is made anew at each start
+    """Rewrites a part of the index, so that removed words leave its older parts. True if there is
+    more to do."""
+    if not tx.is_whole:  # each start rebuilds this index
         return False
     before = tx.db.total_changes
     tx.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
     is_more = tx.db.total_changes - before >= 2
     if not is_more:
-        tx.has_erased = True  # of the parts that were rewritten, pages still hold the words
+        tx.has_erased = True  # freed pages of the rewritten parts still hold the words
     return is_more
 
 
@@ -457,9 +459,9 @@ _FORKS = """
 SELECT place & 0xffffffff AS seq, parent & 0xffffffff AS up FROM node INDEXED BY node_fork
 WHERE parent IS NOT place - 1 AND place > {} AND place < {} ORDER BY place DESC LIMIT ?
 """
-# All in one row: at each row, and at each end of a statement, the interpreter's lock is handed over and
-# back, which costs more than the reading. What is known of a session; whether anything was ever
-# forgotten; where messages stand; the forks; and the newest places of each word.
+# One row: each row and each statement would switch the interpreter's lock, which costs more than
+# the reading. It holds: the session; whether anything was forgotten; the places of messages; the
+# forks; and the newest places of each word.
 _SESSION = f"""
 SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0),
     EXISTS (SELECT 1 FROM forgotten),
@@ -493,7 +495,7 @@ _ADD_WORDS = "INSERT INTO turn (rowid, words) VALUES (?, ?)"
 _TAKE_WORDS = "INSERT INTO turn (turn, rowid, words) VALUES ('delete', ?, ?)"
 
 
-# --- how far patterns and a model have read ------------------------------------------------------
+# --- progress of fact extraction -----------------------------------------------------------------
 def _unscanned(tx: Transaction) -> Sequence[SessionKey]:
     upto = {row["session"]: row["seq"] for row in tx.find("heard", {})}
     rows = tx.find("session", {}, "id key last_seq", order="-updated_at")
@@ -505,21 +507,20 @@ def _queued(tx: Transaction) -> Sequence[SessionKey]:
     return [*tx.keys_of(row["session"] for row in rows).values()]
 
 
-def _next_heard(tx: Transaction, key: SessionKey, *, limit: int) -> SaidPage:
-    row = tx.first("heard", {"session": key}, "seq")
-    return _page(tx, key, row["seq"] if row else 0, limit)
+def _next_unscanned(tx: Transaction, key: SessionKey, *, limit: int) -> SaidPage:
+    return _page(tx, key, tx.value("heard", {"session": key}, "seq", 0), limit)
 
 
-def _next_unread(tx: Transaction, key: SessionKey, *, limit: int) -> SaidPage:
+def _next_queued(tx: Transaction, key: SessionKey, *, limit: int) -> SaidPage:
     row = tx.first("unread", {"session": key, "is_owed": True}, "seq")
     return _page(tx, key, row["seq"], limit) if row else SaidPage()
 
 
 def _page(tx: Transaction, key: SessionKey, after: int, limit: int) -> SaidPage:
-    session = tx.first("session", {"key": key}, "id")
-    if session is None or limit < 1:
+    session = tx.value("session", {"key": key}, "id", 0)
+    if not session or limit < 1:
         return SaidPage()
-    first, last = place_of(session["id"], after), place_of(session["id"], after + limit)
+    first, last = place_of(session, after), place_of(session, after + limit)
     columns = "id run_id role text created_at"
     nodes = tx.find("node", {"place >": first, "place <=": last}, columns, order="place")
     ids = tuple({row["run_id"] for row in nodes if row["role"] == "user"})
@@ -528,7 +529,7 @@ def _page(tx: Transaction, key: SessionKey, after: int, limit: int) -> SaidPage:
     said = []
     for row in nodes:
         run = made.get(row["run_id"], _NO_RUN)
-        # Of what stands there as a user's, only that was said which was accepted or imported.
+        # A user's text counts as said only if it was accepted or imported.
         if row["role"] == "user" and run["message_id"] in {None, row["id"]}:
             what = (row["id"], row["run_id"], run["sender"], row["text"], row["created_at"])
             said.append(SaidMessage(*what))
@@ -540,18 +541,16 @@ _NO_RUN = {"message_id": None, "sender": None}
 
 def _mark_scanned(tx: Transaction, upto: Mapping[SessionKey, NodeId]) -> None:
     for node in upto.values():
-        if (found := tx.first("node", {"id": node}, "place")) is not None:
-            session, seq = found["place"] >> SEQ_BITS, seq_of(found["place"])
-            row = tx.first("heard", {"session": session}, "seq")
-            if row is None or row["seq"] < seq:
+        if place := tx.value("node", {"id": node}, "place", 0):
+            session, seq = place >> SEQ_BITS, seq_of(place)
+            if tx.value("heard", {"session": session}, "seq", 0) < seq:
                 tx.insert("heard", {"session": session, "seq": seq}, on_conflict="replace")
 
 
 def _queue(tx: Transaction, key: SessionKey, since: NodeId) -> None:
-    found = tx.first("node", {"id": since}, "place")
-    if found is None:
+    if not (place := tx.value("node", {"id": since}, "place", 0)):
         return
-    session, seq = found["place"] >> SEQ_BITS, seq_of(found["place"]) - 1
+    session, seq = place >> SEQ_BITS, seq_of(place) - 1
     row = tx.first("unread", {"session": session})
     if row is not None:
         seq = row["seq"] if row["is_owed"] else max(row["seq"], seq)
@@ -571,12 +570,12 @@ def _mark_extracted(tx: Transaction, key: SessionKey, upto: NodeId) -> bool:
 
 
 class ExtractionQueue(StorePart):
-    """How far patterns and a model have read."""
+    """The progress of patterns and of a model through the messages."""
 
     unscanned = reading(_unscanned)
-    next_unscanned = reading(_next_heard)
+    next_unscanned = reading(_next_unscanned)
     mark_scanned = writing(_mark_scanned, durable=False)
     queue_for_model = writing(_queue, durable=False)
     queued_for_model = reading(_queued)
-    next_queued = reading(_next_unread)
+    next_queued = reading(_next_queued)
     mark_extracted = writing(_mark_extracted, durable=False)

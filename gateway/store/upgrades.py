@@ -1,4 +1,4 @@
-"""What earlier versions kept otherwise: how it is taken over by the newest tables."""
+"""Upgrades: data of earlier versions moves into the newest tables."""
 
 import re
 import sqlite3
@@ -15,13 +15,13 @@ from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import SessionKey
 from gateway.domain.journal import pack_text
 
-# Tables that were made anew, each with a word that only the statement of the newer one has.
+# Replaced tables, each with a word that only the newer statement has.
 _REPLACED = {"journal": "part INTEGER", "delivery": "arrived", "spend": "token_day"}
 
 
 def rename_replaced(db: sqlite3.Connection, there: Collection[tuple[str, str]]) -> Sequence[str]:
-    """Renames tables that were made anew and columns that have another name. Returns the tables."""
-    if ("run", "token_limit") in there:  # more than one number now, as JSON
+    """Renames tables that were replaced and columns with a new name. Returns the tables."""
+    if ("run", "token_limit") in there:  # JSON since it holds several limits
         db.execute("ALTER TABLE run RENAME COLUMN token_limit TO limits")
         db.execute(_LIMITS)
     made = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
@@ -32,16 +32,16 @@ def rename_replaced(db: sqlite3.Connection, there: Collection[tuple[str, str]]) 
 
 
 def fill_tables(db: sqlite3.Connection, replaced: Sequence[str]) -> None:
-    """Fills the newest tables from those that were set aside."""
+    """Fills the newest tables from the renamed ones."""
     for table in {"delivery", "spend"} & {*replaced}:
-        told = db.execute("SELECT name FROM pragma_table_info(?)", (f"old_{table}",))
-        columns = ", ".join(name for (name,) in told)
+        info = db.execute("SELECT name FROM pragma_table_info(?)", (f"old_{table}",))
+        columns = ", ".join(name for (name,) in info)
         db.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM old_{table}")
     if "journal" in replaced:
         _move_journals(db)
     for table in replaced:
         db.execute(f"DROP TABLE old_{table}")
-    # What earlier versions wrote of runs that have ended stays in their rows until it is swept.
+    # Logs of runs that ended in earlier versions stay in their rows until the sweep.
     db.execute("UPDATE run SET has_journal = 1 WHERE log IS NOT NULL")
     for index in ("run_with_log", "run_unfinished"):  # the latter has more columns now
         db.execute(f"DROP INDEX IF EXISTS {index}")
@@ -54,7 +54,7 @@ UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT 
 
 # --- journals ------------------------------------------------------------------------------------
 def _move_journals(db: sqlite3.Connection) -> None:
-    """The notes of runs that had not ended become the first part of their journals."""
+    """The notes of unfinished runs become the first part of their journals."""
     for run_id, notes in groupby(db.execute(_NOTES).fetchall(), itemgetter(0)):
         entries = [_entry(step, kind, from_json(payload)) for _, step, kind, payload in notes]
         data = pack_text([to_json(["attempt", 1, [run_id]]), *map(to_json, entries)])
@@ -65,7 +65,7 @@ _PART = re.compile(r"(?:@[^:]*:)+")
 
 
 def _entry(step: int, kind: str, value: Any) -> list[object]:
-    """A note's kind begins with the part of a run inside the run, if it is of one."""
+    """If a note belongs to a run inside the run, its kind begins with the part of that run."""
     steps = _PART.match(kind)
     part = steps[0] if steps else ""
     name, values = _grant(step, kind[len(part) :], value)
@@ -93,10 +93,10 @@ WHERE r.finished_at IS NULL ORDER BY j.run_id, j.step, j.id
 
 
 # --- rooms ---------------------------------------------------------------------------------------
-BEFORE_ROOMS = 7  # the last version in which the rooms of channels had no keys of their own
-_AT = "\x01"  # before a name that waits for its new one: no key begins so
+BEFORE_ROOMS = 7  # the last version without keys for the rooms of channels
+_AT = "\x01"  # before a name that waits for its new one: no key begins with it
 
-# Where names of sessions stand, and those of them that are.
+# Columns that hold names of sessions, and the condition for those rows.
 _SESSIONS = (
     ("session", "key", "true"),
     ("fact_group", "name", "kind = 'session'"),
@@ -108,9 +108,9 @@ _SESSIONS = (
 
 
 def move_rooms(db: sqlite3.Connection) -> None:
-    """Within the transaction of its step. A session whose messages all came from a room becomes the
-    room's. One that a room and a direct chat had in common stays with the direct chat, whose words
-    must not be shown in the room; what waits for the room goes to a session of its own."""
+    """Runs in the transaction of its version. A session whose messages all came from a room becomes
+    the room's. A session of both a room and a direct chat stays with the direct chat, whose text
+    must not appear in the room; unfinished messages of the room move to a new session."""
     kinds = {id_: (rooms, chats) for id_, rooms, chats in db.execute(_KINDS)}
     moved: dict[str, str] = {}
     shared: list[tuple[int, SessionKey]] = []
@@ -125,24 +125,22 @@ def move_rooms(db: sqlite3.Connection) -> None:
     _rename_people(db)
     _rename_sessions(db, moved)
     for id_, room in shared:
-        _part(db, id_, room)
+        _split_session(db, id_, room)
 
 
-def _part(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
-    """What waits for the room, in the order in which it came."""
+def _split_session(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
+    """Moves the waiting runs of the room to a new session, in their order."""
     runs = [row[0] for row in db.execute(_WAITING, (session,))]
     if not runs:
         return
-    (made,) = db.execute(
-        _MAKE, (str(room), room.agent, room.channel, room.account, room.peer, session)
-    ).fetchone()
+    (made,) = db.execute(_MAKE, (str(room), *room, session)).fetchone()
     for seq, run in enumerate(runs, 1):
         db.execute("UPDATE run SET session = ?, seq = ? WHERE id = ?", (made, seq, run))
 
 
 # --- names ---------------------------------------------------------------------------------------
 def _foreign(text: str) -> SessionKey | None:
-    """Of a channel; None for principals' own, and for what is no key."""
+    """The key of a channel's session; None for a principal's own key and for invalid keys."""
     try:
         key = SessionKey.parse(text)
     except BadSessionKey:
@@ -151,13 +149,13 @@ def _foreign(text: str) -> SessionKey | None:
 
 
 def _direct(text: str) -> str:
-    """The name of a direct chat, which reads like a room's no more. All other names stay as they are."""
+    """The name of a direct chat if it reads like a room's. All other names stay as they are."""
     key = _foreign(text)
     return text if key is None else str(key._replace(peer=key_peer(key.peer, is_room=False)))
 
 
 def _person(text: str) -> str:
-    """A person is called like a session, without the agent."""
+    """A person has the name of a session without the agent."""
     return _direct(f"-:{text}").removeprefix("-:")
 
 
@@ -173,9 +171,10 @@ def _rename(
     rename: Callable[[Any], Any],
     where: str = "true",
 ) -> dict[str, str]:
-    """In two steps: a new name may be the old one of another. Returns the names that are new ones now."""
-    told = db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {where}").fetchall()
-    names = {old: new for (old,) in told if (new := rename(old)) != old}
+    """Renames in two steps, because a new name may be the old name of another row. Returns the
+    changed names."""
+    found = db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {where}").fetchall()
+    names = {old: new for (old,) in found if (new := rename(old)) != old}
     aside = {
         old: (_AT if isinstance(new, str) else _AT.encode()) + new for old, new in names.items()
     }
@@ -186,7 +185,8 @@ def _rename(
 
 
 def _rename_people(db: sqlite3.Connection) -> None:
-    """Those whose id reads like the peer of a room: their facts, stores, settings and notices."""
+    """Renames people whose id reads like the peer of a room: their facts, stores, settings and
+    notices."""
     _forget_as(db, "scope", _rename(db, "fact_group", "name", _direct, "kind = 'scope'"))
     _rename(db, "settings", "user", _person)
     _rename(db, "notice", "person", _person)
@@ -201,16 +201,16 @@ def _rename_sessions(db: sqlite3.Connection, moved: Mapping[str, str]) -> None:
     db.executemany("UPDATE session SET peer = ? WHERE key = ?", peers)
     _forget_as(db, "session", names)
     db.executemany(_RENAME_SUMMARY, [(new, new) for new in names.values()])
-    # As it stands at the beginning of each event of a run; in a text its quotes would be escaped.
+    # The start of each event of a run; within a text its quotes would be escaped.
     event = '"session_key":{},"seq":'
     for old, new in names.items():
-        told = [event.format(to_json(one).decode()) for one in (old, new)]
-        db.execute(_RENAME_EVENTS, (*told, new))
+        events = [event.format(to_json(one).decode()) for one in (old, new)]
+        db.execute(_RENAME_EVENTS, (*events, new))
         _place_in_room(db, new)
 
 
 def _forget_as(db: sqlite3.Connection, kind: str, moved: Mapping[str, str]) -> None:
-    """What must not be learned again stays so; the old name's own entry harms nobody."""
+    """Copies marks of forgotten statements to the new names. The old marks do no harm."""
     names = [(kind, _digest(new), _digest(old), kind) for old, new in moved.items()]
     db.executemany(_FORGET_AS, names)
 
@@ -220,7 +220,7 @@ def _digest(name: str) -> str:
 
 
 def _place_in_room(db: sqlite3.Connection, room: str) -> None:
-    """Facts whose room had the name of whoever spoke had no place among a room's."""
+    """Gives facts a place in their room where the room had the name of the speaker."""
     for place, group in db.execute(_PLACELESS, (room,)).fetchall():
         ((last,),) = db.execute(_NEXT_PLACE, (group,)).fetchall()
         there = (group << 32) + last
@@ -228,7 +228,7 @@ def _place_in_room(db: sqlite3.Connection, room: str) -> None:
         db.execute(_COPY_WORDS, (there, place))
 
 
-# Of a session whose messages no longer say where they came from: in a direct chat one person talks.
+# Without `whence`, a single sender means a direct chat.
 _KINDS = """
 SELECT session, sum(is_group IS 1) OR (count(is_group) = 0 AND count(DISTINCT sender) > 1),
        sum(is_group IS 0)
@@ -251,7 +251,7 @@ _FORGET_AS = """
 INSERT INTO forgotten (kind, name, upto) SELECT ?, ?, upto FROM forgotten WHERE name = ? AND kind = ?
 ON CONFLICT (kind, name) DO UPDATE SET upto = max(upto, excluded.upto)
 """
-# What a run says of itself once it has ended.
+# The log of an ended run.
 _RENAME_EVENTS = """
 UPDATE run SET log = CAST(replace(CAST(log AS TEXT), ?, ?) AS BLOB)
 WHERE session = (SELECT id FROM session WHERE key = ?) AND log IS NOT NULL

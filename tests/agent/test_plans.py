@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.agent.leaves import SHIPPED, Plans
-from gateway.control.policy import DefaultDecisionTree, decision_of, with_others
+from gateway.control.policy import DefaultDecisionTree, add_built_in, choose_decision
 from gateway.control.trees.reader import TreeInvalid
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
@@ -96,7 +96,7 @@ async def test_a_tree_that_names_a_policy_which_nobody_offers_is_refused_with_it
     knowing = Plans(
         FakeTexts(**{"mine.bt": text}),
         {ME: "mine.bt"},
-        decisions=with_others({"thrifty": DefaultDecisionTree}),
+        decisions=add_built_in({"thrifty": DefaultDecisionTree}),
     )
 
     with pytest.raises(TreeInvalid, match='mine.bt:2:3: error BT027: no decision tree .*"thrifty"'):
@@ -119,4 +119,4 @@ async def test_a_tree_that_names_a_policy_which_nobody_offers_is_refused_with_it
 def test_what_a_tree_says_of_its_policy_holds_unless_the_agent_says_otherwise(
     by_agent: str, by_tree: str | None, chosen: str
 ) -> None:
-    assert decision_of(by_agent, by_tree) == chosen
+    assert choose_decision(by_agent, by_tree) == chosen

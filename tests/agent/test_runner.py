@@ -9,7 +9,7 @@ import pytest
 
 from gateway.agent.driver import Assignment, RunControl, RunJournal, Runner, part_of
 from gateway.agent.effects import Finish, Gate
-from gateway.control.policy import OURS
+from gateway.control.policy import BUILT_IN
 from gateway.control.rules import load_rules
 from gateway.domain.agents import AgentDef, compile_prompt
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
@@ -37,7 +37,7 @@ async def runner(model: Model, *tools: FakeTool, gate: Gate | None = None) -> Ru
     gate = gate or ToolGate(tools, schemas=NoSchemas(), clock=CLOCK)
     plans = await shipped_plans([HELPER])
     rules = load_rules(())
-    return Runner(model, gate, plans, OURS, rules)
+    return Runner(model, gate, plans, BUILT_IN, rules)
 
 
 def assignment(*earlier: Node) -> Assignment:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.agent.driver import Assignment, Runner
 from gateway.agent.effects import Finish, RunResult
 from gateway.agent.subagents import Subagents, child_of
-from gateway.control.policy import OURS
+from gateway.control.policy import BUILT_IN
 from gateway.control.rules import load_rules
 from gateway.domain.agents import AgentDef, Limits, SubagentDef
 from gateway.domain.errors import ModelFailed, ToolFailed
@@ -95,7 +95,7 @@ class World:
         souls, rules = Souls(FakeTexts(**SOULS), named, clock=self.clock), load_rules(())
         await souls.load()
         models = Models(big=self.big, small=self.small)
-        how = (OURS, rules, self.events.append)
+        how = (BUILT_IN, rules, self.events.append)
         self.runner = Runner(models, gate, plans, *how)
 
         async def settings(user: str) -> UserSettings:

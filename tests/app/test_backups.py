@@ -232,7 +232,7 @@ def forged_store(file: Path, change: str, **manifest: Any) -> bytes:
         ("DELETE FROM token_record", "table token_record has 0 rows instead of 1"),
         ("UPDATE audit SET detail = '{}' WHERE seq = 1", "entry 1 of the audit"),
         ("UPDATE audit SET hash = 'x' WHERE seq = 2", "the end of its audit differ"),
-        ("UPDATE node SET id = 'x' || id", "have lost the message that they are from"),
+        ("UPDATE node SET id = 'x' || id", "have lost their source message"),
         ("UPDATE run SET id = id + 7 WHERE id = 3", "its counters"),
     ],
 )

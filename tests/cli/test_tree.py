@@ -57,7 +57,7 @@ def test_warnings_are_shown_and_do_not_fail(tree: Path) -> None:
     said = called("tree", "check", tree)
 
     assert said.exit_code == 0
-    assert "t.bt:1:20: warning BT034: a time without a unit is taken as seconds" in said.output
+    assert "t.bt:1:20: warning BT034: a time without a unit means seconds" in said.output
     assert said.output.endswith('tree "t" is valid, with 1 warning\n')
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from gateway.cluster.ownership import (
     MARGIN_S,
+    Acquire,
     Drain,
     Drop,
     Effect,
     Ownership,
     Release,
     Start,
-    Take,
     fair_share,
 )
 from gateway.domain.cluster import Lease, Presence, Renewal, partition_of
@@ -130,11 +130,11 @@ class Node:
             return
         now = self.clock()
         if self.is_asked_to_stop and not self.ownership.is_stopping:
-            self.carry_out(self.ownership.stopped(now))
+            self.carry_out(self.ownership.stop(now))
         if self.ownership.is_done:
             self.world.table.leave(self.name)
             return
-        self.carry_out(self.ownership.expired(now))
+        self.carry_out(self.ownership.drop_expired(now))
         if self.wanted:
             self.call(self.wanted.popleft())
         elif now >= self.ownership.renew_at:
@@ -154,10 +154,10 @@ class Node:
             match effect:
                 case None:
                     renewal = world.table.renew(presence, LEASE_S)
-                    answer(lambda: self.ownership.renewed(renewal, sent_at))
-                case Take(partitions):
+                    answer(lambda: self.ownership.apply_renewal(renewal, sent_at))
+                case Acquire(partitions):
                     taken = world.acquire(self.name, partitions)
-                    answer(lambda: self.ownership.taken(taken, sent_at))
+                    answer(lambda: self.ownership.apply_acquired(taken, sent_at))
                 case Release(leases):
                     world.table.release(self.name, leases)
                     answer(lambda: self._released(leases))
@@ -173,7 +173,7 @@ class Node:
 
         def fail() -> Iterable[Effect]:
             self.wanted.clear()
-            self.ownership.call_failed(self.clock())
+            self.ownership.retry_soon(self.clock())
             return ()
 
         if there is not None:
@@ -181,10 +181,10 @@ class Node:
         world.at(world.now + LEASE_S / 3, lambda: self.when_awake(lambda: end(fail)))
 
     def _released(self, leases: Iterable[Lease]) -> Iterable[Effect]:
-        self.ownership.released(tuple(leases))
+        self.ownership.confirm_release(tuple(leases))
         for node in self.world.nodes:
             if self.world.random.random() < self.world.heard:
-                node.ownership.hinted(node.clock())
+                node.ownership.renew_soon(node.clock())
                 self.world.at(self.world.now, node.step)
         return ()
 
@@ -208,12 +208,12 @@ class Node:
                 case Drain(lease):
                     assert lease in self.started
                     self._drain(lease)
-                case Take() | Release():
+                case Acquire() | Release():
                     self.wanted.append(effect)
 
     def _drain(self, lease: Lease) -> None:
         def drained() -> None:
-            effects = self.ownership.drained(lease)
+            effects = self.ownership.release_drained(lease)
             if effects:
                 self.started.remove(lease)
                 self.carry_out(effects)
@@ -341,7 +341,7 @@ def test_a_node_that_stops_gives_everything_back_and_the_others_take_it(
 
 def test_a_lease_is_good_until_a_second_before_the_store_may_give_it_away() -> None:
     ownership = Ownership("me", 1, LEASE_S)
-    ownership.renewed(Renewal([Lease(0, 7)], [], {"me"}), sent_at=100.0)
+    ownership.apply_renewal(Renewal([Lease(0, 7)], [], {"me"}), sent_at=100.0)
 
     assert ownership.epoch(0, 100.0) == 7
     assert ownership.epoch(0, 100.0 + LEASE_S - MARGIN_S - 0.001) == 7
@@ -352,27 +352,27 @@ def test_a_lease_is_good_until_a_second_before_the_store_may_give_it_away() -> N
 def test_a_partition_that_is_drained_starts_no_turn_and_ends_those_that_run() -> None:
     ownership = Ownership("me", 2, LEASE_S)
     mine = [Lease(0, 1), Lease(1, 1)]
-    ownership.renewed(Renewal(mine, [], {"me"}), sent_at=0.0)
+    ownership.apply_renewal(Renewal(mine, [], {"me"}), sent_at=0.0)
 
-    effects = ownership.renewed(Renewal(mine, [], {"me", "other"}), sent_at=5.0)
+    effects = ownership.apply_renewal(Renewal(mine, [], {"me", "other"}), sent_at=5.0)
 
     assert effects == [Drain(Lease(1, 1))]
     assert ownership.epoch(1, 6.0) == 1
     assert ownership.epoch(1, 6.0, starting=True) is None
     assert ownership.epoch(0, 6.0, starting=True) == 1
-    assert ownership.drained(Lease(1, 1)) == [Release((Lease(1, 1),))]
+    assert ownership.release_drained(Lease(1, 1)) == [Release((Lease(1, 1),))]
     assert ownership.epoch(1, 6.0) is None
 
 
 def test_a_release_without_an_answer_is_repeated_and_the_lease_is_not_used_again() -> None:
     ownership = Ownership("me", 2, LEASE_S)
     mine = [Lease(0, 1), Lease(1, 1)]
-    ownership.renewed(Renewal(mine, [], {"me"}), sent_at=0.0)
-    ownership.renewed(Renewal(mine, [], {"me", "other"}), sent_at=5.0)
-    ownership.drained(Lease(1, 1))
-    ownership.call_failed(7.0)
+    ownership.apply_renewal(Renewal(mine, [], {"me"}), sent_at=0.0)
+    ownership.apply_renewal(Renewal(mine, [], {"me", "other"}), sent_at=5.0)
+    ownership.release_drained(Lease(1, 1))
+    ownership.retry_soon(7.0)
 
-    effects = ownership.renewed(Renewal(mine, [], {"me"}), sent_at=8.0)
+    effects = ownership.apply_renewal(Renewal(mine, [], {"me"}), sent_at=8.0)
 
     assert Release((Lease(1, 1),)) in effects
     assert Start(Lease(1, 1)) not in effects
@@ -381,32 +381,32 @@ def test_a_release_without_an_answer_is_repeated_and_the_lease_is_not_used_again
 
 def test_what_is_not_renewed_in_time_is_dropped_and_starts_again_if_it_is_good_still() -> None:
     ownership = Ownership("me", 1, LEASE_S)
-    ownership.renewed(Renewal([Lease(0, 3)], [], {"me"}), sent_at=0.0)
+    ownership.apply_renewal(Renewal([Lease(0, 3)], [], {"me"}), sent_at=0.0)
 
-    assert ownership.expired(13.9) == []
-    assert ownership.expired(14.0) == [Drop(Lease(0, 3))]
-    assert ownership.renewed(Renewal([Lease(0, 3)], [], {"me"}), 14.5) == [Start(Lease(0, 3))]
+    assert ownership.drop_expired(13.9) == []
+    assert ownership.drop_expired(14.0) == [Drop(Lease(0, 3))]
+    assert ownership.apply_renewal(Renewal([Lease(0, 3)], [], {"me"}), 14.5) == [Start(Lease(0, 3))]
 
 
 def test_hints_cost_a_look_a_quarter_of_a_second_at_most() -> None:
     ownership = Ownership("me", 2, LEASE_S)
-    ownership.renewed(Renewal([Lease(0, 1)], [], {"me"}), sent_at=10.0)
+    ownership.apply_renewal(Renewal([Lease(0, 1)], [], {"me"}), sent_at=10.0)
 
-    ownership.hinted(10.1)
+    ownership.renew_soon(10.1)
     assert ownership.renew_at == 10.25
-    ownership.hinted(10.2)
+    ownership.renew_soon(10.2)
     assert ownership.renew_at == 10.25
-    ownership.call_failed(10.3)
-    ownership.hinted(10.4)
+    ownership.retry_soon(10.3)
+    ownership.renew_soon(10.4)
     assert ownership.renew_at == 10.55
 
 
 def test_a_node_that_got_less_than_its_share_looks_again_soon() -> None:
     ownership = Ownership("me", 2, LEASE_S)
-    effects = ownership.renewed(Renewal([], [0, 1], {"me"}), sent_at=10.0)
-    ownership.taken([Lease(0, 1)], sent_at=10.1)
+    effects = ownership.apply_renewal(Renewal([], [0, 1], {"me"}), sent_at=10.0)
+    ownership.apply_acquired([Lease(0, 1)], sent_at=10.1)
 
-    assert effects == [Take((0, 1))]
+    assert effects == [Acquire((0, 1))]
     assert ownership.renew_at == 10.25
 
 

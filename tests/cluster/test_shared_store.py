@@ -130,9 +130,8 @@ class Cluster:
 
     async def connect(self) -> SurrealConnection:
         credentials = Credentials(USER, Secret(PASSWORD))
-        connection = await SurrealConnection.open(
-            self.server.url, "tests", "main", credentials, QUICK
-        )
+        connection = SurrealConnection(self.server.url, "tests", "main", credentials, QUICK)
+        await connection.open()
         self.group.start_soon(connection.run)
         return connection
 

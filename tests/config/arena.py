@@ -14,7 +14,7 @@ from gateway.config.values import (
     Preset,
     Surroundings,
 )
-from gateway.control.rules import CORE, problems_of
+from gateway.control.rules import CORE, check_rule
 
 OUTPUT_LIMITS = {"claude-test": 8_192}
 WINDOWS = {"claude-test": 200_000, "small": 8_000}
@@ -47,7 +47,7 @@ KNOWN = Known(
     context_window=lambda model: WINDOWS.get(model, 128_000),
     output_limit=OUTPUT_LIMITS.get,
     core_rules=CORE,
-    rule_problems=problems_of,
+    rule_problems=check_rule,
 )
 
 

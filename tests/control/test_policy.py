@@ -15,9 +15,9 @@ from gateway.control.policy import (
     DecisionTree,
     DefaultDecisionTree,
     LoopState,
-    tightened,
+    add_built_in,
+    tighten,
     warning_at,
-    with_others,
 )
 from gateway.domain.agents import BOUNDS, Limits
 
@@ -130,9 +130,9 @@ def test_percentages_and_time_follow_from_the_rest() -> None:
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_state_that_no_run_can_be_in_is_refused(wrong: Mapping[str, Any]) -> None:
-    with pytest.raises(ValueError, match="no run can be in this state"):
+    with pytest.raises(ValueError, match="the state is invalid"):
         state(**wrong)
-    with pytest.raises(ValueError, match="no run can be in this state"):
+    with pytest.raises(ValueError, match="the state is invalid"):
         state().evolve(**wrong)
 
 
@@ -278,20 +278,20 @@ SOME = st.builds(
 @pytest.mark.requirement("S-001-Tree-08")
 @given(limits=SOME, wanted=SOME)
 def test_a_policy_tightens_limits_and_never_lifts_one(limits: Limits, wanted: Limits) -> None:
-    after = tightened(limits, wanted)
+    after = tighten(limits, wanted)
 
     # A window that reaches further back sees more loops; of all the rest less is stricter.
     assert after.loop_window == max(limits.loop_window, wanted.loop_window)
     for name in BOUNDS.keys() - {"loop_window"}:
         assert getattr(after, name) == min(getattr(limits, name), getattr(wanted, name))
-    assert tightened(after, wanted) == after == tightened(wanted, limits)
+    assert tighten(after, wanted) == after == tighten(wanted, limits)
 
 
 @pytest.mark.requirement("S-001-Tree-07")
 @pytest.mark.parametrize("name", BOUNDS)
 @pytest.mark.parametrize("wanted", [0, -5])
 def test_no_limit_becomes_so_tight_that_no_run_can_bear_it(name: str, wanted: int) -> None:
-    after = tightened(LIMITS, replace(LIMITS, **{name: wanted}))
+    after = tighten(LIMITS, replace(LIMITS, **{name: wanted}))
 
     assert 0 < getattr(after, name) <= getattr(LIMITS, name)
 
@@ -301,11 +301,11 @@ def test_no_limit_becomes_so_tight_that_no_run_can_bear_it(name: str, wanted: in
 @pytest.mark.parametrize("wanted", ["3", None, 2.5, float("nan"), True])
 def test_what_is_no_limit_is_refused_by_its_name(name: str, wanted: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        tightened(LIMITS, replace(LIMITS, **{name: wanted}))
+        tighten(LIMITS, replace(LIMITS, **{name: wanted}))
 
 
 def test_a_window_reaches_back_no_further_than_can_be_set() -> None:
-    assert tightened(LIMITS, replace(LIMITS, loop_window=10**9)).loop_window == 20
+    assert tighten(LIMITS, replace(LIMITS, loop_window=10**9)).loop_window == 20
 
 
 # -- policies by name
@@ -317,13 +317,13 @@ class Mine(DefaultDecisionTree):
 
 @pytest.mark.requirement("S-001-Tree-06")
 def test_policies_of_others_are_found_by_their_name() -> None:
-    trees = with_others({"mine": Mine})
+    trees = add_built_in({"mine": Mine})
 
     assert list(trees.items()) == [("default", DefaultDecisionTree), ("mine", Mine)]
 
 
 def test_nobody_takes_the_place_of_the_default_policy() -> None:
-    assert with_others({"default": Mine}) == {"default": DefaultDecisionTree}
+    assert add_built_in({"default": Mine}) == {"default": DefaultDecisionTree}
 
 
 def test_the_default_policy_is_one_and_changes_nothing_of_its_own() -> None:

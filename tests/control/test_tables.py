@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.notices import Cell, table
+from gateway.control.notices import Cell, render_table
 
 TRICKY = st.sampled_from(list('ab,:"\\[]{}-#0 1.e+\n\t\x01|'))
 TEXTS = st.text(st.one_of(TRICKY, st.characters(exclude_categories=["Cs"])), max_size=8)
@@ -57,7 +57,7 @@ def test_what_is_written_can_be_read_back(
 ) -> None:
     columns, rows = given_table
 
-    head, *lines = table("t", columns, rows).split("\n")
+    head, *lines = render_table("t", columns, rows).split("\n")
 
     fields = head.removeprefix(f"t[{len(rows)}]{{").removesuffix("}:")
     expected = [
@@ -106,7 +106,7 @@ def test_what_is_written_can_be_read_back(
     ],
 )
 def test_values_are_quoted_only_where_they_have_to_be(cell: Cell, written: str) -> None:
-    assert table("t", ["a"], [(cell,)]) == f"t[1]{{a}}:\n  {written}"
+    assert render_table("t", ["a"], [(cell,)]) == f"t[1]{{a}}:\n  {written}"
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_values_are_quoted_only_where_they_have_to_be(cell: Cell, written: str) 
     [("a.b_1", "a.b_1"), ("my-key", '"my-key"'), ("1a", '"1a"'), ("é", '"é"'), ("", '""')],
 )
 def test_names_are_quoted_unless_they_are_words(key: str, written: str) -> None:
-    assert table(key, [key], [("x",)]) == f"{written}[1]{{{written}}}:\n  x"
+    assert render_table(key, [key], [("x",)]) == f"{written}[1]{{{written}}}:\n  x"

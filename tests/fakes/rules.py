@@ -7,14 +7,14 @@ from pathlib import Path
 from gateway.config.document import Document
 from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.rules import RuleReader
-from gateway.control.rules import CORE, RuleSet, load_rules, problems_of
+from gateway.control.rules import CORE, RuleSet, check_rule, load_rules
 from gateway.domain.events import Event, RuleDef, Severity, kind_named
 from gateway.domain.ids import RunId
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
 
-CORE_RULES = RuleReader(problems_of).file(CORE, {})
+CORE_RULES = RuleReader(check_rule).file(CORE, {})
 
 
 def core_definitions() -> tuple[RuleDef, ...]:
@@ -24,7 +24,7 @@ def core_definitions() -> tuple[RuleDef, ...]:
 def definitions(text: str) -> tuple[RuleDef, ...]:
     """Of a file with this text, called r.toml."""
     document = Document.parsed(Path("r.toml"), "r.toml", text.encode())
-    return RuleReader(problems_of).whole(document, {rule.id: rule for rule in CORE_RULES})
+    return RuleReader(check_rule).whole(document, {rule.id: rule for rule in CORE_RULES})
 
 
 def rules_of(text: str) -> RuleSet:

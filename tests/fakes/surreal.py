@@ -135,4 +135,4 @@ class SurrealDatabase:
     async def connected(self, settings: ConnectionSettings = PATIENT) -> SurrealConnection:
         """It is to be run."""
         place = (self.url, self.namespace, self.database)
-        return await SurrealConnection.open(*place, ROOT, settings)
+        return await SurrealConnection(*place, ROOT, settings).open()

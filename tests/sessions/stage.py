@@ -11,7 +11,7 @@ import anyio
 from gateway.agent.driver import Runner
 from gateway.budgets import LiveBudgets, Meter
 from gateway.control.notices import Bus
-from gateway.control.policy import OURS, DecisionTrees
+from gateway.control.policy import BUILT_IN, DecisionTrees
 from gateway.control.rules import RuleSet, load_rules
 from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
@@ -116,7 +116,7 @@ async def staged(
     opened: bool = True,
     rules: RuleSet = NO_RULES,
     budgets: Budgets = UNLIMITED,
-    decisions: DecisionTrees = OURS,
+    decisions: DecisionTrees = BUILT_IN,
     bus: Bus | None = None,
     said: Callable[[SessionKey], None] = lambda key: None,
     remember: Recall | None = None,

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.control.notices import Bus
-from gateway.control.policy import AgentState, DefaultDecisionTree, MakeDecisionTree, with_others
+from gateway.control.policy import AgentState, DefaultDecisionTree, MakeDecisionTree, add_built_in
 from gateway.domain.agents import Address, Limits
 from gateway.domain.budgets import Amount, Budgets, Limit, Scope, day_of
 from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable, ToolFailed
@@ -564,7 +564,7 @@ async def test_a_policy_that_fails_ends_its_run_and_the_next_one_begins(
     method: str, tree: str
 ) -> None:
     agent = replace(AGENT, tree=tree, decision="broken")
-    trees = with_others({"broken": broken(method)})
+    trees = add_built_in({"broken": broken(method)})
     ends: list[Event] = []
     bus = Bus()
     bus.subscribe(ends.append, types=frozenset({"session.end"}))
@@ -593,7 +593,7 @@ async def test_a_run_that_cannot_be_shown_any_more_ends_all_the_same() -> None:
             object.__setattr__(after, "recent_actions", None)
             return after
 
-    trees = with_others({"spoiling": Spoiling})
+    trees = add_built_in({"spoiling": Spoiling})
     agents = (replace(AGENT, decision="spoiling"),)
     model = ScriptedModel(says("done"), says("done"))
     async with (
@@ -613,7 +613,7 @@ async def test_an_agent_is_judged_by_the_policy_that_it_names() -> None:
 
     agents = (replace(AGENT, decision="impatient"), replace(AGENT, id=AgentId("b")))
     model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("done"))
-    trees = with_others({"impatient": Impatient})
+    trees = add_built_in({"impatient": Impatient})
     async with (
         open_memory() as stores,
         staged(model, stores, agents=agents, decisions=trees) as stage,

@@ -6,8 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
-from decimal import Decimal
+from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from websockets.typing import Subprotocol
 cbor2 = pytest.importorskip("cbor2", reason="the extra `surrealdb` is not installed")
 
 from gateway.domain.errors import StoreRefused, StoreUnavailable  # noqa: E402
-from gateway.domain.ids import Secret  # noqa: E402
+from gateway.domain.ids import EPOCH, Secret  # noqa: E402
 from gateway.store.faults import TextRefused  # noqa: E402
 from gateway.store.surreal_connection import (  # noqa: E402
     DEEPEST,
@@ -63,7 +62,7 @@ async def connected(
     settings: ConnectionSettings = QUICK,
 ) -> AsyncIterator[SurrealConnection]:
     where = (place.url, place.namespace, place.database)
-    connection = await SurrealConnection.open(*where, credentials, settings)
+    connection = await SurrealConnection(*where, credentials, settings).open()
     async with anyio.create_task_group() as group:
         group.start_soon(connection.run)
         yield connection
@@ -85,11 +84,6 @@ async def test_values_come_back_as_they_were_sent(surreal_database: SurrealDatab
         "bytes": b"\x00\xff",
         "numbers": [2**63 - 1, -(2**63), 0, 1.5, True],
         "nothing": None,
-        "time": datetime(2026, 2, 3, 4, 5, 6, 789_012, tzinfo=UTC),
-        "before 1970": datetime(1969, 12, 31, 23, 59, 59, 500_000, tzinfo=UTC),
-        "span": timedelta(days=2, seconds=3, microseconds=4),
-        "no span": timedelta(),
-        "money": Decimal("12.340"),
         "uuid": UUID("0196f1f0-0000-7000-8000-000000000000"),
         "records": [RecordID("t", 1), RecordID("t", "a:b c"), RecordID("t", ("x", 2))],
     }
@@ -98,14 +92,15 @@ async def test_values_come_back_as_they_were_sent(surreal_database: SurrealDatab
         assert await connection.query("RETURN $values", {"values": values}) == [values]
 
 
-async def test_a_time_of_another_zone_comes_back_in_utc(surreal_database: SurrealDatabase) -> None:
-    at = datetime(2026, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=9)))
+async def test_the_server_reads_spans_and_its_times_are_read(
+    surreal_database: SurrealDatabase,
+) -> None:
+    spans = {"half": timedelta(microseconds=500_000), "days": timedelta(days=2, seconds=3)}
 
     async with connected(surreal_database) as connection:
-        found = (await connection.query("RETURN $at", {"at": at}))[0]
+        found = await connection.query("RETURN [time::epoch - $half, time::epoch + $days]", spans)
 
-    assert found == at
-    assert found.tzinfo is UTC
+    assert found == [[EPOCH - spans["half"], EPOCH + spans["days"]]]
 
 
 async def test_nothing_is_no_value_of_an_optional_field(surreal_database: SurrealDatabase) -> None:
@@ -135,7 +130,6 @@ def nested(levels: int) -> object:
         (RecordID("t", None), TypeError),
         (2**63, ValueError),
         (-(2**63) - 1, ValueError),
-        (datetime(2026, 1, 1), ValueError),  # noqa: DTZ001
         (nested(DEEPEST), ValueError),
         ("half a \ud83d pair", TextRefused),
         ({"half a \ud83d pair": 1}, TextRefused),
@@ -282,7 +276,7 @@ async def test_credentials_that_are_refused_are_a_sentence_without_the_password(
     wrong = Credentials(USER, Secret("a wrong password"))
 
     with pytest.raises(StoreRefused, match=r"refuses user 'root'.*\[store\]") as refused:
-        await SurrealConnection.open(surreal_database.url, "tests", "main", wrong)
+        await SurrealConnection(surreal_database.url, "tests", "main", wrong).open()
 
     assert "a wrong password" not in str(refused.value)
     assert "a wrong password" not in repr(wrong)
@@ -290,7 +284,7 @@ async def test_credentials_that_are_refused_are_a_sentence_without_the_password(
 
 async def test_nobody_is_let_in_without_credentials(surreal_database: SurrealDatabase) -> None:
     with pytest.raises(StoreRefused, match="Anonymous access not allowed"):
-        await SurrealConnection.open(surreal_database.url, "tests", "main", Credentials())
+        await SurrealConnection(surreal_database.url, "tests", "main", Credentials()).open()
 
 
 @pytest.mark.parametrize("level", ["NAMESPACE", "DATABASE"])
@@ -317,7 +311,7 @@ async def test_a_user_who_may_only_read_is_a_sentence(surreal_database: SurrealD
     async with connected(place) as connection:
         await connection.query("DEFINE USER viewer ON DATABASE PASSWORD 'secret' ROLES VIEWER")
     with pytest.raises(StoreRefused, match="'viewer'.*role EDITOR"):
-        await SurrealConnection.open(place.url, place.namespace, place.database, viewer)
+        await SurrealConnection(place.url, place.namespace, place.database, viewer).open()
 
 
 async def test_a_user_who_may_write_no_more_is_noticed_by_the_next_connection(
@@ -547,7 +541,6 @@ NO_ANSWERS = {
     "a time that is none": cbor2.dumps({"id": 5, "result": cbor2.CBORTag(12, "now")}),
     "a time of no calendar": cbor2.dumps({"id": 5, "result": cbor2.CBORTag(12, [2**62, 0])}),
     "a record that is none": cbor2.dumps({"id": 5, "result": cbor2.CBORTag(8, 1)}),
-    "a number that is none": cbor2.dumps({"id": 5, "result": cbor2.CBORTag(10, "x")}),
     "too large": cbor2.dumps({"id": 5, "result": "x" * (1 << 20)}),
 }
 
@@ -639,17 +632,17 @@ async def test_a_server_that_closes_again_and_again_is_asked_ever_more_seldom() 
 @pytest.mark.parametrize(
     ("version", "sentence"),
     [
-        ("surrealdb-3.2.3", "3.2.4 is the oldest that works"),
-        ("surrealdb-2.99.99+20260101.abc", "3.2.4 is the oldest"),
-        ("somethingelse-9.9.9", "does not say that it is SurrealDB"),
-        (None, "does not say that it is SurrealDB"),
+        ("surrealdb-3.2.3", "and 3.2.4 is required"),
+        ("surrealdb-2.99.99+20260101.abc", "3.2.4 is required"),
+        ("somethingelse-9.9.9", "does not identify itself as SurrealDB"),
+        (None, "does not identify itself as SurrealDB"),
     ],
 )
 async def test_an_old_server_is_a_sentence(version: object, sentence: str) -> None:
     server = FakeSurreal(knowing(version=lambda call: {"id": call["id"], "result": version}))
     async with server.running() as place:
         with pytest.raises(StoreRefused, match=sentence):
-            await SurrealConnection.open(place.url, "tests", "main", ROOT, SMALL)
+            await SurrealConnection(place.url, "tests", "main", ROOT, SMALL).open()
 
 
 @pytest.mark.parametrize("version", ["surrealdb-3.2.4", "surrealdb-3.10.0", "surrealdb-4.0.0+x"])
@@ -682,7 +675,7 @@ async def test_a_password_that_the_server_repeats_is_hidden(
     server = FakeSurreal(knowing(signin=repeating))
     async with server.running() as place:
         with pytest.raises(StoreRefused) as refused:
-            await SurrealConnection.open(place.url, "tests", "main", ROOT, SMALL)
+            await SurrealConnection(place.url, "tests", "main", ROOT, SMALL).open()
 
     assert PASSWORD not in str(refused.value)
     own = [record for record in caplog.records if record.name != "websockets.server"]
@@ -732,7 +725,7 @@ async def test_a_server_that_says_nothing_at_all_is_waited_for() -> None:
 )
 async def test_an_address_that_is_none_is_a_sentence(url: str) -> None:
     with pytest.raises(StoreRefused, match=r"\[store\] url") as refused:
-        await SurrealConnection.open(url, "tests", "main", ROOT)
+        await SurrealConnection(url, "tests", "main", ROOT).open()
 
     assert "secret" not in str(refused.value)
 

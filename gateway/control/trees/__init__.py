@@ -1,1 +1,1 @@
-"""Behaviour trees: read, checked, formatted and run; nothing here knows what an agent is."""
+"""Behaviour trees: reader, loader, lint, layout and engine. They know nothing of agents."""

@@ -1,6 +1,5 @@
-"""The engine of trees: a tree that was read and checked, which all of its runs share; the blackboard of a
-run, its keys, their types and values; and the run itself: ticks, wake-ups, the interrupt, and `:finally`. It
-never waits for anything."""
+"""The engine of behaviour trees: the plan of a loaded tree, shared by all its runs; the blackboard with its
+keys and types; and the run with its ticks, wake-ups, interrupt and `:finally`. It never waits."""
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
@@ -18,7 +17,7 @@ from gateway.domain.text import meant, quoted
 
 log = logging.getLogger(__name__)
 
-# Of each type: what it is in Python, and the default of a key that is declared without one.
+# Type name -> Python type, and the default of a key that is declared without one.
 _TYPES: Mapping[str, tuple[type | tuple[type, ...], object]] = {
     "bool": (bool, False),
     "string": (str, ""),
@@ -32,7 +31,7 @@ _TYPES: Mapping[str, tuple[type | tuple[type, ...], object]] = {
 
 
 class BadType(ValueError):
-    """Text that names no type; says why."""
+    """The text is not a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class KeyType:
 
     @property
     def default(self) -> object:
-        """The default of a key that is declared without one."""
+        """Returns the default of a key that is declared without one."""
         return _TYPES[self.name][1]
 
     def accepts(self, value: object) -> bool:
@@ -58,7 +57,7 @@ class KeyType:
         return inner is None or all(inner.accepts(one) for one in value)  # type: ignore[attr-defined]  # a list
 
     def may_hold(self, other: "KeyType") -> bool:
-        """Whether a value of the other type can be right here; what is checked before a run."""
+        """True if a value of the other type can be valid for this type; checked before a run."""
         ours, theirs = (
             kind.inner or ANY if kind.name == "option" else kind for kind in (self, other)
         )
@@ -70,7 +69,7 @@ class KeyType:
 
 
 ANY = KeyType("any")
-UNKNOWN = KeyType("option", ANY)  # what nil says of a key
+UNKNOWN = KeyType("option", ANY)  # the type of a key whose default is nil
 
 
 def is_type(word: object) -> bool:
@@ -78,7 +77,7 @@ def is_type(word: object) -> bool:
 
 
 def read_type(text: str) -> KeyType:
-    """`(list string)`, `(option int)` and so on. Raises BadType."""
+    """Parses a type such as `(list string)` or `(option int)`. Raises BadType."""
     *outer, word = text.replace("(", " ").replace(")", " ").split() or [""]
     if word not in _TYPES:
         near = meant(word, _TYPES)
@@ -86,40 +85,41 @@ def read_type(text: str) -> KeyType:
     found = UNKNOWN if word == "option" else KeyType(word)
     for name in reversed(outer):
         if name not in {"list", "option"}:
-            raise BadType(f"{quoted(name)} takes no other type; only list and option do")
+            raise BadType(f"{quoted(name)} has no inner type; only list and option have one")
         found = KeyType(name, found)
     return found
 
 
 def type_of(value: object) -> KeyType:
-    """The type of a key that is declared by its default."""
+    """Returns the type of a key that is declared by its default only."""
     if value is None:
         return UNKNOWN
     return next(kind for kind in map(KeyType, _TYPES) if kind.accepts(value))
 
 
-# Takes a LeafCall; gives a bool, a status, None (done), or a PendingLeaf for what takes time.
+# Takes a LeafCall; returns a bool, a status, None for success, or a PendingLeaf.
 Act = Callable[..., object]
-Keys = Mapping[str, str]  # key of the blackboard -> type as text
+Keys = Mapping[str, str]  # blackboard key -> type as text
 
 
 @dataclass(frozen=True, slots=True)
 class LeafFunction:
-    """A function that leaves and decorators may name."""
+    """A function of the host that leaves and decorators can name."""
 
     name: str
     act: Act
     reads: Mapping[str, KeyType]
     writes: Mapping[str, KeyType]
     options: frozenset[str]
-    is_plain: bool = False  # it is not given its call, and answers at once
+    is_plain: bool = False  # called without a LeafCall; never returns a PendingLeaf
 
 
 @dataclass(slots=True)
 class LeafRegistry:
-    """`roots`: names that expressions may use besides keys -> their own keys, or None for any.
+    """The functions and roots that trees can use.
 
-    `(config x)` looks into the root `config`, `(env-flag "X")` into the root `flags`.
+    `roots`: name of a root that expressions can read -> its keys, or None for any key. `(config x)`
+    reads the root `config`, `(env-flag "X")` the root `flags`.
     """
 
     roots: Mapping[str, Collection[str] | None] = field(default_factory=dict)
@@ -134,9 +134,9 @@ class LeafRegistry:
         options: Collection[str] = (),
         is_plain: bool = False,
     ) -> Callable[[Act], Act]:
-        """Offers the decorated function to `:fn "name"` and to nodes called so."""
+        """Registers the decorated function for `:fn "name"` and for nodes of that name."""
 
-        def offer(act: Act) -> Act:
+        def register(act: Act) -> Act:
             read, written = (
                 {key: read_type(text) for key, text in keys.items()} for keys in (reads, writes)
             )
@@ -144,28 +144,28 @@ class LeafRegistry:
             self.functions[name] = LeafFunction(name, act, read, written, own, is_plain)
             return act
 
-        return offer
+        return register
 
 
-FAILED = "failure"  # the root under which expressions find why a node failed last
+FAILED = "failure"  # the root in which expressions find the last failure
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What stands behind an option: a constant, or something to look up each time."""
+    """The value of an option: a constant, or a function that computes it at each use."""
 
     at: int
-    constant: object = None  # of an expression, its text
-    run: Callable[[ExpressionScope], object] | None = None
-    key: str = ""  # of the blackboard, if the value is what it holds
+    constant: object = None  # the text, for an expression
+    run: Callable[[ExpressionScope], object] | None = None  # None: the value is the constant
+    key: str = ""  # the blackboard key, for a plain reference to it
     parts: Mapping[str, "Operand"] = field(default_factory=dict)  # of a map
 
     def of(self, scope: ExpressionScope) -> object:
         return self.constant if self.run is None else self.run(scope)
 
 
-def look_up(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
-    """Finds what a path leads to: a key, and keys inside of its value."""
+def path_getter(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
+    """Returns the function that reads a path: a key, and keys inside its value."""
     key, *rest = path
     if not rest:
         return methodcaller("get", key)
@@ -181,24 +181,24 @@ def look_up(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodePlan:
-    """Equal to itself alone: runs keep what they know about a node by it."""
+    """A node of a loaded tree. It is compared by identity: runs use it as a key of their state."""
 
     kind: str
-    name: str  # its own, or empty
-    at: int  # where in the text
+    name: str  # may be ""
+    at: int  # index in the text
     line: int
     path: str
     values: tuple[Operand, ...] = ()
-    options: Mapping[str, Operand] = field(default_factory=dict)  # its own, not those of every node
+    options: Mapping[str, Operand] = field(default_factory=dict)  # without the common ones
     children: tuple["NodePlan", ...] = ()
-    cases: tuple[str, ...] = ()  # of a switch: one a child
+    cases: tuple[str, ...] = ()  # of a switch: one per child
     when: Operand | None = None
-    raises: bool = False
-    function: LeafFunction | None = None  # behind a leaf or a decorator
-    reads: frozenset[str] = frozenset()  # keys, as far as they are known
+    raises: bool = False  # an error of the node ends the run
+    function: LeafFunction | None = None  # of a leaf or a decorator
+    reads: frozenset[str] = frozenset()  # the known keys
     writes: frozenset[str] = frozenset()
-    bare: str = ""  # what ticks it, without its `:when`
-    shape: str = ""  # what ticks it
+    bare: str = ""  # the kind that ticks the node, without its `:when`
+    shape: str = ""  # the kind that ticks the node
 
     @property
     def label(self) -> str:
@@ -206,7 +206,7 @@ class NodePlan:
 
     @property
     def bound(self) -> Mapping[str, Operand]:
-        """Keys of a named subtree; a bare reference is bound both ways."""
+        """Returns the bindings of a named subtree. A plain reference binds a key in both directions."""
         return self.options["bind"].parts if "bind" in self.options else {}
 
     def walk(self) -> Iterator["NodePlan"]:
@@ -239,7 +239,7 @@ class TreePlan:
     max_ticks: int | None = None
     subtrees: Mapping[str, "TreePlan"] = field(default_factory=dict)  # of the same file
     warnings: tuple[TreeProblem, ...] = ()
-    watched: frozenset[str] = frozenset()  # keys whose writers have to wake a run
+    watched: frozenset[str] = frozenset()  # keys; a write to one wakes the run
     types: Mapping[str, KeyType] = field(init=False)  # of the keys
 
     def __post_init__(self) -> None:
@@ -247,7 +247,7 @@ class TreePlan:
         object.__setattr__(self, "types", types)
 
     def nodes(self) -> Iterator[NodePlan]:
-        """Of this tree and its ending, without those of the subtrees that it names."""
+        """Yields the nodes of this tree and its `:finally`, without those of named subtrees."""
         yield from self.root.walk()
         if self.final is not None:
             yield from self.final.walk()
@@ -255,70 +255,68 @@ class TreePlan:
 
 Emit = Callable[[str, Mapping[str, object]], None]
 
-MOST_WORK = 1_000  # items of loops, and events, before something happens outside
+MOST_WORK = 1_000  # loop items and events without an input from outside
 MOST_PARTS = 10_000  # of a value
-PARTS_A_WORK = 100  # to look at so many is as much work as an event
+PARTS_A_WORK = 100  # parts of a value that count as one unit of work
 
 
 class TreeTooMuch(GatewayError):
-    """A tree works for too long without waiting for anything outside."""
+    """A tree worked too long without waiting for something outside."""
 
     code = "internal_error"
 
 
 class BadWrite(GatewayError):
-    """A key that is not there, or a value that it does not take."""
+    """A write to an unknown key, or of a value that the key does not accept."""
 
     code = "bad_write"
 
 
 @dataclass(frozen=True, slots=True)
 class TreeHost:
-    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
+    """The dependencies of a run."""
 
     now: Callable[[], float]
-    roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
+    roots: Mapping[str, object] = field(default_factory=dict)  # read at each use; may be live
     emit: Emit = lambda event, payload: None
     find_act: Callable[[NodePlan], Act | None] | None = None  # for plans without a registry
-    arguments: tuple[object, ...] = ()  # of the functions of leaves, before their call
+    arguments: tuple[object, ...] = ()  # first arguments of every leaf function
 
 
 @dataclass(slots=True, eq=False)
 class TreeState:
-    """What all nodes and frames of a run share."""
+    """The state that all nodes and frames of a run share."""
 
     host: TreeHost
     kinds: Mapping[str, Callable[[NodePlan, "TreeFrame"], Any]] = field(default_factory=dict)
     file: str = ""
-    watched: frozenset[str] = frozenset()  # keys whose writers wake the run
+    watched: frozenset[str] = frozenset()  # keys; a write to one wakes the run
     subtrees: Mapping[str, TreePlan] = field(default_factory=dict)
-    timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
-    is_awake: bool = True  # another tick makes sense
-    # A tick or a halt is on its way. A node that is closed at another time was not halted: its run
-    # was dropped, and nothing may happen any more.
+    timers: dict[object, float] = field(default_factory=dict)  # waiting node -> deadline
+    is_awake: bool = True  # another tick is due
+    # A tick or a halt is running. A node that is closed at any other time belongs to a dropped run,
+    # and must not act.
     is_ticking: bool = False
-    has_heard: bool = False  # something came from outside since the last tick
-    work: int = 0  # done since then
+    has_input: bool = False  # something happened outside since the last tick
+    work: int = 0  # units since the last input
     ticks: int = 0  # of the run
-    cause: tuple[NodePlan, str, str] | None = None  # why a node failed last: its kind, in words
+    cause: tuple[NodePlan, str, str] | None = None  # of the last failure: node, kind, message
 
     def spend(self, work: int = 1) -> None:
         """Raises TreeTooMuch."""
         self.work += work
         if self.work > MOST_WORK:
-            raise TreeTooMuch(
-                f"more than {MOST_WORK} items and events, and nothing happened meanwhile"
-            )
+            raise TreeTooMuch(f"more than {MOST_WORK} loop items and events without any input")
 
     def wake(self) -> None:
-        """Asks for another tick; during a tick it is the tree itself that asks."""
+        """Requests another tick. A call during a tick comes from the tree and is not an input."""
         self.is_awake = True
         if not self.is_ticking:
-            self.has_heard, self.work = True, 0
+            self.has_input, self.work = True, 0
 
     @property
     def failure(self) -> Mapping[str, object] | None:
-        """Why a node failed last."""
+        """Returns the last failure, as expressions see it."""
         if self.cause is None:
             return None
         plan, kind, message = self.cause
@@ -334,16 +332,16 @@ class TreeState:
 
 @dataclass(slots=True, eq=False)
 class TreeFrame:
-    """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
+    """Keys and their values. A missing key is looked up in the outer frame, then in the roots."""
 
     state: TreeState
     values: dict[str, object]
     types: Mapping[str, KeyType]
     outer: "TreeFrame | None" = None
-    # Keys that are another frame's.
+    # Key -> the frame and the key that it is bound to.
     links: dict[str, "tuple[TreeFrame, str]"] = field(default_factory=dict)
-    is_item: bool = False  # of a `for-each`: its node gives a "result"
-    kept: dict[NodePlan, Any] = field(default_factory=dict)  # what nodes know when they begin anew
+    is_item: bool = False  # the frame of an item of `for-each`, which has a "result"
+    kept: dict[NodePlan, Any] = field(default_factory=dict)  # node state that outlives a restart
 
     def get(self, name: str, /) -> object:
         if name in self.values:
@@ -362,7 +360,7 @@ class TreeFrame:
             frame.set(key, value)
         elif name in self.values:
             if not self.types.get(name, ANY).accepts(value):
-                raise BadWrite(f"{name} is {self.types[name]}, and not {type(value).__name__}")
+                raise BadWrite(f"{name} is {self.types[name]}, not {type(value).__name__}")
             if isinstance(value, list | dict) and value:
                 self._check_size(name, value)
             if self.values[name] is not value:
@@ -379,14 +377,15 @@ class TreeFrame:
         return is_here or (self.outer is not None and self.outer.has(name))
 
     def _check_size(self, name: str, value: object) -> None:
-        parts = parts_of(value)
+        parts = count_parts(value)
         self.state.spend(parts // PARTS_A_WORK)
         if parts > MOST_PARTS:
             raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
 
 
-def defaults(plan: TreePlan) -> dict[str, object]:
-    """The keys of a tree as they begin. Runs share a plan and not its lists."""
+def initial_values(plan: TreePlan) -> dict[str, object]:
+    """Returns the initial values of a tree's keys. Lists and maps are copied, because runs share the
+    plan."""
     found: dict[str, object] = {}
     for name, key in plan.schema.items():
         value = key.default
@@ -396,9 +395,9 @@ def defaults(plan: TreePlan) -> dict[str, object]:
     return found
 
 
-def parts_of(value: object) -> int:
-    """Counts the parts of a value, those inside of it too; a part that is there twice counts twice.
-    It stops beyond MOST_PARTS."""
+def count_parts(value: object) -> int:
+    """Counts the parts of a value at all depths, shared parts more than once. Stops after
+    MOST_PARTS."""
     waiting, count = [value], 0
     while waiting and count <= MOST_PARTS:
         one = waiting.pop()
@@ -410,7 +409,7 @@ def parts_of(value: object) -> int:
 
 
 class TickStatus(Enum):
-    """The value is the letter that traces use."""
+    """The result of a tick; the value is its letter in traces."""
 
     RUNNING = "R"
     SUCCESS = "S"
@@ -418,7 +417,7 @@ class TickStatus(Enum):
     SKIPPED = "K"
 
 
-# Ticks compare by identity with these: an attribute of the class would cost more than the comparison.
+# Ticks compare by identity with these globals: reading an attribute of the class takes longer.
 RUNNING: Final = TickStatus.RUNNING
 SUCCESS: Final = TickStatus.SUCCESS
 FAILURE: Final = TickStatus.FAILURE
@@ -426,22 +425,22 @@ SKIPPED: Final = TickStatus.SKIPPED
 
 
 class PendingLeaf:
-    """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
+    """The pending answer of a leaf, which is RUNNING until it is completed or halted."""
 
-    outcome: object = None  # as a function gives it, or the exception that it ended with
+    outcome: object = None  # the result of a leaf function, or the exception that it raised
     is_over = False
 
     def __init__(self, state: TreeState) -> None:
         self._state = state
 
     def complete(self, outcome: object = SUCCESS) -> None:
-        """Takes the answer, as a function gives it. After an end or a halt it changes nothing."""
+        """Sets the answer: any result of a leaf function. No effect after an answer or a halt."""
         if not self.is_over:
             self.outcome, self.is_over = outcome, True
             self._state.wake()
 
     def halt(self) -> None:
-        """Called when nothing waits for the answer any more."""
+        """Cancels the answer; the leaf no longer waits for it."""
         self.is_over = True
 
 
@@ -449,23 +448,19 @@ Ticks = Generator[TickStatus, None, None]
 Kind = Callable[[NodePlan, TreeFrame], Ticks | TickStatus]
 
 
-def _nothing() -> Ticks:
-    yield from ()
-
-
-NOT_BEGUN: Final = _nothing()
-next(NOT_BEGUN, None)  # so that it has ended
+NOT_BEGUN: Final[Ticks] = (status for status in list[TickStatus]())
+next(NOT_BEGUN, None)  # ends the generator
 
 
 class Child:
-    """A node at work: the root of a run, or one below another node."""
+    """A node in a run: the root, or a child of another node."""
 
     __slots__ = ("frame", "kind", "plan", "status", "ticks")
 
     def __init__(self, plan: NodePlan, frame: TreeFrame, kind: Kind | None = None) -> None:
         self.plan, self.frame, self.ticks = plan, frame, NOT_BEGUN
         self.kind: Kind = kind or frame.state.kinds[plan.shape]
-        self.status: TickStatus | None = None  # of the last tick; None: it has to begin
+        self.status: TickStatus | None = None  # of the last tick; None: not begun
 
     def tick(self) -> TickStatus:
         status = next(self.ticks, None)
@@ -479,20 +474,20 @@ class Child:
         return status
 
     def halt(self) -> None:
-        """Stops it if it may go on; it begins anew."""
+        """Stops the node if it has not ended. Its next tick starts it again."""
         if self.status is RUNNING or self.status is SKIPPED:
             self.ticks.close()
         self.status = None
 
 
-STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
+STUCK = 1_000  # successive ticks that the tree itself requested
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
 
 
 @dataclass(frozen=True, slots=True)
 class TreeOutcome:
-    """How a run ended. `failure` says which node failed last, and why."""
+    """How a run ended; `failure` is its last failure."""
 
     status: TickStatus
     reason: Reason
@@ -501,34 +496,34 @@ class TreeOutcome:
 
 
 class Run:
-    """Call `step` until it says True; in between wait for something outside or for `next_deadline`,
-    unless `state.is_awake`."""
+    """A run of a tree. The caller calls `step` until it returns True, and between two steps waits for an
+    input or for `next_deadline` unless `state.is_awake`."""
 
     def __init__(self, plan: TreePlan, host: TreeHost, kinds: Mapping[str, Kind]) -> None:
         self.plan, self.host = plan, host
         self.state = TreeState(host, kinds, plan.file, plan.watched, plan.subtrees)
-        self.frame = TreeFrame(self.state, defaults(plan), plan.types)
+        self.frame = TreeFrame(self.state, initial_values(plan), plan.types)
         self.outcome: TreeOutcome | None = None
         self._body_ended: TreeOutcome | None = None
-        self.is_ending = False  # `:finally` is what runs now
-        self._yields = 0  # ticks in a row that only the tree asked for
-        self._stop: str | None = None  # why it was interrupted in mid-tick
-        self._root = Child(plan.root, self.frame)  # the body, and then `:finally`
+        self.is_ending = False  # `:finally` is running
+        self._yields = 0  # successive ticks that only the tree requested
+        self._stop: str | None = None  # the reason of an interrupt during a tick
+        self._root = Child(plan.root, self.frame)  # the body, then `:finally`
 
     def next_deadline(self) -> float | None:
         return min(self.state.timers.values(), default=None)
 
     def step(self) -> bool:
-        """One tick from the root. True if the run is over; then `outcome` is set."""
+        """Ticks the root once. Returns True if the run is over; then `outcome` is set."""
         if self.outcome is not None:
             return True
-        state, has_heard = self.state, self.state.has_heard
-        state.has_heard = state.is_awake = False
+        state, has_input = self.state, self.state.has_input
+        state.has_input = state.is_awake = False
         state.ticks += 1
         state.is_ticking = True
         try:
             status = self._root.tick()
-        except Exception as error:  # a node that breaks ends the run, and says so
+        except Exception as error:  # an error in a node ends the run
             if not isinstance(error, GatewayError):
                 log.exception("tree_failed", extra={"tree": self.plan.name})
             self._abort("internal_error", str(error) or type(error).__name__)
@@ -538,30 +533,30 @@ class Run:
         if self._stop is not None:
             self._abort("interrupted", self._stop)
         elif status is not RUNNING:
-            self._ended(status, "done")
+            self._finish(status, "done")
         elif state.is_awake or self._yields or self.plan.max_ticks is not None:
-            self._go_on(has_heard=has_heard)
+            self._check_limits(has_input=has_input)
         return self.outcome is not None
 
-    def _go_on(self, *, has_heard: bool) -> None:
-        self._yields = 0 if has_heard or not self.state.is_awake else self._yields + 1
+    def _check_limits(self, *, has_input: bool) -> None:
+        self._yields = 0 if has_input or not self.state.is_awake else self._yields + 1
         limit = self.plan.max_ticks
         if self._yields >= STUCK:
-            self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
+            self._abort("stuck", f"{STUCK} ticks in a row without any input")
         elif limit is not None and self.state.ticks >= limit and not self.is_ending:
             self._abort("max_ticks", f"not done after {limit} ticks")
 
     def interrupt(self, reason: str) -> None:
-        """Halts what runs; `:finally` is what is left to do."""
+        """Halts the body; `:finally` runs next. No effect after the body has ended."""
         if self.state.is_ticking:
             self._stop = None if self.is_ending else self._stop or reason
         elif self._body_ended is None and self.outcome is None:
             self._abort("interrupted", reason)
 
-    def give_up(self) -> None:
-        """Halts even `:finally`, which has had its time."""
+    def abandon(self) -> None:
+        """Halts the body and `:finally`, after the time for `:finally` has passed."""
         if self.outcome is None:
-            self.interrupt("given up")
+            self.interrupt("abandoned")
             self._halt()
             self.outcome = self._body_ended or TreeOutcome(FAILURE, "interrupted")
             self.frame.kept.clear()
@@ -570,7 +565,7 @@ class Run:
     def _abort(self, reason: Reason, detail: str) -> None:
         self._stop = None
         self._halt()
-        self._ended(FAILURE, reason, detail)
+        self._finish(FAILURE, reason, detail)
 
     def _halt(self) -> None:
         self.state.is_ticking = True
@@ -582,8 +577,8 @@ class Run:
             self.state.is_ticking = False
         self.state.timers.clear()
 
-    def _ended(self, status: TickStatus, reason: Reason, detail: str = "") -> None:
-        """Of the body, and then of `:finally`, whose own end changes nothing."""
+    def _finish(self, status: TickStatus, reason: Reason, detail: str = "") -> None:
+        """Ends the body and starts `:finally`; or ends `:finally`, whose status changes nothing."""
         self._yields = self.state.work = 0
         failure = self.state.failure if status is FAILURE else None
         if self._body_ended is None:
@@ -596,4 +591,4 @@ class Run:
             extra = {"tree": self.plan.name, "detail": detail or str(failure)}
             log.warning("tree_finally_failed", extra=extra)
         self.outcome = self._body_ended
-        self.frame.kept.clear()  # they refer to the frame; without them it is freed at once
+        self.frame.kept.clear()  # breaks reference cycles, so the frame is freed at once

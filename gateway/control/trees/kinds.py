@@ -1,4 +1,4 @@
-"""The kinds of nodes: what may stand in a node of each, for the loader, the layout and the lint."""
+"""The table of node kinds: children, values and options of each, for the loader, layout and lint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ _ATOM: frozenset[FormKind] = frozenset({"int", "float", "bool", "nil", "duration
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What may stand in a place."""
+    """The type of a value or option."""
 
-    shape: str
-    forms: frozenset[FormKind] = frozenset()  # as it is
-    type: KeyType | None = None  # or looked up, if it is of this type
+    shape: str  # in messages
+    forms: frozenset[FormKind] = frozenset()  # accepted as constants
+    type: KeyType | None = None  # accepted from a reference; None: no reference is accepted
 
 
 _TIMES: frozenset[FormKind] = frozenset({"duration", "int", "float"})
@@ -32,9 +32,9 @@ WANTS: Mapping[str, Want] = {
     "word": Want("a name", _WORD),
     "count": Want("a whole number, all or one", frozenset({"int", "symbol", "keyword"})),
     "target": Want("a $key to write", frozenset({"ref", "list"})),
-    "keys": Want("a [:key …] vector", frozenset({"vector"})),  # that are written
+    "keys": Want("a [:key …] vector", frozenset({"vector"})),  # keys that the node writes
     "inputs": Want("a [key …] vector", frozenset({"vector"})),
-    # Read by the loader itself.
+    # The loader has code of its own for these.
     **dict.fromkeys(("flag", "cases", "schema", "node"), Want("something else")),
 }
 COMMON: Mapping[str, str] = {
@@ -50,19 +50,19 @@ class NodeKind:
     min_children: int
     max_children: int
     values: tuple[str, ...] = ()
-    needed: int = 0  # how many of the values
-    options: Mapping[str, str] = field(default_factory=dict)  # besides the common ones
-    excluding: tuple[frozenset[str], ...] = ()  # options of which only one may be there
-    is_named: bool = False  # has to be, by a bare symbol
-    is_open: bool = False  # other options are arguments of its function, or keys
+    needed: int = 0  # number of required values
+    options: Mapping[str, str] = field(default_factory=dict)  # without the common ones
+    excluding: tuple[frozenset[str], ...] = ()  # sets of options that exclude each other
+    is_named: bool = False  # a bare symbol as its name is required
+    is_open: bool = False  # unknown options are arguments of its function, or keys
 
     def want(self, option: str) -> str | None:
-        """What belongs behind an option; None if there is no such option."""
+        """Returns the name of an option's Want; None if there is no such option."""
         return self.options.get(option) or COMMON.get(option) or ("any" if self.is_open else None)
 
 
 def _kinds(table: str) -> dict[str, NodeKind]:
-    """By their names."""
+    """Parses the table into kinds by name."""
     found: dict[str, NodeKind] = {}
     for line in table.strip().splitlines():
         names, [children], values, options, rules = (cell.split() for cell in line.split("|"))
@@ -81,8 +81,8 @@ def _kinds(table: str) -> dict[str, NodeKind]:
     return found
 
 
-# names | how many children | values (with ? they need not be there) | options | rules: options of
-# which only one may be there, with / between; and `named` and `open`, as in Kind
+# names | number of children | values (? marks an optional one) | options | rules: options that
+# exclude each other, with / between them; `named` and `open` as in NodeKind
 KINDS: Mapping[str, NodeKind] = _kinds("""
 sequence selector reactive-sequence reactive-selector memory-sequence | 1- | | |
 parallel | 1- | | success:count failure:count policy:word require-all:flag require-one:flag | policy/require-all/require-one/success policy/require-all/require-one/failure
@@ -113,7 +113,7 @@ subtree | 0-1 | | bind:map share:any | named
 [TREE] = _kinds("""
 tree | 1 | text | description:text version:int decision:text blackboard-schema:schema inputs:inputs finally:node max-ticks:int |
 """).values()
-# Other spellings that are understood.
+# Accepted other names.
 ALIASES: Mapping[str, str] = {
     "fallback": "selector",
     "repeater": "repeat",
@@ -132,9 +132,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "on-child-fail": ("fail", "continue"),
     "on-error": ("fail", "raise"),
 }
-# Leaves whose function the host provides under the kind's own name.
+# Leaves whose function the host registers under the name of the kind.
 HOSTED = frozenset({"llm-call", "tool-call", "subagent"})
 CALLS = frozenset({"blackboard", "config", "env-flag"})
 REACTIVE = frozenset({"reactive-sequence", "reactive-selector"})
-# What may stay RUNNING for as long as something outside takes.
+# Kinds that stay RUNNING until something outside the tree happens.
 ASYNC = frozenset({*HOSTED, "wait", "delay"})

@@ -1,4 +1,4 @@
-"""Warnings about trees, and one layout for every tree."""
+"""Warnings about trees, and the layout of tree files."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
@@ -11,12 +11,12 @@ _LOOPS = frozenset({"repeat", "retry", "until-fail"})
 _WAITING = ASYNC | {"action", "subtree"}
 _SEQUENCES = frozenset({"sequence", "memory-sequence", "reactive-sequence"})
 _SELECTORS = frozenset({"selector", "reactive-selector"})
-# What answers a failure below it, so that the nodes after it are still reached.
+# Kinds that handle a failure below them, so that the nodes after them are reached.
 _CATCHING = frozenset({"selector", "reactive-selector", "try", "force-success", "invert", "ensure"})
 
 
 def lint(tree: TreePlan, source: TreeSource, *, is_complete: bool) -> None:
-    """`is_complete`: it is known what functions read."""
+    """Adds warnings about a tree to `source`. `is_complete`: the keys that functions read are known."""
     for node in tree.nodes():
         for rule in (_unreachable, _reactive, _loop, _literal_limits, _parallel):
             rule(node, source)
@@ -60,19 +60,19 @@ def _loop(node: NodePlan, source: TreeSource) -> None:
     if "until-success" in limits and branching is not None:
         message = (
             f":until-success leaves the loop after the first round in which any branch of the "
-            f'{branching.kind} in line {branching.line} succeeds; say when with :until "…"'
+            f'{branching.kind} in line {branching.line} succeeds; write :until "…" instead'
         )
         source.warn("BT044", node.options["until-success"].at, message)
 
 
 def _after_a_limit(node: NodePlan, source: TreeSource) -> None:
-    """Nodes after a loop that are meant for its limit, and run only if it was not reached."""
+    """Warns of nodes after a loop that seem to handle its limit but run only if it is not reached."""
     for child, after in pairwise(node.children) if node.kind in _SEQUENCES else ():
         if child.kind == "repeat" and child.options.keys() & {"until", "until-success"}:
             message = (
                 f"this {after.label} runs after the loop of line {child.line} has succeeded, "
                 "and never when its limit is reached: then the loop fails, and the whole "
-                f"{node.kind} with it; (selector LOOP …) would answer that"
+                f"{node.kind} with it; (selector LOOP …) handles that"
             )
             source.warn("BT045", after.at, message)
 
@@ -85,12 +85,12 @@ def _uncaught(node: NodePlan) -> Iterator[NodePlan]:
 
 
 def _literal_limits(node: NodePlan, source: TreeSource) -> None:
-    """Numbers in a tree contradict those of the configuration sooner or later."""
+    """Warns of limits written as numbers, which ignore the agent's configuration."""
     is_loop = node.kind in {"repeat", "retry"} and any(x.kind == "llm-call" for x in node.walk())
     limit = node.options.get("max" if is_loop else "timeout" if node.kind in HOSTED else "")
     if limit is not None and limit.run is None:
         name = "(config max_iterations)" if is_loop else "(config …)"
-        message = f"this limit is fixed here, whatever the agent's own is; {name} follows it"
+        message = f"this limit ignores the agent's own; write {name} to use it"
         source.warn("BT046", limit.at, message)
 
 
@@ -99,8 +99,8 @@ def _parallel(node: NodePlan, source: TreeSource) -> None:
         return
     if len(node.children) == 1:
         only = node.children[0]
-        more = "; give for-each :parallel instead" if only.kind == "for-each" else ""
-        message = f"parallel over one {only.kind} runs nothing side by side{more}"
+        more = "; write :parallel N in for-each instead" if only.kind == "for-each" else ""
+        message = f"parallel with one {only.kind} runs nothing in parallel{more}"
         source.warn("BT047", node.at, message)
     written: dict[str, NodePlan] = {}
     for child in node.children:
@@ -113,11 +113,11 @@ def _parallel(node: NodePlan, source: TreeSource) -> None:
 
 WIDTH = 100
 _BRACKETED = frozenset({"list", "vector", "map"})
-_BELOW = frozenset({"list", "map", "comment"})  # never on the line of the head
+_BELOW = frozenset({"list", "map", "comment"})  # placed on lines below the head
 
 
-def formatted(text: str, name: str = "tree.bt") -> str:
-    """The same trees, laid out. Raises TreeInvalid if the text cannot be read."""
+def format_tree(text: str, name: str = "tree.bt") -> str:
+    """Returns the text of the trees in the standard layout. Raises TreeInvalid if it cannot be read."""
     source = TreeSource(name, text)
     forms = read(source)
     if source.has_errors:
@@ -132,7 +132,7 @@ def formatted(text: str, name: str = "tree.bt") -> str:
 def _units(
     items: Sequence[TreeForm], *, has_options: bool = True
 ) -> Iterator[tuple[TreeForm, ...]]:
-    """What stays on one line if it can: an option with its value, or a single form."""
+    """Yields the units that stay on one line if possible: an option with its value, or one form."""
     at = 0
     while at < len(items):
         item = items[at]
@@ -148,7 +148,8 @@ class _Layout:
         self._text = text
 
     def add(self, lines: list[str], unit: tuple[TreeForm, ...], indent: int) -> None:
-        """On a line of its own, after a blank one if there was one; or a comment behind the last."""
+        """Adds a unit on a new line, and keeps a blank line before it. A comment that stood behind the
+        previous unit stays there."""
         first = unit[0]
         at = first.start
         while at and self._text[at - 1] in " \t\r\n,":
@@ -159,13 +160,13 @@ class _Layout:
             return
         if breaks > 1 and lines:
             lines.append("")
-        lines.append(" " * indent + self._shown(unit, indent))
+        lines.append(" " * indent + self._render(unit, indent))
 
-    def _shown(self, unit: tuple[TreeForm, ...], indent: int) -> str:
+    def _render(self, unit: tuple[TreeForm, ...], indent: int) -> str:
         *key, form = unit
         if key:
             start = self._raw(key[0]) + " "
-            return start + self._shown((form,), indent + len(start))
+            return start + self._render((form,), indent + len(start))
         flat = self._flat(form)
         if form.head != "tree" and flat is not None and indent + len(flat) <= WIDTH:
             return flat
@@ -175,7 +176,7 @@ class _Layout:
         return str(form.value) if form.kind == "comment" else self._text[form.start : form.end]
 
     def _flat(self, form: TreeForm) -> str | None:
-        """On one line; None if that cannot be."""
+        """Renders a form on one line; None if it does not fit or has a comment."""
         if form.kind not in _BRACKETED:
             raw = self._raw(form)
             return None if form.kind == "comment" or "\n" in raw else raw
@@ -190,14 +191,14 @@ class _Layout:
         return f"{self._text[form.start]}{' '.join(parts)}{self._text[form.end - 1]}"
 
     def _broken(self, form: TreeForm, indent: int) -> str:
-        """The head with what belongs to it on the first line, the rest below."""
+        """Renders a form on several lines: the head and its first units, then one unit a line."""
         inner = indent + (2 if form.kind == "list" else 1)
         lines = [self._text[form.start]]
         units = list(_units(form.items, has_options=form.kind != "vector"))
-        joined = self._joined(form, units, indent)
+        on_first = self._count_on_first(form, units, indent)
         for number, unit in enumerate(units):
-            if number < joined:
-                lines[0] += (" " if number else "") + self._shown(unit, indent + len(lines[0]))
+            if number < on_first:
+                lines[0] += (" " if number else "") + self._render(unit, indent + len(lines[0]))
             else:
                 self.add(lines, unit, inner)
         last = units[-1][-1] if units else form
@@ -206,8 +207,10 @@ class _Layout:
             return "\n".join([*lines, " " * indent + closer])
         return "\n".join(lines) + closer
 
-    def _joined(self, form: TreeForm, units: Sequence[tuple[TreeForm, ...]], indent: int) -> int:
-        """How many units go on the first line: the head, and its name and options if all fit."""
+    def _count_on_first(
+        self, form: TreeForm, units: Sequence[tuple[TreeForm, ...]], indent: int
+    ) -> int:
+        """Counts the units on the first line: the head, and its name and options if all of them fit."""
         below = _BELOW if form.kind == "list" else {"comment"}
         most = {"": 1, "tree": 2}.get(form.head, len(units))
         front = list(takewhile(lambda unit: unit[0].kind not in below, units[:most]))

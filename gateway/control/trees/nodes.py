@@ -1,8 +1,8 @@
-"""What the nodes of a tree do when a run ticks them.
+"""The behaviour of each kind of node in a tick.
 
-A node that answers at once is a function that gives a status. Any other is a generator: each `next` is a tick
-and gives a status. After RUNNING and SKIPPED the next tick goes on, after SUCCESS and FAILURE the node begins
-anew; so it does if the generator has ended. `close` halts it.
+A node that answers at once is a function that returns a status. Any other node is a generator: each `next`
+is a tick and yields a status. After RUNNING and SKIPPED the next tick continues the node; after SUCCESS and
+FAILURE, and after the end of the generator, it restarts the node. `close` halts the node.
 """
 
 import logging
@@ -11,7 +11,7 @@ from functools import partial
 from itertools import repeat
 from typing import cast
 
-from gateway.control.expressions import CANNOT
+from gateway.control.expressions import EVALUATION_ERRORS
 from gateway.control.trees.engine import (
     FAILURE,
     MOST_PARTS,
@@ -28,8 +28,8 @@ from gateway.control.trees.engine import (
     Ticks,
     TickStatus,
     TreeFrame,
-    defaults,
-    parts_of,
+    count_parts,
+    initial_values,
 )
 from gateway.control.trees.kinds import HOSTED
 from gateway.domain.errors import GatewayError
@@ -38,13 +38,14 @@ log = logging.getLogger(__name__)
 
 
 class TreeAbort(GatewayError):
-    """Ends the run at once: nothing in the tree may catch it."""
+    """Ends the run at once; no node catches it."""
 
     code = "internal_error"
 
 
-def failed(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") -> TickStatus:
-    """FAILURE with a reason. An empty one does not replace what the same node has just given."""
+def fail_with(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") -> TickStatus:
+    """Records a failure and returns FAILURE. An empty reason keeps the reason that the same node has
+    recorded."""
     state = frame.state
     if reason or state.cause is None or state.cause[0] is not plan:
         state.cause = (plan, kind, reason)
@@ -52,39 +53,39 @@ def failed(plan: NodePlan, frame: TreeFrame, reason: str, kind: str = "failed") 
 
 
 def holds(plan: NodePlan, frame: TreeFrame, test: Operand | None) -> bool:
-    """Whether there is an expression, and it is true. If it is not, or has no value, the reason is kept."""
+    """True if there is an expression and it is true. Records a failure if it is false or raises."""
     if test is None:
         return False
     try:
         if test.run is not None and test.run(frame):
             return True
-        failed(plan, frame, str(test.constant), "condition")
-    except CANNOT as error:
-        failed(plan, frame, f"{test.constant}: {error}", type(error).__name__)
+        fail_with(plan, frame, str(test.constant), "condition")
+    except EVALUATION_ERRORS as error:
+        fail_with(plan, frame, f"{test.constant}: {error}", type(error).__name__)
     return False
 
 
 def number_of(plan: NodePlan, frame: TreeFrame, value: Operand) -> float:
-    """Raises TreeAbort if it is no number."""
+    """Returns the value of an operand. Raises TreeAbort if it is not a number."""
     number = value.constant if value.run is None else value.run(frame)
     if isinstance(number, int | float) and type(number) is not bool:
         return number
-    raise TreeAbort(f"{plan.path}: {type(number).__name__} where a number belongs")
+    raise TreeAbort(f"{plan.path}: a number is needed, not {type(number).__name__}")
 
 
 class LeafCall:
-    """What the function of a leaf is given. Raises TreeAbort if there is no function."""
+    """The argument of a leaf function. Raises TreeAbort if the leaf has no function."""
 
     def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         self.plan, self.frame, self.state = plan, frame, frame.state
         find, function = self.state.host.find_act, plan.function
         act = function.act if function else find(plan) if find else None
         if act is None:
-            raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
+            raise TreeAbort(f"{plan.path}: no function is registered for {plan.label}")
         self.act, frame.kept[plan] = act, self
 
     def option(self, name: str) -> object:
-        """As it is now; None if it is not there."""
+        """Returns the current value of an option; None if it is absent."""
         value = self.plan.options.get(name)
         if value is None or value.run is None:
             return value and value.constant
@@ -92,50 +93,50 @@ class LeafCall:
 
     @property
     def values(self) -> list[object]:
-        """Those without a name: of `(tool-call $call)`, the call."""
+        """Returns the positional values: for `(tool-call $call)`, the call."""
         return [value.of(self.frame) for value in self.plan.values]
 
     def read(self, key: str) -> object:
         return self.frame.get(key)
 
     def write(self, key: str, value: object) -> None:
-        """Raises BadWrite for an unknown key, a wrong type, or one that was not announced."""
+        """Raises BadWrite for an unknown or undeclared key, or a value of a wrong type."""
         if self.plan.function is not None and key not in self.plan.writes:
-            raise BadWrite(f"{self.plan.function.name} did not announce that it writes {key!r}")
+            raise BadWrite(f"{self.plan.function.name} does not declare that it writes {key!r}")
         self.frame.set(key, value)
 
-    def give(self, result: object) -> None:
-        """The result of this item of the loop around; `:collect` gathers them."""
+    def set_result(self, result: object) -> None:
+        """Sets the result of the current item of the enclosing `for-each`, for `:collect`."""
         frame: TreeFrame | None = self.frame
         while frame is not None and not frame.is_item:
             frame = frame.outer
         if frame is not None:
             frame.values["result"] = result
 
-    def failed(self, reason: str, kind: str = "failed") -> TickStatus:
-        """To be returned by a function that fails for this reason."""
-        return failed(self.plan, self.frame, reason, kind)
+    def fail(self, reason: str, kind: str = "failed") -> TickStatus:
+        """Records a failure. Returns FAILURE, for the function to return."""
+        return fail_with(self.plan, self.frame, reason, kind)
 
 
 def status_of(plan: NodePlan, frame: TreeFrame, answer: object) -> TickStatus:
-    """The status that the answer of a function stands for. An exception is a failure with a reason,
-    unless the tree says that it ends the run."""
+    """Returns the status for the answer of a leaf function. An exception is a failure, or ends the run
+    if the tree says so."""
     if isinstance(answer, TickStatus) and answer is not FAILURE:
         return answer
     if answer is True or (answer is None and plan.kind != "condition"):
         return SUCCESS
     if answer is False or answer is None or answer is FAILURE:
-        return failed(plan, frame, "")
+        return fail_with(plan, frame, "")
     if not isinstance(answer, Exception):
-        answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
-    return _broken(plan, frame, answer)
+        answer = TypeError(f"a leaf cannot return {type(answer).__name__}")
+    return _fail_with_error(plan, frame, answer)
 
 
-def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
+def _fail_with_error(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
     if isinstance(error, TreeAbort):
         raise error
     kind, message = type(error).__name__, str(error)
-    failed(plan, frame, message or kind, kind)
+    fail_with(plan, frame, message or kind, kind)
     if plan.raises:
         raise TreeAbort(f"{plan.label}: {kind}: {message}") from error
     log.warning("tree_leaf_failed", extra={"path": plan.path}, exc_info=error)
@@ -143,7 +144,7 @@ def _broken(plan: NodePlan, frame: TreeFrame, error: Exception) -> TickStatus:
 
 
 def call_leaf(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
-    """Calls a function, and waits for the answer if that is a PendingLeaf."""
+    """Calls the function of a leaf, and waits for its answer if it returns a PendingLeaf."""
     arguments, function = frame.state.host.arguments, plan.function
     if function is not None and function.is_plain:
         act = function.act
@@ -152,7 +153,7 @@ def call_leaf(plan: NodePlan, frame: TreeFrame) -> Ticks | TickStatus:
         act, arguments = call.act, (*arguments, call)
     try:
         answer = act(*arguments)
-    except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+    except Exception as error:  # noqa: BLE001  # any exception is a failure of the leaf
         answer = error
     if answer is SUCCESS or answer is True or (answer is None and plan.kind != "condition"):
         return SUCCESS
@@ -174,12 +175,12 @@ def _wait_for(answer: object, plan: NodePlan, frame: TreeFrame) -> Ticks:
 
 
 def check(plan: NodePlan, frame: TreeFrame) -> TickStatus:
-    """Asks an expression; also as `condition` with `:expr`."""
+    """Evaluates an expression: `check`, and `condition` with `:expr`."""
     return SUCCESS if holds(plan, frame, plan.options.get("expr") or plan.values[0]) else FAILURE
 
 
 def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
-    """Sets keys. All values are those from before it."""
+    """Sets keys. All values are computed before the first key is set."""
     found: dict[str, object] = {}
     for key, value in plan.options.items():
         found[key] = value.constant if value.run is None else value.run(frame)
@@ -193,11 +194,11 @@ def assign(plan: NodePlan, frame: TreeFrame) -> TickStatus:
 
 def emit(plan: NodePlan, frame: TreeFrame) -> TickStatus:
     event, *payload = [value.of(frame) for value in plan.values]
-    facts = cast(Mapping[str, object], payload[0] if payload else {})
-    if parts_of(facts) > MOST_PARTS:
-        return failed(plan, frame, f"an event cannot hold more than {MOST_PARTS} parts", "emit")
+    data = cast(Mapping[str, object], payload[0] if payload else {})
+    if count_parts(data) > MOST_PARTS:
+        return fail_with(plan, frame, f"an event cannot hold more than {MOST_PARTS} parts", "emit")
     frame.state.spend()
-    frame.state.host.emit(str(event), facts)
+    frame.state.host.emit(str(event), data)
     return SUCCESS
 
 
@@ -206,13 +207,13 @@ def succeed(_plan: NodePlan, _frame: TreeFrame) -> TickStatus:
 
 
 def fail(plan: NodePlan, frame: TreeFrame) -> TickStatus:
-    return failed(plan, frame, str(plan.values[0].of(frame)) if plan.values else "fail", "fail")
+    return fail_with(plan, frame, str(plan.values[0].of(frame)) if plan.values else "fail", "fail")
 
 
-def rest(
+def pause(
     plan: NodePlan, frame: TreeFrame, seconds: Operand | None
 ) -> Generator[TickStatus, None, bool]:
-    """RUNNING until the time has passed. Returns whether there was anything to wait for."""
+    """Is RUNNING until the time has passed. Returns True if it had to wait."""
     if seconds is None:
         return False
     state, me, was_running = frame.state, object(), False
@@ -234,9 +235,9 @@ def halt(children: Iterable[Child], but: Child | None = None) -> None:
             child.halt()
 
 
-def to_its_end(child: Child, *, waits: bool = True) -> Generator[TickStatus, None, TickStatus]:
-    """Ticks a child until it is over, and passes on that it is RUNNING. `waits` also for a child that
-    is SKIPPED: it may still begin."""
+def run_to_end(child: Child, *, waits: bool = True) -> Generator[TickStatus, None, TickStatus]:
+    """Ticks a child until it has ended. `waits`: a SKIPPED child is ticked again, because it may begin
+    later."""
     try:
         while (status := child.tick()) is RUNNING or (waits and status is SKIPPED):
             yield status
@@ -248,8 +249,8 @@ def to_its_end(child: Child, *, waits: bool = True) -> Generator[TickStatus, Non
 Choose = Callable[[NodePlan, TreeFrame, Sequence[Child]], TickStatus]
 
 
-def choosing(choose: Choose) -> Kind:
-    """The kind of a node that chooses at each tick which children it ticks."""
+def per_tick(choose: Choose) -> Kind:
+    """Returns the kind of a node that chooses the children to tick at each tick."""
 
     def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
         children, is_over = list(map(Child, plan.children, repeat(frame))), False
@@ -271,7 +272,8 @@ def choosing(choose: Choose) -> Kind:
 def in_order(
     stops_at: TickStatus, otherwise: TickStatus, plan: NodePlan, frame: TreeFrame, beside: int = 0
 ) -> Ticks:
-    """Goes on where it was. `beside`: children at the end that are not in the order."""
+    """Ticks children in order and continues at the running one. `beside`: number of last children that
+    are not in the order."""
     kinds, body = frame.state.kinds, plan.children[: len(plan.children) - beside]
     begun = [NOT_BEGUN] * len(body)
     place = skipped = 0
@@ -302,14 +304,15 @@ def in_order(
 
 
 def _without_skipped(begun: Sequence[Ticks], skipped: int, status: TickStatus) -> TickStatus:
-    """Halts children that were SKIPPED. Gives the status of their parent."""
+    """Halts the children that were SKIPPED. Returns the status of their parent."""
     for ticks in begun:
         ticks.close()
     return SKIPPED if skipped == len(begun) else status
 
 
 def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """A sequence; when it fails the last child runs, and then the whole fails."""
+    """Ticks a sequence of all children but the last. If it fails, the last child runs, then the node
+    fails."""
     ticks = in_order(FAILURE, SUCCESS, plan, frame, beside=1)
     try:
         while (status := next(ticks)) is RUNNING or status is SKIPPED:
@@ -317,12 +320,12 @@ def try_(plan: NodePlan, frame: TreeFrame) -> Ticks:
     finally:
         ticks.close()
     if status is FAILURE:
-        yield from to_its_end(Child(plan.children[-1], frame), waits=False)
+        yield from run_to_end(Child(plan.children[-1], frame), waits=False)
     yield status
 
 
 def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """After a FAILURE, and after a halt, it goes on with the child where it was."""
+    """A sequence that continues at the same child after a FAILURE or a halt."""
     fresh = list(map(Child, plan.children, repeat(frame)))
     children, place = frame.kept.get(plan) or (fresh, 0)
     count, skipped, status = len(children), 0, SKIPPED
@@ -348,7 +351,7 @@ def memory_sequence(plan: NodePlan, frame: TreeFrame) -> Ticks:
 
 
 def reactive(plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """Begins with its first child at each tick."""
+    """Ticks its children from the first one at each tick."""
     is_selector, is_skipped = plan.kind == "reactive-selector", True
     stops_at, otherwise = (SUCCESS, FAILURE) if is_selector else (FAILURE, SUCCESS)
     for child in children:
@@ -366,9 +369,9 @@ def reactive(plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> Ti
 
 
 def parallel(plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """Stops at one of its thresholds and halts the rest; negative ones count from all children.
+    """Ends at one of its thresholds and halts the rest; a negative threshold counts from all children.
 
-    With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
+    With `:policy :continue-on-failure` every child runs to its end; the node fails if all fail.
     """
     options, skipped = _constants(plan), 0
     for child in children:
@@ -392,7 +395,7 @@ def _constants(plan: NodePlan) -> Mapping[str, object]:
 def _decided(
     options: Mapping[str, object], statuses: Sequence[TickStatus | None], skipped: int
 ) -> TickStatus | None:
-    """The end of a `parallel` that has come to one of its thresholds."""
+    """Returns the end of a `parallel` that has reached a threshold, else None."""
     if options.get("policy") == "continue-on-failure":
         return None
     count, is_one = len(statuses), "require-one" in {*options, options.get("policy")}
@@ -406,21 +409,21 @@ def _decided(
 
 
 def ensure(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
+    """Runs the clean-up after the body, whatever its status. A halt ticks the clean-up once."""
     body, clean_up = map(Child, plan.children, repeat(frame))
     status: TickStatus | None = None
     try:
-        status = yield from to_its_end(body)
+        status = yield from run_to_end(body)
     finally:
         if status is None and frame.state.is_ticking:
             clean_up.tick()
             clean_up.halt()
-    yield from to_its_end(clean_up, waits=False)
+    yield from run_to_end(clean_up, waits=False)
     yield status
 
 
 def if_(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """Asks once and stays with the branch."""
+    """Evaluates the condition once and keeps the branch."""
     status = children[0].status
     if status is not SUCCESS and status is not FAILURE:
         status = children[0].tick()
@@ -432,7 +435,7 @@ def if_(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickSt
 
 
 def while_(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """Asks at each tick and halts the branch that is no longer right."""
+    """Evaluates the condition at each tick and halts the other branch."""
     status = children[0].tick()
     if status is SUCCESS or (status is FAILURE and len(children) > 2):
         chosen = children[1 if status is SUCCESS else 2]
@@ -444,30 +447,30 @@ def while_(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> Tic
 
 
 def switch(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """Chooses at each tick by the value; another branch that runs is halted."""
+    """Chooses the branch by the value at each tick and halts any other."""
     now, cases = plan.values[0].of(frame), plan.cases
     word = str(now).lower() if isinstance(now, bool) else "nil" if now is None else str(now)
     case = word if word in cases else "else"
     if case not in cases:
-        return failed(plan, frame, f"no case for {word[:80]}", "switch")
+        return fail_with(plan, frame, f"no case for {word[:80]}", "switch")
     chosen = children[cases.index(case)]
     halt(children, but=chosen)
     return chosen.tick()
 
 
-def mapped(success: TickStatus, failure: TickStatus) -> Kind:
-    """The kind of a node that gives another status than its child."""
+def map_status(success: TickStatus, failure: TickStatus) -> Kind:
+    """Returns the kind of a node that replaces the status of its child."""
     answers = {SUCCESS: success, FAILURE: failure}
 
     def choose(_plan: NodePlan, _frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
         status = children[0].tick()
         return answers.get(status, status)
 
-    return choosing(choose)
+    return per_tick(choose)
 
 
 def run_once(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """SKIPPED once the child is done, for the rest of the run."""
+    """Is SKIPPED for the rest of the run after the child has ended."""
     if plan in frame.kept:
         return SKIPPED
     status = children[0].tick()
@@ -477,7 +480,7 @@ def run_once(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> Tic
 
 
 def cooldown(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """SKIPPED for a while after the child was done."""
+    """Is SKIPPED for a time after the child has ended."""
     now = frame.state.host.now
     if plan in frame.kept and now() < frame.kept[plan]:
         return SKIPPED
@@ -488,7 +491,8 @@ def cooldown(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> Tic
 
 
 def guard(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """Asks an expression, or as `decorator` a function, at each tick; halts the child if it says no."""
+    """Evaluates an expression (`guard`) or a function (`decorator`) at each tick. Halts the child if it
+    is false."""
     if plan.kind == "guard":
         is_open = holds(plan, frame, plan.values[0])
     else:
@@ -497,10 +501,10 @@ def guard(plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickSt
 
 
 def when(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """`:when`: asked before the node begins, and no more while it is RUNNING."""
+    """Evaluates `:when` before the node begins, and not while it is RUNNING."""
     is_begun = holds(plan, frame, plan.when)
     node = Child(plan, frame, frame.state.kinds[plan.bare])
-    yield (yield from to_its_end(node, waits=False)) if is_begun else SKIPPED
+    yield (yield from run_to_end(node, waits=False)) if is_begun else SKIPPED
 
 
 def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
@@ -514,7 +518,7 @@ def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
                 break
             yield status
         else:
-            status = failed(plan, frame, f"{plan.label} took too long", "timeout")
+            status = fail_with(plan, frame, f"{plan.label} timed out", "timeout")
     finally:
         state.timers.pop(child, None)
         child.halt()
@@ -522,13 +526,13 @@ def timeout(plan: NodePlan, frame: TreeFrame) -> Ticks:
 
 
 def delay(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """`wait`; and with a child, the wait before each of its starts."""
-    yield from rest(plan, frame, plan.values[0])
-    yield (yield from to_its_end(Child(plan.children[0], frame))) if plan.children else SUCCESS
+    """Waits; with a child (`delay`), before each start of the child."""
+    yield from pause(plan, frame, plan.values[0])
+    yield (yield from run_to_end(Child(plan.children[0], frame))) if plan.children else SUCCESS
 
 
 def until_fail(_plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> TickStatus:
-    """RUNNING until the child fails, one round a tick."""
+    """Is RUNNING until the child fails; at most one round a tick."""
     status = children[0].tick()
     if status is FAILURE:
         return FAILURE
@@ -537,24 +541,24 @@ def until_fail(_plan: NodePlan, frame: TreeFrame, children: Sequence[Child]) -> 
     return RUNNING
 
 
-def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """`repeat` while the child succeeds, `retry` and `repeat :until-success` while it fails.
+def loop(repeat_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
+    """Repeats the child: `repeat` after SUCCESS, `retry` and `repeat :until-success` after FAILURE.
 
-    A child that is done in the tick in which it began gives way before it begins again, so that
-    a run can be stopped between any two rounds.
+    A child that ends in the tick in which it began restarts in the next tick, so that a run can be
+    stopped between any two rounds.
     """
     state, [child], count = frame.state, plan.children, 0
-    is_next = was_quick = False  # the child has done its part, and in the tick in which it began
+    is_next = was_quick = False  # another round follows; the last one took a single tick
     limit = plan.options.get("max")
     while limit is None or not 0 <= number_of(plan, frame, limit) <= count:
-        if is_next and (yield from rest(plan, frame, plan.options.get("backoff"))):
+        if is_next and (yield from pause(plan, frame, plan.options.get("backoff"))):
             was_quick = False
         if was_quick:
             state.wake()
             yield RUNNING
         began = state.ticks
-        status = yield from to_its_end(Child(child, frame), waits=False)
-        is_next, was_quick = status is goes_on, state.ticks == began
+        status = yield from run_to_end(Child(child, frame), waits=False)
+        is_next, was_quick = status is repeat_on, state.ticks == began
         count += is_next
         if status is SKIPPED:
             was_quick = False
@@ -565,23 +569,25 @@ def loop(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame) -> Ticks:
             status = SUCCESS
             break
     else:
-        status = _end_at_limit(goes_on, plan, frame, count)
+        status = _end_at_limit(repeat_on, plan, frame, count)
     yield status
 
 
-def _end_at_limit(goes_on: TickStatus, plan: NodePlan, frame: TreeFrame, count: int) -> TickStatus:
-    if goes_on is SUCCESS and "until" not in plan.options:
+def _end_at_limit(
+    repeat_on: TickStatus, plan: NodePlan, frame: TreeFrame, count: int
+) -> TickStatus:
+    if repeat_on is SUCCESS and "until" not in plan.options:
         return SUCCESS
     if plan.kind == "retry":
         return FAILURE  # with the reason of its child
-    return failed(plan, frame, f"not done after {count} rounds", "limit")
+    return fail_with(plan, frame, f"not done after {count} rounds", "limit")
 
 
 def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """Another tree by its name, with a frame of its own. Bound keys are the other frame's; other values
-    are copied."""
-    if plan.children:  # it is a name for its child
-        yield (yield from to_its_end(Child(plan.children[0], frame)))
+    """Runs a named tree in a frame of its own. Keys bound to keys are shared with the outer frame;
+    other bound values are copied."""
+    if plan.children:  # an inline subtree only names its child
+        yield (yield from run_to_end(Child(plan.children[0], frame)))
         return
     tree, share = frame.state.subtrees[plan.name], plan.options.get("share")
     shares = share is not None and share.constant is True
@@ -589,7 +595,7 @@ def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
     if own is None:
         own = TreeFrame(frame.state, {}, tree.types, frame if shares else None)
         frame.kept[plan] = own
-    values = own.values = defaults(tree)
+    values = own.values = initial_values(tree)
     if shares:
         own.values = {key: value for key, value in values.items() if not frame.has(key)}
     for key, value in plan.bound.items():
@@ -598,52 +604,53 @@ def subtree(plan: NodePlan, frame: TreeFrame) -> Ticks:
             own.links[key] = (frame, value.key)
         else:
             own.set(key, value.of(frame))
-    yield (yield from to_its_end(Child(tree.root, own)))
+    yield (yield from run_to_end(Child(tree.root, own)))
 
 
 class _Items:
-    """The items of a `for-each`, each with a frame of its own."""
+    """The items of a `for-each`, each in a frame of its own."""
 
     def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         """Raises TreeAbort."""
         items, options = plan.values[0].of(frame), plan.options
         if not isinstance(items, list | tuple):
-            raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
+            raise TreeAbort(f"for-each needs a list, not {type(items).__name__}")
         limit = number_of(plan, frame, options.get("limit", Operand(0, len(items))))
         self.parallel = max(number_of(plan, frame, options.get("parallel", Operand(0, 1))), 1)
         self.name = str(options.get("as", Operand(0, "item")).constant)
-        self.goes_on = options.get("on-child-fail", Operand(0)).constant == "continue"
+        self.continues = options.get("on-child-fail", Operand(0)).constant == "continue"
         self.plan, self.frame, self.rest = plan, frame, list(items[: max(int(limit), 0)])[::-1]
         self.frames: list[TreeFrame] = []
-        self.at_work: list[Child] = []
+        self.running: list[Child] = []
         self.ended: list[TickStatus] = []
 
     @property
     def has_room(self) -> bool:
-        """Whether another item can begin."""
-        return bool(self.rest) and len(self.at_work) < self.parallel
+        """True if another item can begin."""
+        return bool(self.rest) and len(self.running) < self.parallel
 
     def tick(self) -> bool:
-        """Begins as many as may, and ticks them; up to a FAILURE. Returns whether it is over."""
+        """Begins items while there is room and ticks the running ones. Returns True at the end: after the
+        last item, or after a FAILURE."""
         state = self.frame.state
         while self.has_room:
             state.spend()
             values = {self.name: self.rest.pop(), "index": len(self.frames), "result": None}
             item = TreeFrame(state, values, {}, self.frame, is_item=True)
             self.frames.append(item)
-            self.at_work.append(Child(self.plan.children[0], item))
-        for child in tuple(self.at_work):
+            self.running.append(Child(self.plan.children[0], item))
+        for child in tuple(self.running):
             status = child.tick()
             if status is not RUNNING:
-                self.at_work.remove(child)
+                self.running.remove(child)
                 child.halt()
                 self.ended.append(status)
-            if status is FAILURE and not self.goes_on:
+            if status is FAILURE and not self.continues:
                 return True
-        return not self.rest and not self.at_work
+        return not self.rest and not self.running
 
     def end(self) -> TickStatus:
-        """Collects the results."""
+        """Collects the results and returns the status of the node."""
         if self.ended and set(self.ended) == {SKIPPED}:
             return SKIPPED
         if "collect" in self.plan.options:
@@ -651,12 +658,12 @@ class _Items:
             try:
                 self.frame.set(str(self.plan.options["collect"].constant), results)
             except BadWrite as error:
-                return failed(self.plan, self.frame, str(error), type(error).__name__)
-        return FAILURE if not self.goes_on and FAILURE in self.ended else SUCCESS
+                return fail_with(self.plan, self.frame, str(error), type(error).__name__)
+        return FAILURE if not self.continues and FAILURE in self.ended else SUCCESS
 
 
 def for_each(plan: NodePlan, frame: TreeFrame) -> Ticks:
-    """One child an item; at most so many at once, results in order."""
+    """Runs the child for each item, at most `:parallel` at a time; results are in item order."""
     items = _Items(plan, frame)
     try:
         while not items.tick():
@@ -664,7 +671,7 @@ def for_each(plan: NodePlan, frame: TreeFrame) -> Ticks:
                 frame.state.wake()
             yield RUNNING
     finally:
-        halt(items.at_work)
+        halt(items.running)
     yield items.end()
 
 
@@ -685,23 +692,23 @@ NODES: Mapping[str, Kind] = {
     "selector": partial(in_order, SUCCESS, FAILURE),
     "try": try_,
     "memory-sequence": memory_sequence,
-    **dict.fromkeys(("reactive-sequence", "reactive-selector"), choosing(reactive)),
-    "parallel": choosing(parallel),
+    **dict.fromkeys(("reactive-sequence", "reactive-selector"), per_tick(reactive)),
+    "parallel": per_tick(parallel),
     "for-each": for_each,
-    "if": choosing(if_),
-    "while": choosing(while_),
-    "switch": choosing(switch),
+    "if": per_tick(if_),
+    "while": per_tick(while_),
+    "switch": per_tick(switch),
     "ensure": ensure,
-    "invert": mapped(FAILURE, SUCCESS),
-    "force-success": mapped(SUCCESS, SUCCESS),
-    "force-failure": mapped(FAILURE, FAILURE),
-    "until-fail": choosing(until_fail),
-    "run-once": choosing(run_once),
-    **dict.fromkeys(("guard", "decorator"), choosing(guard)),
+    "invert": map_status(FAILURE, SUCCESS),
+    "force-success": map_status(SUCCESS, SUCCESS),
+    "force-failure": map_status(FAILURE, FAILURE),
+    "until-fail": per_tick(until_fail),
+    "run-once": per_tick(run_once),
+    **dict.fromkeys(("guard", "decorator"), per_tick(guard)),
     "when": when,
     "timeout": timeout,
     "delay": delay,
-    "cooldown": choosing(cooldown),
+    "cooldown": per_tick(cooldown),
     "repeat": partial(loop, SUCCESS),
     "retry": partial(loop, FAILURE),
     "subtree": subtree,

@@ -1,4 +1,4 @@
-"""Text to forms with their places, and what is wrong with a tree's text."""
+"""Reads the text of a tree file into forms with their positions, and collects problems of the text."""
 
 import json
 import re
@@ -10,13 +10,14 @@ from gateway.domain.errors import GatewayError
 from gateway.domain.text import quoted
 
 Severity = Literal["error", "warning"]
-SHOWN = 100  # more problems than anyone reads
-MARGIN = 70  # characters of a line that are shown on each side of the place
+MAX_PROBLEMS = 100  # reported for one file
+MARGIN = 70  # characters of the line that are shown on each side of a problem
 
 
 @dataclass(frozen=True, slots=True)
 class TreeProblem:
-    """Codes: BT00x text, BT01x structure, BT02x references, BT03x types, BT04x lint."""
+    """A problem of a tree. Codes: BT00x text, BT01x structure, BT02x references, BT03x types, BT04x
+    lint."""
 
     code: str
     severity: Severity
@@ -24,8 +25,8 @@ class TreeProblem:
     line: int
     column: int
     message: str
-    text: str = ""  # a part of the line
-    caret: int = 0  # where in `text` the place is
+    text: str = ""  # an excerpt of the line
+    caret: int = 0  # index of the problem in `text`
 
     def render(self) -> str:
         head = f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}: {self.message}"
@@ -33,7 +34,7 @@ class TreeProblem:
 
 
 class TreeInvalid(GatewayError):
-    """The tree must not be used; `problems` has at least one error, and the warnings too."""
+    """The tree is invalid. `problems` has at least one error, and the warnings."""
 
     code = "tree_invalid"
 
@@ -44,7 +45,7 @@ class TreeInvalid(GatewayError):
 
 @dataclass(slots=True)
 class TreeSource:
-    """A tree's text, and what was found in it so far."""
+    """The text of a tree file and the problems found so far."""
 
     name: str
     text: str
@@ -54,14 +55,14 @@ class TreeSource:
     _starts: list[int] = field(default_factory=list)
 
     def place(self, at: int) -> tuple[int, int]:
-        """Line and column, both from 1."""
+        """Returns line and column, both counted from 1."""
         if not self._starts:
             self._starts = [0, *(i + 1 for i, c in enumerate(self.text) if c == "\n")]
         line = bisect_right(self._starts, at)
         return line, at - self._starts[line - 1] + 1
 
     def problems(self) -> tuple[TreeProblem, ...]:
-        """In the order of the text."""
+        """Returns the problems in text order."""
         return tuple(self.found[key] for key in sorted(self.found))
 
     def warn(self, code: str, at: int, message: str) -> None:
@@ -72,7 +73,7 @@ class TreeSource:
         key = (at, code, message)
         if key in self.found:
             return
-        if len(self.found) >= SHOWN:
+        if len(self.found) >= MAX_PROBLEMS:
             self.left_out += 1
             return
         line, column = self.place(at)
@@ -86,7 +87,7 @@ class TreeSource:
 
 
 MAX_BYTES, MAX_DEPTH, MAX_SECONDS = 262_144, 64, 366 * 86_400
-# A comment comes with all that it hides: `; …`, `#| … |#`, `#; datum`.
+# A comment is `; …`, `#| … |#` or `#; datum`, with the text that it hides.
 FormKind = (
     Literal["list", "vector", "map", "string", "int", "float", "bool", "nil"]
     | Literal["duration", "symbol", "keyword", "ref", "comment"]
@@ -125,7 +126,7 @@ _WORDS: dict[str, tuple[FormKind, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class TreeForm:
-    """A piece of the text. `value` is what it means; lists and their like have `items` instead."""
+    """A syntax element with its position. Atoms have a `value`; lists, vectors and maps have `items`."""
 
     kind: FormKind
     start: int
@@ -136,14 +137,14 @@ class TreeForm:
 
     @property
     def head(self) -> str:
-        """The symbol that a list begins with; empty if there is none."""
+        """Returns the first symbol of a list, or ""."""
         if self.kind == "list" and self.parts and self.parts[0].kind == "symbol":
             return str(self.parts[0].value)
         return ""
 
 
-def decoded(data: bytes, name: str) -> str:
-    """The text of a file. Raises TreeInvalid."""
+def decode_file(data: bytes, name: str) -> str:
+    """Decodes the bytes of a file. Raises TreeInvalid if they are too many or not UTF-8."""
     source = TreeSource(name, "")
     if len(data) > MAX_BYTES:
         source.error("BT006", 0, f"the file is larger than {MAX_BYTES // 1024} kB")
@@ -158,16 +159,16 @@ def decoded(data: bytes, name: str) -> str:
 
 @dataclass(slots=True)
 class _Level:
-    """A bracket that is open, or (with no bracket) the file."""
+    """An open bracket; an empty bracket stands for the whole file."""
 
     bracket: str
     start: int
     items: list[TreeForm] = field(default_factory=list)
-    discards: list[int] = field(default_factory=list)  # where each `#;` begins
+    discards: list[int] = field(default_factory=list)  # start of each `#;`
 
 
 def read(source: TreeSource) -> tuple[TreeForm, ...]:
-    """All forms of the file, comments among them; what is wrong goes into `source`."""
+    """Returns all forms of the file, with comments. Adds problems to `source`."""
     if len(source.text.encode(errors="replace")) > MAX_BYTES:
         source.error("BT006", 0, f"the text is larger than {MAX_BYTES // 1024} kB")
         return ()
@@ -184,14 +185,11 @@ class _Reader:
         at = 1 if text.startswith("\ufeff") else 0
         while at < len(text):
             match = _TOKEN.match(text, at)
-            assert match is not None  # the last alternative takes any character
-            at = self._take(str(match.lastgroup), match[0], at)
+            assert match is not None  # the last alternative matches any character
+            at = self._read_token(str(match.lastgroup), match[0], at)
             if len(self._levels) > MAX_DEPTH + 1:
-                start, message = (
-                    self._levels[-1].start,
-                    f"brackets are nested more than {MAX_DEPTH} deep",
-                )
-                self._source.error("BT006", start, message)
+                message = f"brackets are nested more than {MAX_DEPTH} deep"
+                self._source.error("BT006", self._levels[-1].start, message)
                 return ()
         while len(self._levels) > 1:
             self._source.error("BT005", self._levels[-1].start, "this bracket is never closed")
@@ -199,8 +197,8 @@ class _Reader:
         self._check_discards(self._levels[0])
         return tuple(self._levels[0].items)
 
-    def _take(self, kind: str, token: str, at: int) -> int:
-        """Gives where the next token begins."""
+    def _read_token(self, kind: str, token: str, at: int) -> int:
+        """Returns the start of the next token."""
         end, error = at + len(token), self._source.error
         match kind:
             case "atom" | "string":
@@ -244,7 +242,7 @@ class _Reader:
 
     def _check_discards(self, level: _Level) -> None:
         if level.discards:
-            self._source.error("BT005", level.discards[0], '"#;" has nothing to leave out')
+            self._source.error("BT005", level.discards[0], '"#;" has no form to hide')
 
     def _put(self, form: TreeForm) -> None:
         level = self._levels[-1]
@@ -277,7 +275,7 @@ class _Reader:
         except json.JSONDecodeError as problem:
             error("BT004", at + problem.pos, f"{problem.msg.lower()} in a string")
         except UnicodeEncodeError:
-            error("BT004", at, "half a surrogate pair is no character")
+            error("BT004", at, "a string has half a surrogate pair")
             value = ""
         if "\0" in value:
             error("BT004", at, "a string has a NUL character")

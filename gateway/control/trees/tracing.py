@@ -1,4 +1,4 @@
-"""A tree ticked by a script that says how its leaves answer: what was ticked and halted."""
+"""Ticks a tree with scripted leaves, and records which leaves are ticked and halted."""
 
 import re
 from collections import Counter
@@ -33,7 +33,7 @@ class BadScript(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class LeafScript:
-    """The i-th tick of a leaf gives letter i, and begins again after the last."""
+    """The statuses of the leaves, one letter a tick; a leaf starts over after its last letter."""
 
     leaves: Mapping[str, str]
     ticks: int
@@ -41,20 +41,20 @@ class LeafScript:
 
     @classmethod
     def from_json(cls, data: object) -> "LeafScript":
-        """`{"leaves": {"l0": "RSF"}, "ticks": 8, "tick_s"?: 1.5}`. Raises BadScript."""
+        """Parses `{"leaves": {"l0": "RSF"}, "ticks": 8, "tick_s"?: 1.5}`. Raises BadScript."""
         if not isinstance(data, dict) or data.keys() - {"leaves", "ticks", "tick_s"}:
-            raise BadScript('a script is {"leaves": {…}, "ticks": N, "tick_s": N}')
+            raise BadScript('the script must be {"leaves": {…}, "ticks": N, "tick_s": N}')
         ticks: Any = data.get("ticks")
         leaves, tick_s = data.get("leaves"), data.get("tick_s", 0)
         if not isinstance(leaves, dict):
-            raise BadScript('"leaves" maps names to letters')
+            raise BadScript('"leaves" must be an object of names and letters')
         for name, letters in leaves.items():
             if not isinstance(letters, str) or not re.fullmatch("[RSFK]+", letters):
-                raise BadScript(f"leaf {quoted(str(name))} needs letters out of R, S, F and K")
+                raise BadScript(f"leaf {quoted(str(name))} must have letters of R, S, F and K")
         for number, kinds in ((ticks, {int}), (tick_s, {int, float})):
             if type(number) not in kinds or not 0 <= number <= MAX_TICKS:
-                what = '"ticks" and "tick_s" are numbers'
-                raise BadScript(f"{what} from 0 to {MAX_TICKS}, ticks whole ones")
+                bounds = f"from 0 to {MAX_TICKS}"
+                raise BadScript(f'"ticks" must be a whole number, "tick_s" a number, {bounds}')
         return cls(leaves, ticks, float(tick_s))
 
 
@@ -73,7 +73,7 @@ class Trace:
 
 @dataclass(slots=True)
 class _ScriptedLeaves:
-    """What leaves answer, and what they did."""
+    """The scripted leaves and the record of their ticks."""
 
     script: LeafScript
     now: float = 0.0
@@ -91,8 +91,8 @@ class _ScriptedLeaves:
 
         return act
 
-    def traced(self, kind: Kind) -> Kind:
-        """Writes down what a leaf of this kind does."""
+    def recorded(self, kind: Kind) -> Kind:
+        """Wraps the kind of a leaf to record its ticks and halts."""
 
         def ticks(plan: NodePlan, frame: TreeFrame) -> Ticks:
             leaf, is_running = Child(plan, frame, kind), False
@@ -112,16 +112,16 @@ class _ScriptedLeaves:
 
 
 def trace(plan: TreePlan, script: LeafScript) -> Trace:
-    """Ticks the tree itself, without `:finally`; when it is done it begins again.
+    """Ticks the body of the tree, without `:finally`; the body restarts when it has ended.
 
     Raises BadScript if a leaf is not in the script.
     """
     leaves = _ScriptedLeaves(script)
-    traced = {shape: leaves.traced(kind) for shape, kind in LEAVES.items()}
+    recorded = {shape: leaves.recorded(kind) for shape, kind in LEAVES.items()}
     host = TreeHost(now=lambda: leaves.now, find_act=leaves.find_act)
-    run = Run(plan, host, {**NODES, **traced})
+    run = Run(plan, host, {**NODES, **recorded})
     root, state, ticks = Child(plan.root, run.frame), run.state, list[TickTrace]()
-    state.is_ticking = True  # all the time: what is closed is halted
+    state.is_ticking = True  # so that every closed node counts as halted
     for _ in range(script.ticks):
         leaves.now += script.tick_s
         leaves.tick = TickTrace()

@@ -73,6 +73,6 @@ def test_the_result_of_an_item_is_given_from_inside() -> None:
     plan = load('(tree "t" (action give))', registry=registry).root
 
     for frame in (outer, TreeFrame(shared, {}, {}, item)):
-        LeafCall(plan, frame).give("found")
+        LeafCall(plan, frame).set_result("found")
 
     assert (item.values["result"], outer.values["result"]) == ("found", "")

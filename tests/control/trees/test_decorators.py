@@ -92,7 +92,7 @@ def test_a_limit_that_is_no_number_ends_the_run() -> None:
     outcome = ended(stage.run("(repeat :max (config rounds) (action turn))"))
 
     assert outcome.reason == "internal_error"
-    assert "str where a number belongs" in outcome.detail
+    assert "a number is needed, not str" in outcome.detail
 
 
 def test_a_guard_halts_its_child_as_soon_as_it_does_not_hold() -> None:
@@ -156,7 +156,7 @@ def collecting(stage: Stage, body: str, items: list[object], **options: str) -> 
 
 def test_each_item_has_a_frame_of_its_own_and_results_keep_their_order() -> None:
     stage = Stage()
-    stage.offer("double", lambda call: call.give(call.option("of") * 2), options=["of"])  # type: ignore[operator]  # a number
+    stage.offer("double", lambda call: call.set_result(call.option("of") * 2), options=["of"])  # type: ignore[operator]  # a number
 
     assert collecting(stage, "(action double :of $item)", [1, 2, 3], parallel="2") == (
         "SUCCESS",
@@ -171,7 +171,7 @@ def test_each_item_has_a_frame_of_its_own_and_results_keep_their_order() -> None
 def test_a_failure_ends_the_loop_or_does_not() -> None:
     stage = Stage()
     stage.offer(
-        "pass", lambda call: call.give("ok") if call.option("it") else False, options=["it"]
+        "pass", lambda call: call.set_result("ok") if call.option("it") else False, options=["it"]
     )
     body = "(action pass :it $item)"
 
@@ -214,7 +214,7 @@ def test_a_loop_over_something_else_ends_the_run() -> None:
 
 def test_what_a_key_cannot_hold_is_not_collected_and_the_loop_fails() -> None:
     stage = Stage()
-    stage.offer("give-text", lambda call: call.give("text"))
+    stage.offer("give-text", lambda call: call.set_result("text"))
     run = stage.run(
         '(tree "t" :blackboard-schema {:found (list int)} '
         "(for-each [1] :collect $found (action give-text)))"

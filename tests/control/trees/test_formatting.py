@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.lint import WIDTH, formatted
+from gateway.control.trees.lint import WIDTH, format_tree
 from gateway.control.trees.reader import TreeForm, TreeInvalid, TreeSource, read
 from tests.fakes.plans import TEXTS
 from tests.forms import examples
@@ -25,15 +25,15 @@ def meaning(text: str) -> list[object]:
 
 def test_a_real_tree_keeps_its_meaning_and_is_laid_out_once() -> None:
     text = (SAMPLES / "first-draft.bt").read_text(encoding="utf-8")
-    once = formatted(text)
+    once = format_tree(text)
 
     assert meaning(once) == meaning(text)
-    assert formatted(once) == once
+    assert format_tree(once) == once
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_trees_that_ship_are_laid_out(name: str) -> None:
-    assert formatted(TEXTS[name]) == TEXTS[name]
+    assert format_tree(TEXTS[name]) == TEXTS[name]
 
 
 def test_short_lists_stay_on_one_line_and_long_ones_break_below_their_head() -> None:
@@ -41,7 +41,7 @@ def test_short_lists_stay_on_one_line_and_long_ones_break_below_their_head() -> 
         "(action some-longer-name) " * 4 + "))))"
     )
 
-    assert formatted(text) == (
+    assert format_tree(text) == (
         '(tree "t"\n'
         "  (sequence\n"
         "    (action a)\n"
@@ -58,7 +58,7 @@ def test_comments_stay_where_they_were() -> None:
         "    (action a) ; behind\n    #;(action b)\n    ; last\n  ))\n"
     )
 
-    assert formatted(text) == (
+    assert format_tree(text) == (
         ';; about\n\n(tree "t"  ; here\n  ; above\n  (sequence\n'
         "    (action a)  ; behind\n    #;(action b)\n    ; last\n  ))\n"
     )
@@ -70,16 +70,16 @@ def test_an_option_stays_with_its_value() -> None:
         ":stream-to [:a] :interruptible true))"
     )
 
-    assert "    :budget $max_tokens\n    :stream-to [:a]\n" in formatted(text)
+    assert "    :budget $max_tokens\n    :stream-to [:a]\n" in format_tree(text)
 
 
 def test_what_cannot_be_read_is_not_laid_out() -> None:
     with pytest.raises(TreeInvalid):
-        formatted('(tree "t" (a)')
+        format_tree('(tree "t" (a)')
 
 
 def test_nothing_stays_nothing() -> None:
-    assert formatted(" \n") == ""
+    assert format_tree(" \n") == ""
 
 
 ATOMS = st.sampled_from(
@@ -106,14 +106,14 @@ def test_any_text_keeps_its_meaning_and_is_laid_out_once(text: str) -> None:
     if source.has_errors:  # a comment may have swallowed a bracket
         return
 
-    once = formatted(text)
+    once = format_tree(text)
 
     assert meaning(once) == meaning(text)
-    assert formatted(once) == once
+    assert format_tree(once) == once
     assert not any(line.endswith(" ") for line in once.splitlines())
 
 
 def test_lines_are_no_longer_than_they_have_to_be() -> None:
     text = f'(tree "t" (sequence {" ".join(f"(action a{n})" for n in range(30))}))'
 
-    assert max(len(line) for line in formatted(text).splitlines()) <= WIDTH
+    assert max(len(line) for line in format_tree(text).splitlines()) <= WIDTH

@@ -116,14 +116,14 @@ def test_an_abort_ends_the_run_whatever_is_around_it() -> None:
 def test_every_failure_has_a_reason() -> None:
     stage = Stage()
     stage.offer("no", lambda _call: False)
-    stage.offer("no-because", lambda call: call.failed("it rains", "weather"))
+    stage.offer("no-because", lambda call: call.fail("it rains", "weather"))
     for node, kind, message in (
         ("(action no)", "failed", "no failed"),
         ("(action no-because)", "weather", "it rains"),
         ('(fail "enough")', "fail", "enough"),
         ("(fail)", "fail", "fail"),
         ('(check "1 > 2")', "condition", "1 > 2"),
-        ("(timeout 0s (succeed))", "timeout", "timeout took too long"),
+        ("(timeout 0s (succeed))", "timeout", "timeout timed out"),
     ):
         failure = ended(stage.run(node)).failure
 
@@ -150,7 +150,7 @@ def test_a_value_of_the_wrong_type_is_a_failure_of_the_node() -> None:
 
     assert run.frame.values["n"] == 1
     assert outcome.failure is not None
-    assert outcome.failure["message"] == "n is int, and not str"
+    assert outcome.failure["message"] == "n is int, not str"
 
 
 def test_emit_tells_the_host() -> None:
@@ -184,4 +184,4 @@ def test_a_function_sees_its_options_and_values_and_writes_what_it_announced() -
     assert seen == [("tool-call", [1], 2)]
     assert run.frame.values == {"n": 2}
     assert outcome.failure is not None
-    assert "did not announce" in str(outcome.failure["message"])
+    assert "does not declare" in str(outcome.failure["message"])

@@ -10,7 +10,7 @@ from gateway.control.trees.reader import (
     TreeForm,
     TreeInvalid,
     TreeSource,
-    decoded,
+    decode_file,
     read,
 )
 from tests.forms import examples
@@ -114,9 +114,9 @@ def test_depth_is_bounded() -> None:
 
 def test_size_is_bounded_and_bytes_have_to_be_utf_8() -> None:
     with pytest.raises(TreeInvalid) as large:
-        decoded(b" " * (MAX_BYTES + 1), "t.bt")
+        decode_file(b" " * (MAX_BYTES + 1), "t.bt")
     with pytest.raises(TreeInvalid) as odd:
-        decoded(b"(a\n \xff)", "t.bt")
+        decode_file(b"(a\n \xff)", "t.bt")
 
     assert large.value.problems[0].code == "BT006"
     [problem] = odd.value.problems

@@ -93,7 +93,7 @@ def test_an_end_that_takes_too_long_is_given_up() -> None:
     assert run.is_ending
     assert not run.step()
 
-    run.give_up()
+    run.abandon()
 
     assert run.step()
     assert run.outcome is not None
@@ -258,7 +258,7 @@ def test_whatever_loads_runs_or_ends_with_a_reason(
 
     steps = sum(1 for _ in takewhile(lambda _: not run.step(), range(40)))
     run.interrupt("enough")
-    run.give_up()
+    run.abandon()
 
     assert steps <= 40
     assert run.outcome is not None
@@ -291,7 +291,7 @@ def test_a_tree_that_lets_nothing_else_have_its_turn_is_ended_and_its_end_runs(b
     outcome = ended(run)
 
     assert (outcome.status, outcome.reason) == (FAILURE, "internal_error")
-    assert f"more than {MOST_WORK} items and events" in outcome.detail
+    assert f"more than {MOST_WORK} loop items and events" in outcome.detail
     assert len(stage.events) <= MOST_WORK + 1
     assert (stage.events[-1], stage.log) == (("own.end", {}), ["clean"])
 

@@ -7,13 +7,13 @@ import pytest
 
 from gateway.config.problems import ConfigInvalid
 from gateway.config.rules import RuleReader
-from gateway.control.rules import CORE, RunRules, load_rules, problems_of
+from gateway.control.rules import CORE, RunRules, check_rule, load_rules
 from tests.fakes.rules import event
 
 HERE = Path(__file__).parent
 HOSTILE = sorted(HERE.glob("*.toml"))
 ODD = sorted((HERE / "fine").glob("*.toml"))
-READER = RuleReader(problems_of, lambda path: path.name)
+READER = RuleReader(check_rule, lambda path: path.name)
 TAKEN = {rule.id: rule for rule in READER.file(CORE, {})}
 
 
