@@ -140,10 +140,13 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
-    """Yields the lines of a table with a head. Leaves out a column that is empty in every row."""
-    cells = [
-        [name.replace("_", " ").upper(), *(cell(row.get(name)) for row in rows)] for name in columns
-    ]
+    """Yields the lines of a table with a head. Leaves out a column that is empty in every row. The column `soul.path` has
+    the key `path` of the object `soul`."""
+    cells = []
+    for name in columns:
+        outer, _, inner = name.partition(".")
+        values = [(row.get(outer) or {}).get(inner) if inner else row.get(outer) for row in rows]
+        cells.append([outer.replace("_", " ").upper(), *map(cell, values)])
     shown = [column for column in cells if len(column) == 1 or {*column[1:]} != {"-"}]
     widths = [max(map(len, column)) for column in shown]
     for row in zip(*shown, strict=True):
