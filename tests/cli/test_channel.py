@@ -83,7 +83,7 @@ def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("echo",), "echo is no channel adapter"),
+        (("echo",), "echo is not a channel adapter"),
         (("telegarm",), "telegram"),
         (("webhook", "--name", "ci", *SIGNED), "the file already has a channel"),
         (("webhook", "--name", "No!", *SIGNED), "No!"),
