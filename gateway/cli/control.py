@@ -28,7 +28,7 @@ from gateway.control.trees.tracing import BadScript, LeafScript, trace
 from gateway.domain.events import Event, kind_named
 from gateway.domain.text import meant
 from gateway.host.clock import SystemClock
-from gateway.web.status import rules as list_of_rules
+from gateway.web.status import describe_rules
 
 SCOPE_ROOTS = ROOTS[2:]  # `event` and `payload` have their own options
 RULE_COLUMNS = ("id", "on", "core", "enabled", "quarantined", "errors", "last_error", "source")
@@ -47,7 +47,7 @@ def list_rules(context: CliContext) -> None:
         result = ask(context, "rule.list")
     except Unreachable:
         config = load_config(context)
-        result = plain(list_of_rules(rule_set(config, config.rule_folder)))
+        result = plain(describe_rules(rule_set(config, config.rule_folder)))
     refused = (f"refused: {one['file']}\n{one['why']}" for one in result["refused"])
     context.print_result(result, *table(result["rules"], RULE_COLUMNS), *refused)
 

@@ -41,7 +41,7 @@ from gateway.sandbox.plugins import (
 )
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
-from gateway.web.status import inspected
+from gateway.web.status import describe_account
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"
 PluginName = Annotated[str, Field(pattern=PLUGIN_NAME, max_length=32)]
@@ -222,7 +222,7 @@ class PluginReport:
 
     def as_json(self) -> dict[str, object]:
         """The fields of `plugin.inspect`, without those that only a running gateway knows."""
-        shown: dict[str, object] = plain(inspected(self.account, {}))
+        shown: dict[str, object] = plain(describe_account(self.account, {}))
         for key in ("state", "reason", "capabilities", "used", "denied"):
             shown.pop(key, None)
         file = {"file": str(self.source.file), "size": self.size}

@@ -1,1 +1,1 @@
-"""What things are called: values, errors and ports. Knows the standard library alone."""
+"""Values, errors and ports. Imports only the standard library."""

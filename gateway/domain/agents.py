@@ -1,4 +1,4 @@
-"""Who answers: agents with their limits, souls and prompts, subagents, and the bindings that choose one."""
+"""Agents with their limits, souls and prompts, subagents, and the bindings that choose an agent."""
 
 import re
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from gateway.domain.ids import AgentId, RunId, SessionKey, encode_part
 from gateway.domain.messages import READS
 from gateway.domain.settings import Setting, setting
 
-# Who looks for facts. "auto": patterns after each turn, and a model where one compacts anyway.
+# What extracts facts. "auto": patterns after each turn, and a model whenever one compacts.
 Extraction = Literal["auto", "model", "patterns", "off"]
-FactScope = Literal["person", "agent"]  # "agent": all who talk to the agent know the same facts
+FactScope = Literal["person", "agent"]  # "agent": all users of the agent share its facts
 MEMORY, RESULT = "memory", READS
-OWN_TOOLS = (MEMORY, RESULT)  # that an agent may list besides plugins
+OWN_TOOLS = (MEMORY, RESULT)  # tools that an agent may list beside plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Limits:
     )
 
 
-# From and to, both allowed, of every limit: in a configuration and in what users set themselves.
+# Least and greatest value of each limit, in the configuration and in the settings of users.
 BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         one.name: (one.metadata["setting"].least, one.metadata["setting"].most)
         for one in fields(Limits)
     }
 )
-AUTO = 0  # of `token_budget`: the share of the model's window that is usual
+AUTO = 0  # `token_budget` is the usual share of the model's window
 
 
 @dataclass(frozen=True, slots=True)
 class ContextRules:
-    """How much of a conversation a model is shown."""
+    """Settings for the part of a conversation that the model gets."""
 
     token_budget: int = setting(
         16_000,
@@ -71,7 +71,7 @@ class ContextRules:
     fact_scope: FactScope = setting(
         "person", "Whose facts are used: the person's own, or all that the agent was told."
     )
-    quiet_s: float = 5.0  # in a session, before a model looks at what was said in it
+    quiet_s: float = 5.0  # without a message, before a model extracts facts from the session
     facts: int = setting(12, "Facts that are shown, at most.", 0, 100)
     semantic: bool = setting(True, "Search facts and earlier turns for the question.")
     compact_percent: int = setting(
@@ -90,7 +90,8 @@ OPEN_PROJECT = "default"
 
 @dataclass(frozen=True, slots=True)
 class ProjectDef:
-    """Its agents answer only these: principals by name, people elsewhere as `speaker` says."""
+    """A group of agents that answer only these users: principals by name, people on a channel as
+    `speaker` names them."""
 
     id: Annotated[str, Setting("Its name: letters, digits and hyphens.", form="id")]
     users: Annotated[
@@ -100,7 +101,7 @@ class ProjectDef:
 
 @dataclass(frozen=True, slots=True)
 class AgentDef:
-    """One agent. `fallback` answers when this one's provider cannot."""
+    """One agent. `fallback` answers when the agent's own provider fails."""
 
     id: Annotated[
         AgentId, Setting("Its name: letters, digits and hyphens.", form="id", usual="main")
@@ -186,7 +187,7 @@ _PART = re.compile(r"\{\{|\}\}|\{([^{}\n]*)\}|[{}]")
 
 
 class TemplateInvalid(ValueError):
-    """`column` and `line` count from 1; `name`: what stands where a known one should."""
+    """`line` and `column` count from 1; `name` is the unknown placeholder, if there is one."""
 
     def __init__(self, text: str, at: int, problem: str, name: str | None = None) -> None:
         self.line = text.count("\n", 0, at) + 1
@@ -197,7 +198,7 @@ class TemplateInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Texts, each with the name of the place behind it; the last has none."""
+    """Texts, each with the placeholder that follows it; the last text has none."""
 
     parts: tuple[tuple[str, str], ...]
 
@@ -206,7 +207,7 @@ class Template:
         return frozenset(name for _, name in self.parts)
 
     def render(self, values: Mapping[str, str]) -> str:
-        """What stands in a value stays as it is; a place without a value is empty."""
+        """Inserts the values without parsing them again; a placeholder without a value is empty."""
         return "".join(text + values.get(name, "") for text, name in self.parts)
 
 
@@ -219,27 +220,26 @@ def compile_prompt(text: str) -> Template:
         name = found[1]
         if name is None:
             if len(found[0]) == 1:
-                told = "this brace stands alone; write {{ or }} for a brace"
-                raise TemplateInvalid(text, found.start(), told)
+                raise TemplateInvalid(text, found.start(), "write {{ or }} for a single brace")
             before += found[0][0]
             continue
         if name not in PLACES:
-            told = f"there is no placeholder {found[0][:64]}"
-            raise TemplateInvalid(text, found.start(), told, name)
+            problem = f"there is no placeholder {found[0][:64]}"
+            raise TemplateInvalid(text, found.start(), problem, name)
         if any(name == known for _, known in parts):
-            raise TemplateInvalid(text, found.start(), f"{found[0]} stands here a second time")
+            raise TemplateInvalid(text, found.start(), f"placeholder {found[0]} is used twice")
         parts.append((before, name))
         before = ""
     return Template((*parts, (before + text[end:], "")))
 
 
-DELEGATE = "delegate_"  # so begin the names of the tools that subagents are
-MOST_DEPTH = 2  # a subagent may have one of its own, and that one none
+DELEGATE = "delegate_"  # prefix of the tools that call subagents
+MOST_DEPTH = 2  # a subagent may call a subagent, which may call none
 
 
 @dataclass(frozen=True, slots=True)
 class SubagentDef:
-    """What is absent is as its parent has it."""
+    """A subagent. A field that is absent has the value of its parent."""
 
     name: Annotated[
         str, Setting("Its name: letters, digits and hyphens, 55 at most.", form="subagent")
@@ -255,18 +255,19 @@ class SubagentDef:
     timeout_seconds: int = setting(1_200, "Seconds of one task, if its parent has them.", 1, 86_400)
     provider: str | None = setting(None, "Absent: its parent's.")
     model: str | None = setting(None, "Absent: its parent's, or the usual one of its provider.")
-    context_window: int | None = None  # of its own model
-    output_limit: int | None = None  # tokens of a reply of its own model
+    context_window: int | None = None  # of the subagent's own model
+    output_limit: int | None = None  # tokens of a reply of the subagent's own model
 
     @property
     def tool(self) -> str:
-        """What the tool is called that its parent has."""
+        """The name of the tool by which its parent calls it."""
         return f"{DELEGATE}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """When a subagent reads a tool's result first. `items` by a tool's bare name."""
+    """Settings for summaries of large tool results by a subagent. `items` is keyed by a tool's bare
+    name."""
 
     is_enabled: bool = setting(False, "Whether large results are summarized.", key="enabled")
     subagent: str = setting("librarian", "Name of one of [[subagents]].")
@@ -290,8 +291,8 @@ class Delegation:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A tool's whole result, of which a model was shown less. `reference` follows from its run and
-    its call, so that a second attempt finds it."""
+    """A tool's full result, of which the model got an excerpt. `reference` is derived from the run
+    and the call, so that a second attempt finds it."""
 
     reference: str
     session_key: SessionKey
@@ -302,15 +303,16 @@ class Original:
 
 
 MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]
-OWN_CHANNELS = frozenset({"websocket", "api"})  # where a principal's name is the account
+OWN_CHANNELS = frozenset({"websocket", "api"})  # the account is the principal's name
 
-# Among whom turns are shared out: a token, or a channel's account; and there a person.
+# A token or a channel's account, between which turns are divided; and a person within it.
 Share = tuple[tuple[str, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a message was said. `sender` is the person; in a direct chat that is the peer."""
+    """The place where a message was sent. `sender` is the person; in a direct chat this is the
+    peer."""
 
     channel: str
     account: str
@@ -319,13 +321,13 @@ class Address:
     team: str | None = None
     thread: str | None = None
     sender: str | None = None
-    is_foreign: bool = False  # on a platform, where other people choose what rooms are called
-    is_room: bool = False  # of a channel: `peer` is a room's id, no direct chat's
+    is_foreign: bool = False  # on a platform, where other people choose the names of rooms
+    is_room: bool = False  # of a channel: `peer` is the id of a room, not of a direct chat
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Every field that is given must match."""
+    """Chooses an agent; every field that is set must match."""
 
     agent_id: Annotated[AgentId, Setting("The agent that answers.", refers="agent")]
     channel: str | None = setting(None, "The channel's name.")
@@ -336,8 +338,8 @@ class Binding:
 
 
 def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -> str:
-    """As it stands in a session key: `room/thread`. In a foreign one `~1` is a slash, and `~0` a
-    tilde, or a room could be read as another one's thread."""
+    """Returns the peer of a session key, as `room/thread`. On a platform `~1` encodes a slash and
+    `~0` a tilde, so that no room name reads as another room's thread."""
     parts: tuple[str, ...] = (room,) if thread is None else (room, thread)
     if is_foreign:
         parts = tuple(part.replace("~", "~0").replace("/", "~1") for part in parts)
@@ -348,21 +350,22 @@ _ROOM, _DIRECT = "room:", "direct:"
 
 
 def key_peer(raw: str, *, is_room: bool) -> str:
-    """The peer of a channel's session: platforms give rooms and people ids that may be alike."""
+    """Returns the peer of a channel's session. The prefixes keep apart rooms and people that have
+    the same id on the platform."""
     if is_room:
         return _ROOM + raw
     return _DIRECT + raw if raw.startswith((_ROOM, _DIRECT)) else raw
 
 
 def raw_peer(peer: str) -> tuple[str, bool]:
-    """The exact inverse of `key_peer`: the platform's id, and whether it is a room's."""
+    """Inverts `key_peer`: returns the platform's id, and whether it is a room's."""
     if peer.startswith(_ROOM):
         return peer.removeprefix(_ROOM), True
     return peer.removeprefix(_DIRECT), False
 
 
 def place_in(key: SessionKey) -> tuple[str, str | None]:
-    """The platform's ids of the room or direct chat, and of the thread."""
+    """Returns the platform's ids of the room or direct chat, and of the thread."""
     if key.channel in OWN_CHANNELS:
         return key.peer, None
     room, is_thread, thread = peer_in(key).partition("/")
@@ -371,20 +374,22 @@ def place_in(key: SessionKey) -> tuple[str, str | None]:
 
 
 def peer_in(key: SessionKey) -> str:
-    """As the platform has it; principals name their own conversations as they like."""
+    """Returns the peer as the platform knows it. Principals choose the names of their own
+    conversations freely."""
     return key.peer if key.channel in OWN_CHANNELS else raw_peer(key.peer)[0]
 
 
 def person_in(key: SessionKey, sender: str | None) -> str:
-    """Who talks there, as the peer of a key: no person of a channel has the same one as a room."""
+    """Returns the speaker as the peer of a key. On a channel no person has the same peer as a
+    room."""
     if not sender or sender == key.peer or key.channel in OWN_CHANNELS:
         return sender or key.peer
     return key_peer(sender, is_room=False)
 
 
 def address_in(channel: str, account: str, peer: str, *, is_raw: bool = True) -> Address:
-    """Of a peer that is given by whoever asks: a channel's `room:ID` is the room with that id.
-    Unless `is_raw`, any other peer stands in the key as it is given."""
+    """Returns the address of a peer that a caller named; on a channel `room:ID` is the room with
+    that id. Unless `is_raw`, any other peer is already encoded as in a session key."""
     if channel in OWN_CHANNELS:
         return Address(channel, account, peer)
     raw, is_room = raw_peer(peer)
@@ -392,35 +397,36 @@ def address_in(channel: str, account: str, peer: str, *, is_raw: bool = True) ->
 
 
 def of_person(key: SessionKey, sender: str | None) -> str:
-    """An agent and whom it talks with, for all that is kept of a person: in a room the sender, else
-    the peer. Facts, plugin stores and notes have the person in common."""
+    """Returns the key of an agent and a person, under which facts, plugin stores and notes are
+    kept: in a room the person is the sender, else the peer."""
     if not sender or sender == key.peer:
         return str(key)
     return str(key._replace(peer=person_in(key, sender)))
 
 
 def person_key(key: SessionKey, sender: str | None = None) -> str:
-    """The same person, whichever agent they talk with: `channel:account:peer`."""
+    """Returns `channel:account:peer`, which names a person for every agent."""
     return of_person(key, sender).partition(":")[2]
 
 
 def speaker(channel: str, account: str, person: str) -> str:
-    """Who says something: a principal by its name, whoever writes elsewhere by the place."""
+    """Names a speaker: a principal by its name, a person on a channel by the address."""
     if channel in OWN_CHANNELS:
         return encode_part(account)
     return ":".join(map(encode_part, (channel, account, person)))
 
 
 def speaker_in(key: SessionKey, sender: str | None) -> str:
-    """Who speaks in a session, as `speaker` names them."""
+    """Names the speaker of a session, as `speaker` does."""
     if key.channel in OWN_CHANNELS:
         return encode_part(key.account)
     return speaker(key.channel, key.account, person_in(key, sender))
 
 
 def share_of(key: SessionKey, sender: str | None) -> Share:
-    """A principal shares with the others. The people of a channel's account share what it gets, so
-    that no channel gets more turns the more people write there."""
+    """Returns the share of turns that a session uses. Each principal has a share of its own. The
+    people of a channel's account divide one share, so that a channel gains no turns by having more
+    people."""
     if key.channel in OWN_CHANNELS:
         return (key.account,), ""
     return (key.channel, key.account), sender or key.peer

@@ -1,4 +1,4 @@
-"""What a backup is: one archive of the store at one moment, with what the configuration names."""
+"""Backups: an archive of the store at one moment, with the files that the configuration names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,32 +8,32 @@ from pathlib import PurePosixPath
 from gateway.domain.errors import Conflict, GatewayError
 
 FORMAT = 1
-CONFIG = "config/"  # before the names of members that lie in the folder of config.toml, or below
-OUTSIDE = "outside/"  # before the paths of those that lie elsewhere
+CONFIG = "config/"  # prefix of members from the folder of config.toml
+OUTSIDE = "outside/"  # prefix of members from other folders
 SECRETS = "secrets/"
 
 
 class ArchiveDamaged(GatewayError):
-    """It is not what was once written: nothing was taken from it."""
+    """The archive differs from what was written; nothing was restored from it."""
 
     code = "archive_damaged"
 
 
 class BackupRefused(Conflict):
-    """It cannot be made or restored there; what is there stays as it is."""
+    """The backup cannot be made or restored there; existing files stay unchanged."""
 
     code = "backup_refused"
 
 
 class CopyRefused(Conflict):
-    """A store cannot be copied there, or did not arrive as it is."""
+    """The store cannot be copied there, or the copy differs from the original."""
 
     code = "copy_refused"
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """The digest is of its rows in any order, the same on each engine."""
+    """A copied table. The digest does not depend on the order of the rows or on the engine."""
 
     table: str
     rows: int
@@ -42,8 +42,8 @@ class CopiedTable:
 
 @dataclass(frozen=True, slots=True)
 class StoreContents:
-    """What the tables of a store hold at one moment. `audit_hash` is that of the last entry; `sourceless`
-    are claims of facts whose message is gone."""
+    """The contents of a store at one moment. `audit_hash` is the hash of the last entry;
+    `sourceless` counts claims whose source message is gone."""
 
     schema_version: int
     accepted: int
@@ -56,7 +56,7 @@ class StoreContents:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """`path`: where it lay, of what was a file."""
+    """One member of an archive; `path` is the original path of a file."""
 
     name: str
     size: int
@@ -66,7 +66,7 @@ class ArchiveMember:
 
 @dataclass(frozen=True, slots=True)
 class PinnedPlugin:
-    """A plugin's file is not in the archive; `sha256` is missing if it could not be read."""
+    """A plugin, whose file is not archived; `sha256` is None if the file could not be read."""
 
     name: str
     path: str
@@ -75,13 +75,15 @@ class PinnedPlugin:
 
 @dataclass(frozen=True, slots=True)
 class OmittedFile:
+    """A file that is not in the archive, and why."""
+
     path: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The last member, which describes all others."""
+    """The last member of an archive, which describes all others."""
 
     exogate: str  # the version that made it
     created_at: datetime
@@ -98,7 +100,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """An archive that is whole. `sha256` is the digest that the file ends in."""
+    """A complete archive. `sha256` is the digest at the end of the file."""
 
     file: str
     sha256: str
@@ -107,7 +109,7 @@ class Backup:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a member stays below the folder that it is taken out to."""
+    """True if a member stays inside the folder that it is extracted to."""
     parts = PurePosixPath(name).parts
     plain = bool(parts) and "/".join(parts) == name and not name.startswith("/")
     return plain and ".." not in parts and "\\" not in name and name.isprintable()

@@ -1,4 +1,4 @@
-"""Token budgets: limits, scopes, reservations and records of model calls, and the ports that keep them."""
+"""Token budgets: limits, scopes, reservations and records of model calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so tha
 ScopeKind = Literal["session", "agent", "day", "month", "token_session", "token_day", "token_month"]
 SCOPE_KINDS: tuple[ScopeKind, ...] = get_args(ScopeKind)
 Unit = Literal["tokens", "usd"]
-Pricing = Literal["provider", "config", "table", "unpriced"]  # who said what a call cost
-# lost: the process died meanwhile. overrun: it wrote more than was reserved.
+Pricing = Literal["provider", "config", "table", "unpriced"]  # source of a call's price
+# lost: the process died during the call. overrun: the reply exceeded its reservation.
 Outcome = Literal["answered", "failed", "broken", "lost", "overrun"]
-OPERATORS = frozenset({"local", "operator"})  # principals that are nobody's token
+OPERATORS = frozenset({"local", "operator"})  # principals without a token
 
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """Who pays for a model call. `person` is who speaks, where that is known."""
+    """The session, run and person that a model call is charged to."""
 
     session_key: SessionKey
     run_id: RunId
@@ -48,13 +48,13 @@ class Amount:
         return self.tokens if unit == "tokens" else self.nano_usd
 
     def beyond(self, other: "Amount") -> "Amount":
-        """By how much each unit is more than the other's."""
+        """Returns, for each unit, by how much this amount exceeds the other."""
         return Amount(max(0, self.tokens - other.tokens), max(0, self.nano_usd - other.nano_usd))
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """None: no bound in this unit."""
+    """A limit in tokens and money; None means no limit in that unit."""
 
     tokens: int | None = setting(None, "Tokens, input plus output.", 0, 2**53)
     nano_usd: int | None = setting(
@@ -67,8 +67,9 @@ class Limit:
 
 
 class Scope(NamedTuple):
-    """What a limit holds for: a session by its key, an agent by its id, a day or a month of UTC; of
-    a token each of its sessions by its key, and its days and months as `2026-11-19 NAME`."""
+    """The subject of a limit. `name` is a session's key, an agent's id, or a UTC day or month. For
+    a token it is the key of one of its sessions, or a day or month and the token's name, as in
+    `2026-11-19 NAME`."""
 
     kind: ScopeKind
     name: str
@@ -83,25 +84,25 @@ class Scope(NamedTuple):
 
     @property
     def token(self) -> str:
-        """Of which token."""
+        """The name of the token."""
         if self.kind == "token_session":
             return decode_part(self.name.split(":")[2])
         return self.name.partition(" ")[2]
 
     @property
     def period(self) -> str:
-        """Its day or month; empty: it has none."""
+        """The day or month of the scope; empty if it has none."""
         return self.name.partition(" ")[0] if self.kind in PERIODIC else ""
 
     def at_least(self, day: str) -> "Scope":
-        """The same scope in a period that is not before that day."""
+        """Returns the same scope with a period not before that day."""
         period = self.period
         moved = max(period, day[: len(period)])
         return self if moved == period else self._replace(name=moved + self.name[len(period) :])
 
     @property
     def period_start(self) -> datetime | None:
-        """None: it has no period."""
+        """The first moment of the period, or None for a scope without one."""
         if not (period := self.period):
             return None
         start = date.fromisoformat(f"{period}-01"[:10])
@@ -109,7 +110,7 @@ class Scope(NamedTuple):
 
     @property
     def resets_at(self) -> datetime | None:
-        """When its next period begins; None: it never resets by itself."""
+        """The start of the next period. None: the scope never resets."""
         start = self.period_start
         if start is None:
             return None
@@ -126,7 +127,7 @@ def day_of(at: datetime) -> str:
 
 
 def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
-    """The scopes of a call: four, and those of a token whose call it is."""
+    """Returns the four scopes of a call, and the scopes of its token if it has one."""
     key, account = str(session_key), session_key.account
     scopes = (
         Scope("session", key),
@@ -142,7 +143,7 @@ def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """What one token may spend."""
+    """The limits of one token."""
 
     session: Limit = setting(Limit(), "Lifetime limit per session.")
     daily: Limit = setting(Limit(), "Limit per day (UTC).")
@@ -162,7 +163,7 @@ NO_BUDGET = TokenBudget()
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The limits of the configuration, and of `tokens` by name."""
+    """The configured limits; `tokens` holds the limits of tokens by name."""
 
     session: Limit = setting(Limit(), "Lifetime limit per session.", usual=None)
     daily: Limit = setting(Limit(), "Limit per day (UTC), all sessions together.", usual=None)
@@ -175,7 +176,7 @@ class Budgets:
     tokens: Mapping[str, TokenBudget] = field(default_factory=dict)
 
     def kinds(self, agent: str) -> Sequence[ScopeKind]:
-        """The kinds of scope in which a call of this agent has a limit, whoever asked for it."""
+        """Returns the kinds of scope in which calls of this agent have a limit."""
         found: list[ScopeKind] = []
         limits = (self.session, self.agents.get(agent, self.per_agent), self.daily, self.monthly)
         for kind, limit in zip(SCOPE_KINDS, limits, strict=False):
@@ -184,19 +185,19 @@ class Budgets:
         return found
 
     def kinds_of_token(self, key: SessionKey) -> Sequence[ScopeKind]:
-        """Those in which the token has a limit whose session this is."""
+        """Returns the kinds of scope in which the token of this session has a limit."""
         is_own = key.channel in OWN_CHANNELS
         return self.tokens.get(key.account, NO_BUDGET).kinds() if is_own else ()
 
     def in_money(self, key: SessionKey) -> bool:
-        """Whether a call of this session may have a limit in money."""
+        """True if a call of this session may have a limit in money."""
         limits = [self.session, self.daily, self.monthly, self.per_agent, *self.agents.values()]
         if (own := self.tokens.get(key.account)) is not None:
             limits += (own.session, own.daily, own.monthly)
         return any(limit.nano_usd is not None for limit in limits)
 
     def limit(self, scope: Scope, raised: int = 0) -> Limit:
-        """`raised`: by how many tokens today."""
+        """Returns the limit of a scope; `raised` is the number of tokens added today."""
         limit = self._limit(scope)
         if not raised or limit.tokens is None:
             return limit
@@ -218,21 +219,21 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a scope has used, and what is held for open calls."""
+    """The usage of a scope, and the amount held for open calls."""
 
     scope: Scope
     used: Amount = Amount()
     held: Amount = Amount()
     since: datetime | None = None  # its first call; None: there was none
-    warned: str = ""  # the limit about which somebody was warned
-    raised: int = 0  # tokens more than its limit, until then
+    warned: str = ""  # the limit that was warned about
+    raised: int = 0  # tokens added to the limit until `raised_until`
     raised_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A call may be made: with so many tokens of reply, and this held for it until it is settled.
-    `is_limited`: some limit holds for it."""
+    """Permission for a call, with the tokens that the reply may have and the amount held until the
+    call is settled. `is_limited`: a limit applies to the call."""
 
     max_tokens: int
     held: Amount
@@ -241,7 +242,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is held for one call. `day` is never before that of an earlier reservation."""
+    """The amount held for one call. `day` is never before the day of an earlier reservation."""
 
     id: str
     payer: Payer
@@ -254,14 +255,14 @@ class Reservation:
 
     @property
     def amount(self) -> Amount:
-        """What a call came to that was not sent."""
+        """The usage of a call that was not sent."""
         return Amount()
 
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """The day that counts, and the one that did before. `records` are now counted where they belong:
-    they were made today or this month, and counted in a day to come."""
+    """The day that counts now, and the day that counted before. `records` is the number of calls of
+    today or this month that were counted in a later day and are now counted in their own."""
 
     day: str
     was: str
@@ -274,7 +275,7 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """One provider call, for ever. `id` is its reservation's."""
+    """The permanent record of one model call. `id` is the id of its reservation."""
 
     id: str
     at: datetime
@@ -291,7 +292,7 @@ class TokenRecord:
     pricing: Pricing = "unpriced"
     estimated: bool = False
     seq: int = 0  # order in the ledger; the store gives it
-    person: str | None = None  # who spoke, where that was known
+    person: str | None = None  # the speaker, if known
 
     @property
     def amount(self) -> Amount:
@@ -300,7 +301,7 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class ModelSum:
-    """All calls of a model so far."""
+    """The sum of all calls of a model."""
 
     provider: str
     model: str
@@ -311,15 +312,15 @@ class ModelSum:
 
 
 def with_others(models: Sequence[ModelSum], limit: int) -> Sequence[ModelSum]:
-    """The first `limit` models, and the sum of the others as `other`."""
-    told, rest = models[:limit], models[limit:]
+    """Returns the first `limit` models, and the sum of all others as `other`."""
+    first, rest = models[:limit], models[limit:]
     if not rest:
-        return told
+        return first
     calls, sent, received, cost = (
         sum(getattr(one, name) for one in rest)
         for name in ("calls", "input_tokens", "output_tokens", "nano_usd")
     )
-    return [*told, ModelSum("other", "other", calls, sent, received, cost)]
+    return [*first, ModelSum("other", "other", calls, sent, received, cost)]
 
 
 Grouping = Literal["agent", "model", "provider", "person", "channel", "day"]
@@ -327,7 +328,7 @@ Grouping = Literal["agent", "model", "provider", "person", "channel", "day"]
 
 @dataclass(frozen=True, slots=True)
 class UsageSum:
-    """All calls of one agent, model … in some time. `name` says which."""
+    """The sum of the calls of one group, such as an agent or a model, in some time."""
 
     name: str
     calls: int = 0
@@ -346,7 +347,7 @@ USAGE = ("calls", "input_tokens", "output_tokens", "cached_tokens", "nano_usd")
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """By how much a scope's limit is raised today in all, and when that ends."""
+    """The tokens added to a scope's limit today in all, and the end of the raise."""
 
     scope: str
     tokens: int
@@ -355,7 +356,8 @@ class Raise:
 
 @dataclass(frozen=True, slots=True)
 class RecordQuery:
-    """Newest first; None means any. `before` is the `seq` of the last one of the page before."""
+    """Selects records, newest first; None means any. `before` is the `seq` of the last record of
+    the previous page."""
 
     session_key: SessionKey | None = None
     agent: str | None = None
@@ -378,7 +380,7 @@ def shown(unit: Unit, amount: int) -> int | float:
 
 
 class BudgetExceeded(GatewayError):
-    """Refused before anything was sent."""
+    """A call was refused before anything was sent."""
 
     code = "budget_exceeded"
 
@@ -391,7 +393,8 @@ class BudgetExceeded(GatewayError):
         retry_after_s: float | None = None,
         waits_for: frozenset[Scope] = frozenset(),
     ) -> None:
-        """`waits_for`: it fits as soon as others are done in these scopes, whatever their period."""
+        """`waits_for`: the scopes in which the call fits once other calls have ended, whatever
+        their period."""
         used, reserved = tally.used.of(unit), tally.held.of(unit)
         self.scope, self.unit = str(tally.scope), unit
         self.tally, self.bound, self.waits_for = tally, limit, waits_for
@@ -405,7 +408,7 @@ class BudgetExceeded(GatewayError):
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What a program wants to know of it."""
+        """The data of the refusal for programs."""
         names = ("scope", "used", "reserved", "limit", "unit", "resets_at")
         facts = {name: getattr(self, name) for name in names}
         after_s = self.retry_after_s
@@ -413,13 +416,13 @@ class BudgetExceeded(GatewayError):
 
 
 Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded
-Due = Callable[[Tally], str]  # pure; the limit that somebody has to be warned about, or nothing
-Ended = TokenRecord | Reservation  # what a call came to, or what was held for one that was not sent
+Due = Callable[[Tally], str]  # pure; the limit to warn about, or ""
+Ended = TokenRecord | Reservation  # a call's record, or the reservation of one never sent
 
 
 class Prices(Protocol):
     def cost(
         self, provider: str, model: str, usage: Usage, at: datetime
     ) -> tuple[int, Pricing] | None:
-        """Billionths of a dollar, and who says so; None: nobody knows."""
+        """Returns billionths of a dollar and the source of the price, or None if it is unknown."""
         ...

@@ -1,4 +1,4 @@
-"""Channels: how one is configured, what comes in by it, who may talk, and how it fares."""
+"""Channels: configuration, pairings, memos, webhook calls, and status."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from gateway.domain.settings import Setting, setting
 
 TransportKind = Literal["webhook", "poll", "socket"]
 PairingState = Literal["asked", "paired", "denied"]
-MOST_WAITING = 3  # of an account
+MOST_WAITING = 3  # pairing requests of an account
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """One person on one channel. The code itself is never kept, only its digest."""
+    """A person on a channel and the state of their pairing. The code is kept only as a digest."""
 
     channel: str
     account: str
@@ -29,32 +29,33 @@ class Pairing:
 
 
 class Approvals(Protocol):
-    """What an operator, or an owner in the chat, decides about those who wait; `by` is told to the
+    """Decisions about pairings by an operator, or by an owner in the chat; `by` is written to the
     audit. Raises StoreUnavailable."""
 
     async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
-        """Without those whose code has expired."""
+        """Lists pairings, without requests whose code has expired."""
 
     async def approve(self, code: str, *, by: str, is_owner: bool = False) -> Pairing:
         """Raises NotFound, and Busy after too many wrong codes."""
 
     async def deny(self, code: str, *, by: str) -> Pairing:
-        """The person is not answered any more. Raises as `approve`."""
+        """Denies the person, who gets no more answers. Raises as `approve`."""
 
     async def turn_away(
         self, channel: str, account: str, person: str, *, by: str
     ) -> Pairing | None:
-        """Who is paired is a stranger again (None); who waits is denied, and whoever is denied
-        stays so. Raises NotFound."""
+        """Removes a pairing (returns None) or denies a waiting person; a denied person stays
+        denied. Raises NotFound."""
 
     async def block(self, channel: str, account: str, person: str, *, by: str) -> Pairing:
-        """Never answered in direct chats, known or not, and whatever the policy is."""
+        """Denies a person all answers in direct chats, known or not, under any policy."""
 
     async def unblock(self, channel: str, account: str, person: str, *, by: str) -> None:
-        """A stranger again, who may ask. Raises NotFound if nobody was blocked."""
+        """Unblocks a person, who may then ask again. Raises NotFound if the person is not
+        blocked."""
 
     async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
-        """Who was paired is a stranger again. Raises NotFound, Conflict if the person is blocked."""
+        """Removes a pairing. Raises NotFound, and Conflict if the person is blocked."""
 
 
 DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
@@ -66,7 +67,7 @@ DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
-    """Who may talk in a room that is listed; an empty `allow_from`: whoever is in it."""
+    """The rule for a listed room; an empty `allow_from` admits all members."""
 
     allow_from: frozenset[str] = setting(
         frozenset(), "Ids of people who may talk there. Empty: all members."
@@ -76,7 +77,7 @@ class GroupRule:
 
 @dataclass(frozen=True, slots=True)
 class ChannelDef:
-    """One channel as it is configured. `groups` is by the room's id, `*` for any."""
+    """One configured channel. `groups` is keyed by the room's id; `*` is any room."""
 
     name: str
     plugin: Annotated[
@@ -113,7 +114,7 @@ class ChannelDef:
 
 @dataclass(frozen=True, slots=True)
 class ChannelMemo:
-    """What a channel hands on to its next call or connection; `slot` is `adapter` or `socket`."""
+    """State that a channel passes to its next call (`adapter`) or connection (`socket`)."""
 
     channel: str
     account: str
@@ -124,11 +125,12 @@ class ChannelMemo:
 # ---------------------------------------------------------------------------------- webhooks
 @dataclass(frozen=True, slots=True)
 class WebhookCall:
-    """A call as it came in: nothing decoded. Names of headers in lower case, repeated ones kept."""
+    """A call as it arrived, undecoded. Header names are in lower case; repeated headers are
+    kept."""
 
     channel: str
     method: str
-    path: str  # after /webhooks/CHANNEL, as it was sent
+    path: str  # after /webhooks/CHANNEL, undecoded
     query: str
     headers: tuple[tuple[str, str], ...]
     body: bytes
@@ -142,19 +144,19 @@ class WebhookAnswer:
 
 
 class Webhooks(Protocol):
-    """What the web hands every call under /webhooks to, without a look at who it is."""
+    """Receives every call under /webhooks, before the caller is authenticated."""
 
     def largest_body(self, channel: str) -> int | None:
-        """In bytes, before any is read; None: there is no such address."""
+        """Returns the most bytes that a body may have, or None for an unknown address."""
 
     async def receive(self, call: WebhookCall) -> WebhookAnswer:
-        """Answers after the commit, never after a model. Raises nothing."""
+        """Answers after the commit and before any model call. Raises nothing."""
 
 
 # ------------------------------------------------------------------------------------ status
 @dataclass(frozen=True, slots=True)
 class FlowProgress:
-    """One direction of a channel: when it last worked, and what is wrong since."""
+    """One direction of a channel: when it last worked, and since when and why it fails."""
 
     last_at: datetime | None = None
     count: int = 0
@@ -164,7 +166,7 @@ class FlowProgress:
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatus:
-    """A channel is connected only while each direction is: sending says nothing of receiving."""
+    """The status of a channel, which is connected only while both directions work."""
 
     name: str
     plugin: str

@@ -1,4 +1,5 @@
-"""Several gateways over one store: partitions of the work, leases on them, hints between the nodes."""
+"""Several gateways over one store: partitions of the work, leases on them, hints between the
+nodes."""
 
 from base64 import b32hexencode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
@@ -17,16 +18,16 @@ from gateway.domain.inbox import NO_CHOICE, Ending, Entry, RunRecord, SessionCho
 
 @lru_cache(maxsize=8192)
 def partition_of(what: SessionKey | str, partitions: int) -> int:
-    """Where a session is at home; or a channel, a schedule or another thing that runs once, by its name. It
-    never changes: leases and open runs are stored under it."""
+    """Returns the partition of a session, or of a named duty such as a channel or a schedule. The
+    result never changes, because leases and open runs are stored under it."""
     digest = sha256(str(what).encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") % partitions
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A partition that a node owns. The epoch grows whenever the partition is taken, and fences what an
-    earlier owner still wants to commit."""
+    """A partition that a node owns. The epoch grows with each acquisition and fences writes of
+    earlier owners."""
 
     partition: int
     epoch: int
@@ -34,19 +35,20 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a node says of itself with each renewal. `node` is a label and a random part of each start."""
+    """A node's report about itself with each renewal. `node` is a label and a part that is random
+    at each start."""
 
     node: str
-    is_alone: bool = False  # it shares the store with no other gateway
+    is_alone: bool = False  # the node shares the store with no other gateway
     is_ready: bool = True
-    config: str = ""  # a digest of agents, budgets and channels: it is the same at all nodes
-    is_leaving: bool = False  # it takes nothing any more
+    config: str = ""  # a digest of agents, budgets and channels, equal on all nodes
+    is_leaving: bool = False  # the node acquires no more leases
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What the store says at one moment: leases of the node, partitions that may be taken, and the nodes that
-    share the work."""
+    """The store's answer to a renewal: the leases of the node, the partitions that are free, and
+    the nodes that share the work."""
 
     mine: Sequence[Lease]
     free: Sequence[int]
@@ -61,7 +63,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """`node` is None for a partition that was released, or never taken."""
+    """The state of a lease; `node` is None if it was released or never acquired."""
 
     lease: Lease
     node: str | None
@@ -76,15 +78,16 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """Under which a node works on a session: the epoch of the partition. What it commits is refused
-    once a later owner has opened the session."""
+    """A node's right to work on a session under an epoch of its partition. The store refuses
+    commits of a tenure once a later owner has opened the session."""
 
     session_key: SessionKey
     epoch: int
 
 
 class Fenced(GatewayError):
-    """A later owner has opened the session: nothing was written, and the turn is no longer ours."""
+    """A later owner has opened the session; nothing was written, and this node has lost the
+    turn."""
 
     code = "fenced"
 
@@ -94,7 +97,8 @@ class Fenced(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterOverview:
-    """How the nodes stand at one moment, as each of them sees it in the store; `degraded` is this node's."""
+    """The state of all nodes at one moment, as each of them reads it from the store. `degraded`
+    describes this node only."""
 
     state: ClusterState
     pending: Mapping[int, int]
@@ -102,12 +106,12 @@ class ClusterOverview:
     degraded: Sequence[str]
 
     def lag_s(self, now: datetime) -> float:
-        """How long the message has waited that waits longest."""
+        """Returns how long the oldest waiting message has waited."""
         return max(0.0, (now - (self.waits_since or now)).total_seconds())
 
 
 class StoreInUse(GatewayError):
-    """A gateway without `[cluster]` has the store for itself, or wants to."""
+    """A gateway without `[cluster]` uses the store alone, or tries to."""
 
     code = "store_in_use"
 
@@ -120,54 +124,56 @@ class StoreInUse(GatewayError):
 
 
 class Leases(Protocol):
-    """Leases in the store, which decides by its own clock. Raises StoreUnavailable: the outcome is unknown."""
+    """Leases in the store, which decides by its own clock. Raises StoreUnavailable if the outcome
+    is unknown."""
 
     async def join(self, presence: Presence, partitions: int, lease_s: float) -> int:
-        """Makes the leases if there are none; gives how many partitions there are, which the first node chose.
-        Raises StoreInUse."""
+        """Creates the leases if there are none. Returns the number of partitions, which the first
+        node chose. Raises StoreInUse."""
 
     async def renew(self, presence: Presence, lease_s: float) -> Renewal:
-        """Renews all leases of the node that have not expired. Raises StoreInUse if a node that is alone was
-        late, and another one came."""
+        """Renews all leases of the node that have not expired. Raises StoreInUse if a node that is
+        alone was late and another node joined."""
 
     async def acquire(
         self, node: str, partitions: Sequence[int], lease_s: float
     ) -> Sequence[Lease]:
-        """Those of the partitions that were free or expired; each has a new epoch."""
+        """Acquires the given partitions that are free or expired, each with a new epoch."""
 
     async def release(self, node: str, leases: Sequence[Lease]) -> None:
-        """Does nothing for a lease that another node has taken."""
+        """Releases leases; skips leases that another node has acquired."""
 
     async def leave(self, node: str) -> None:
-        """The node is no member any more."""
+        """Removes the node from the members."""
 
     async def alive(self, late_s: float) -> Set[str]:
-        """The nodes whose time was not over so long ago: they may only be slow."""
+        """Returns the nodes that have not expired, or expired at most `late_s` ago and may only be
+        slow."""
 
     async def key(self) -> bytes:
-        """Which only those have who may read the store."""
+        """Returns a key that only readers of the store know."""
 
     async def state(self) -> ClusterState:
-        """Of the nodes whose time is not over."""
+        """Returns the members that have not expired, and all leases."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRuns:
-    """What is open in some partitions: sessions with runs that the asker does not know, how others want
-    runs to be stopped, and all that is open."""
+    """The open work of some partitions: sessions with runs that the caller does not know, requests
+    to stop runs, and all open runs."""
 
     sessions: Set[SessionKey]
     stops: Mapping[RunId, str]
     runs: Set[RunId]
 
 
-AT_ONCE = "immediate"  # how a run is stopped
+AT_ONCE = "immediate"  # a way to stop a run
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An attempt: the count, how many of them are forgiven, and where the session's HEAD is; and what was
-    chosen for it, wherever that was."""
+    """An attempt that was counted: the number of attempts, how many of them are forgiven, the
+    session's HEAD, and the choice for the session."""
 
     attempts: int
     forgiven: int
@@ -182,13 +188,14 @@ class RunProgress:
 
 
 class SharedRuns(Protocol):
-    """Runs that several nodes know of. What a turn writes is refused with Fenced once a later owner has
+    """Runs that several nodes can read. The writes of a turn raise Fenced once a later owner has
     opened its session. Raises StoreUnavailable."""
 
     async def open_runs(self, partitions: Sequence[int], known: Set[RunId]) -> OpenRuns: ...
 
     async def open_session(self, tenure: Tenure) -> Sequence[Entry]:
-        """Its open runs, in order. From then on no earlier owner commits anything there."""
+        """Returns the open runs of the session in order, and fences the commits of all earlier
+        owners."""
 
     async def begin(
         self,
@@ -199,100 +206,105 @@ class SharedRuns(Protocol):
         *,
         sender: str | None = None,
     ) -> Begun:
-        """Counts an attempt of this node. The one before is forgiven if its node is alive: it has lost the
-        session, and did not die of the message. `sender`: whoever speaks, whom the turn asks about first."""
+        """Counts an attempt of this node. Forgives the previous attempt if its node is alive: that
+        node lost the session and did not die of the message. `sender` is the speaker, for whom the
+        store may read ahead."""
 
     async def append(
         self, run_id: RunId, part: int, pack: Callable[[], bytes], tenure: Tenure
     ) -> None:
-        """As Journal.append."""
+        """Does the same as Journal.append."""
 
     async def forgive(self, run_id: RunId, tenure: Tenure) -> None:
-        """As Journal.forgive."""
+        """Does the same as Journal.forgive."""
 
     async def finish(self, ending: Ending, tenure: Tenure) -> bool:
-        """As Inbox.finish."""
+        """Does the same as Inbox.finish."""
 
     async def ask_to_stop(self, run_id: RunId, how: str) -> None:
-        """For the node that works on it; nothing if it has ended."""
+        """Requests a stop from the node that runs it; does nothing for an ended run."""
 
     async def ask_session_to_stop(self, key: SessionKey) -> int:
-        """Every run of it at once; gives how many."""
+        """Requests an immediate stop of every run of the session; returns their number."""
 
     async def load(self, key: SessionKey) -> tuple[int, int]:
-        """How many runs of a session are at work, and how many wait."""
+        """Returns how many runs of a session are running, and how many are queued."""
 
     async def choose(self, key: SessionKey, named: Mapping[str, Any]) -> SessionChoice:
-        """Changes what is named of a session's choice, and leaves the rest; gives what is chosen then."""
+        """Changes the named parts of a session's choice; returns the whole choice."""
 
     async def choices(self, after: int) -> tuple[int, Mapping[SessionKey, SessionChoice]]:
-        """What was chosen after the change of that number, the newest of very many; and the number of the
-        last one."""
+        """Returns the number of the last change, and the newest choices that were made after the
+        change `after`."""
 
     async def states(self, run_ids: Sequence[RunId]) -> Mapping[RunId, RunProgress]:
-        """Of those that there are."""
+        """Skips unknown runs."""
 
     async def records(self, run_ids: Sequence[RunId]) -> Sequence[RunRecord]:
-        """Of those that there are."""
+        """Skips unknown runs."""
 
     async def backlog(self) -> tuple[Mapping[int, int], datetime | None]:
-        """How many runs are open in each partition, and when the oldest was accepted that nobody has begun."""
+        """Returns the number of open runs by partition, and the accept time of the oldest run that
+        has not begun."""
 
     async def place_runs(self, place: Callable[[SessionKey], int]) -> int:
-        """Puts open runs into the partitions of their sessions, where they are not; gives how many."""
+        """Moves open runs into the partitions of their sessions where they differ; returns their
+        number."""
 
 
 class PartitionWork(Protocol):
-    """What a node does for its partitions."""
+    """The work of a node on its partitions."""
 
     def start(self, lease: Lease) -> None:
-        """Opens the sessions that have open runs, and works on them; never waits."""
+        """Opens the sessions that have open runs and works on them; never waits."""
 
     async def drain(self, lease: Lease) -> None:
-        """Starts nothing more there; returns when the turns that run have ended."""
+        """Starts nothing more in the partition; returns when its running turns have ended."""
 
     def drop(self, lease: Lease) -> None:
-        """The partition belongs to another node, or may do so: its turns end without a word; never waits."""
+        """Ends the turns of a partition silently, because another node owns it or may own it; never
+        waits."""
 
 
 class Duties(Protocol):
-    """What one node does at a time, by its name: a channel's connection, its deliveries."""
+    """Named work that one node at a time does, such as a channel's connection or its deliveries."""
 
     def holds(self, name: str) -> bool:
-        """Whether this node may begin something for it."""
+        """True if this node may begin work for the duty."""
 
     def may(self, name: str) -> bool:
-        """Whether it may go on with what it has begun."""
+        """True if this node may continue work that it has begun."""
 
     def busy(self, name: str) -> AbstractContextManager[None]:
-        """No other node has the duty before the context has ended, as long as this one lives."""
+        """While the context is open and this node lives, no other node gets the duty."""
 
     async def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Does the work whenever the duty is this node's, and cancels it when it is not any more."""
+        """Runs the work while this node has the duty, and cancels it when the node loses the
+        duty."""
 
 
 Hint = Mapping[str, object]
 Listen = Callable[[Hint], None]  # never waits
 
-# Subjects of hints. Names of others are digests in them: a name may hold anything.
+# Subjects of hints. A subject holds digests of names, because a name may hold any character.
 FREE = "free"  # a partition was released
-RELOAD = "reload"  # a node was told to look whether its configuration has changed
-CHANGED = "changed"  # something in the store that every node keeps a copy of
-EVENTS = "events"  # a node wants to hear the events of the others
+RELOAD = "reload"  # a node is asked to check its configuration for changes
+CHANGED = "changed"  # data of the store changed of which every node has a copy
+EVENTS = "events"  # a node subscribes to the events of the others
 
 
 def work_subject(partition: int) -> str:
-    """There is work for a partition."""
+    """Hints that a partition has work."""
     return f"part.{partition}"
 
 
 def node_subject(node: str) -> str:
-    """What a node is asked to do for a run of its own: abort, steer, approve."""
+    """Requests to a node about its own runs: abort, steer, approve."""
     return f"ask.{_token(node)}"
 
 
 def events_subject(node: str) -> str:
-    """Events of other nodes that a node wants to hear."""
+    """Events of other nodes that a node subscribes to."""
     return f"events.{_token(node)}"
 
 
@@ -302,25 +314,27 @@ def _token(name: str) -> str:
 
 
 class Hints(Protocol):
-    """Messages between nodes that may be lost, repeated or invented: whoever gets one looks into the store."""
+    """Messages between nodes. They may be lost, repeated or forged, so a receiver always checks the
+    store."""
 
     @property
     def degraded(self) -> Sequence[str]:
-        """What does not work at the moment, by name."""
+        """The names of functions that do not work at the moment."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many were sent, received, dropped or malformed, since the start."""
+        """The number of hints sent, received, dropped and malformed since the start."""
 
     def publish(self, subject: str, hint: Hint) -> bool:
-        """Never waits. False: it is dropped, because nothing is connected, it is too large, or too many wait."""
+        """Never waits. Returns False if the hint is dropped: not connected, too large, or too many
+        waiting."""
 
     def listen(self, subject: str, listen: Listen) -> AbstractContextManager[None]:
-        """Gets what other nodes publish there, until the context ends."""
+        """Calls `listen` with the hints that other nodes publish, until the context ends."""
 
 
 class NoHints:
-    """For nodes without NATS, which look into the store now and then: nothing is degraded."""
+    """Hints without NATS: nodes poll the store, and nothing is degraded."""
 
     degraded: Sequence[str] = ()
     counts: Mapping[str, int] = MappingProxyType({})

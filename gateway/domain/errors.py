@@ -1,10 +1,11 @@
-"""Every error that the gateway raises on purpose: the name says the fact, attributes carry the data."""
+"""Errors that the gateway raises on purpose. The name states the fact; attributes carry the
+data."""
 
 from typing import Literal
 
 
 class GatewayError(Exception):
-    """The root. Its text is for the operator; `code` is stable for programs."""
+    """The root of all errors. Its text is for the operator; `code` is stable for programs."""
 
     code = "internal_error"
     retryable = False
@@ -18,7 +19,7 @@ class BadSessionKey(GatewayError):
 
 
 class NoRoute(GatewayError):
-    """No binding matches and there is no default agent."""
+    """No binding matches, and there is no default agent."""
 
     code = "no_agent"
 
@@ -35,7 +36,7 @@ class UnknownAgent(GatewayError):
 
 
 class NotOfProject(GatewayError):
-    """An agent answers only the users of its project."""
+    """The user does not belong to the agent's project."""
 
     code = "not_of_project"
 
@@ -44,7 +45,7 @@ class NotOfProject(GatewayError):
 
 
 class NotFound(GatewayError):
-    """It is not there, or not yours: the two are never told apart."""
+    """The resource does not exist or belongs to someone else; the two look the same."""
 
     code = "not_found"
 
@@ -53,17 +54,17 @@ class NotFound(GatewayError):
 
 
 class Conflict(GatewayError):
-    """The same key was used before with other content, or HEAD has moved meanwhile."""
+    """The key was used with other content, or HEAD has moved."""
 
     code = "conflict"
 
 
 class AlreadyReceived(Conflict):
-    """That message was answered without a turn, so it makes none when it is sent again."""
+    """The message was answered without a turn; sending it again starts none."""
 
 
 class Busy(GatewayError):
-    """An honest refusal: a bound is reached and nothing was accepted."""
+    """A limit is reached and nothing was accepted; the caller may retry."""
 
     code = "busy"
     retryable = True
@@ -74,7 +75,7 @@ class Busy(GatewayError):
 
 
 class StoreUnavailable(GatewayError):
-    """The store could not commit (disk full, read-only, I/O error): nothing was acknowledged."""
+    """The store could not commit (disk full, read-only, I/O error); nothing was acknowledged."""
 
     code = "store_unavailable"
     retryable = True
@@ -82,20 +83,20 @@ class StoreUnavailable(GatewayError):
 
 
 class StoreLost(StoreUnavailable):
-    """It failed so often that nobody knows any more what is on the disk: only a new start does."""
+    """The store failed so often that its state on disk is unknown; it needs a restart."""
 
     code = "store_lost"
     retryable = False
 
 
 class StoreRefused(GatewayError):
-    """The store must not be opened as it is (corrupt, newer schema, messages missing)."""
+    """The store must not be opened in its state (corrupt, newer schema, messages missing)."""
 
     code = "store_refused"
 
 
 class StoreMisconfigured(StoreRefused):
-    """The server of the store refuses what the configuration says of it."""
+    """The store's server rejects the configuration."""
 
     code = "config_error"
 
@@ -129,19 +130,19 @@ class SoulUnreadable(GatewayError):
 
 
 class Denied(GatewayError):
-    """A plugin or a model asked for what it was not granted; the text may be shown to it."""
+    """A plugin or a model asked for something that is not granted; it may read the text."""
 
     code = "denied"
 
 
 class AdapterFailed(GatewayError):
-    """A channel adapter gave nothing that can be used; the text is for the operator."""
+    """A channel adapter returned nothing usable; the text is for the operator."""
 
     code = "adapter_error"
 
 
 class ToolFailed(GatewayError):
-    """A tool could not do it; the text tells the model what to do instead."""
+    """A tool failed; the text tells the model what to do instead."""
 
     code = "tool_error"
 
@@ -150,17 +151,17 @@ FailureKind = Literal[
     "auth",  # 401, 403: the key is missing or wrong
     "rate",  # 429
     "overloaded",  # 529, 503 and their like
-    "server",  # other 5xx
+    "server",  # other 5xx codes
     "network",  # refused, reset, DNS
     "timeout",  # connect, first byte or between two chunks
-    "truncated",  # the stream ended without saying that it is complete
-    "protocol",  # bytes that are not what the wire promises
-    "bad_request",  # 400 and the like: repeating it cannot help
+    "truncated",  # the stream ended without its end marker
+    "protocol",  # bytes that violate the protocol
+    "bad_request",  # 400 and the like; a retry cannot help
     "context_overflow",  # the prompt is longer than the model can read
     "not_found",  # unknown model or wrong address
     "refused_key",  # no key is configured
-    "unmetered",  # the ledger cannot be written, so nothing was asked
-    "unpriced",  # the model has no price, and a budget in USD holds for it
+    "unmetered",  # the ledger cannot be written, so nothing was sent
+    "unpriced",  # the model has no price, and a budget in USD applies
 ]
 
 
@@ -170,16 +171,15 @@ RETRYABLE: frozenset[FailureKind] = frozenset(
 
 
 class ModelFailed(GatewayError):
-    """A provider call that gave no complete reply.
+    """A provider call without a complete reply.
 
-    `started` says that text of this reply was already heard, so nobody may try it again unseen.
-    Thinking that was heard does not count: another attempt may think again. `sent` says that the
-    provider may have begun to work, and to count tokens.
+    `started`: text of the reply was already streamed, so a retry would be visible. Streamed
+    thinking does not count. `sent`: the provider may have begun to work and to count tokens.
     """
 
     code = "provider_error"
     sent = True
-    attempts = 1  # the client counts them
+    attempts = 1  # counted by the provider's client
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class ModelFailed(GatewayError):
 
 
 class MalformedReply(ModelFailed):
-    """Bytes that are no JSON: damaged on the way, and worth another try like a broken connection."""
+    """The reply is not JSON. It was damaged on the way, so a retry is worthwhile."""
 
     def __init__(self, provider: str, detail: str, *, started: bool) -> None:
         super().__init__(provider, "protocol", detail, started=started)
@@ -212,7 +212,8 @@ class NeverSent(ModelFailed):
 
 
 class TooLarge(NeverSent):
-    """It does not fit the model's window, so nobody was asked; `detail` says what is too large."""
+    """The request does not fit the model's window and was not sent; `detail` names the largest
+    part."""
 
     def __init__(self, provider: str, detail: str) -> None:
         super().__init__(provider, "context_overflow", detail)

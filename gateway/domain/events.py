@@ -1,4 +1,4 @@
-"""Events, the rules about them, the notices that rules give, and the audit."""
+"""Events, the rules about them, the notices that rules create, and the audit."""
 
 import json
 from collections import Counter
@@ -12,12 +12,12 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.settings import Setting, setting
 
 Severity = Literal["debug", "info", "warning", "error", "critical"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # least first
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # least severe first
 
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """A type of event with its severity, and its name as a hook, if it has one."""
+    """A type of event with its severity and, if it has one, its name as a hook."""
 
     type: str
     severity: Severity
@@ -65,16 +65,16 @@ KINDS: tuple[EventKind, ...] = (
 _BY_NAME: Mapping[str, EventKind] = {
     name: kind for kind in KINDS for name in (kind.type, kind.constant, kind.hook) if name
 }
-kind_named = _BY_NAME.get  # by its type, its constant name or its name as a hook
+kind_named = _BY_NAME.get  # by its type, constant name or hook name
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. Types that no kind is listed for come from rules and trees."""
+    """Something that happened. Types without an EventKind come from rules and trees."""
 
     type: str
     severity: Severity
-    source: str  # the part that sends it: agent, tools, rule:ID, tree:NAME
+    source: str  # the sender: agent, tools, rule:ID, tree:NAME
     at: datetime
     session_key: SessionKey | None
     run_id: RunId | None
@@ -89,7 +89,7 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Which of a rule's notices are told as one, and which are the same again."""
+    """Rules for merging a rule's notices and for dropping equal ones."""
 
     window_ms: int = setting(1_000, "Time within which equal notices are merged.", 0, 3_600_000)
     max: int = setting(3, "Notices that are merged, at most.", 1, 1_000)
@@ -101,12 +101,12 @@ class Batch:
 class Action:
     kind: ActionKind
     value: object  # a template, a name, or the table of set_state
-    options: Mapping[str, object] = field(default_factory=dict)  # those that are given
+    options: Mapping[str, object] = field(default_factory=dict)  # the options that are set
 
 
 @dataclass(frozen=True, slots=True)
 class RuleDef:
-    """`is_core`: it is there for every agent, and nobody can switch it off."""
+    """A rule. `is_core`: it applies to every agent and cannot be switched off."""
 
     id: Annotated[str, Setting("Its name: letters, digits and hyphens.", form="id")]
     on: Annotated[tuple[str, ...], Setting("Types of events; * for any part.")]
@@ -123,13 +123,13 @@ class RuleDef:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it remembers something from one run of a session to the next."""
+        """True if the rule stores state between the runs of a session."""
         return self.once_per == "session" or any(one.kind == "set_state" for one in self.do)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleProblem:
-    """What is wrong with a rule. `path` leads to it; `column` counts from 0 into a text there."""
+    """A mistake in a rule. `path` leads to it; `column` counts from 0 in the text at that path."""
 
     path: tuple[str | int, ...]
     message: str
@@ -139,7 +139,7 @@ class RuleProblem:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRules:
-    """A file whose rules are not in force, and why."""
+    """A file whose rules are not in force, and the reason."""
 
     file: str
     why: str
@@ -149,13 +149,13 @@ Priority = Literal["critical", "high", "normal", "low"]
 Point = Literal["immediate", "turn_start", "after_tool", "deferred", "cross_session"]
 To = Literal["both", "model", "client"]
 
-OPENING, CLOSING = "<system-notice>", "</system-notice>"  # around what a model is told
+OPENING, CLOSING = "<system-notice>", "</system-notice>"  # around notices to a model
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Notices of one source are told as one, up to `most` that come within `window_s`; a second one
-    with the same `dedupe_key` is none within `dedupe_s`."""
+    """Up to `most` notices of one source within `window_s` are merged. A second notice with the
+    same `dedupe_key` within `dedupe_s` is dropped."""
 
     window_s: float = 1.0
     most: int = 3
@@ -164,8 +164,12 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`immediate`: at the next boundary between steps. `deferred`: when what `after_tool`,
-    `after_turns` and `when` wait for has come. `cross_session`: in another session of the person."""
+    """A message to the model or the client about a run.
+
+    `immediate` notices are injected at the next boundary between steps, `deferred` ones once
+    `after_tool`, `after_turns` and `when` are met, `cross_session` ones in another session of the
+    person.
+    """
 
     content: str
     priority: Priority = "normal"
@@ -176,52 +180,52 @@ class Notice:
     expires_at: datetime | None = None
     after_tool: str | None = None
     after_turns: int = 0
-    when: str | None = None  # an expression over what rules see
+    when: str | None = None  # an expression over the variables of rules
     id: str = ""
-    data: Mapping[str, object] = field(default_factory=dict)  # of the event, for a compact batch
+    data: Mapping[str, object] = field(default_factory=dict)  # payload of the event, for merging
     batching: Batching = Batching()
-    batch: int = field(default=0, compare=False)  # given by the queue; 0: of none
+    batch: int = field(default=0, compare=False)  # set by the queue; 0: not in a batch
 
 
 AuditKind = Literal[
-    "config.applied",  # at a start, with all that is about authority or money
-    "config.changed",  # since the start before: who listens, who answers, which provider
+    "config.applied",  # at a start, with all settings about permissions or budgets
+    "config.changed",  # since the previous start: listeners, agents, providers
     "token.changed",
-    "token.created",  # while the gateway ran
+    "token.created",  # while the gateway runs
     "token.revoked",
     "grant.changed",  # of a plugin
     "budget.changed",
-    "budget.refused",  # a model was not asked
+    "budget.refused",  # a model call was refused
     "budget.raised",  # for one day
-    "budget.resynced",  # days that a clock was ahead in count no more
-    "plugin.refused",  # it was not loaded
+    "budget.resynced",  # usage of days that a wrong clock was ahead no longer counts
+    "plugin.refused",  # a plugin was not loaded
     "login.refused",  # a wrong token
-    "mcp.tool.changed",  # it is not what it was when it was first seen
-    "webhook.refused",  # a call that nobody could vouch for
-    "memory.erased",  # facts, for good
+    "mcp.tool.changed",  # a tool differs from its first version
+    "webhook.refused",  # a call failed verification
+    "memory.erased",  # facts were erased
     "pair.approved",  # a person may talk in direct chats
-    "pair.denied",  # a person may not, or may no more
-    "pair.blocked",  # a person may not, whatever the policy is
+    "pair.denied",  # a person may not talk, or no longer may
+    "pair.blocked",  # a person may not talk under any policy
     "pair.unblocked",
     "backup.created",
-    "backup.restored",  # from then on: what stands before it is from the archive
+    "backup.restored",  # earlier entries come from the archive
 ]
-MOST_APART = 1000  # things that are counted each for itself, a day
+MOST_APART = 1000  # different events a day with a count of their own
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """Something that is worth an entry. `actor` is who did it: `config`, a session, or an address."""
+    """An event for the audit trail. `actor` is `config`, a session, or a network address."""
 
     at: datetime
     kind: AuditKind
     actor: str
-    detail: Mapping[str, object]  # plain data, and nothing secret
+    detail: Mapping[str, object]  # plain data without secrets
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """`detail` is JSON."""
+    """A stored audit event; `detail` is JSON, and `hash` covers the entry before it."""
 
     seq: int
     at: datetime
@@ -231,21 +235,21 @@ class AuditEntry:
     hash: str
 
     def follows(self, before: "AuditEntry | None") -> bool:
-        """Whether it is what was once written after that one."""
+        """True if the entry is intact and was written directly after `before`."""
         seq, last = (before.seq, before.hash) if before else (0, "")
         return self.seq == seq + 1 and self.hash == _hash(self, last)
 
 
 class Recurrences:
-    """What anybody can bring about as often as they like must not fill the disk: the first time is
-    worth an entry, then the 10th, the 100th, and so on, anew each day."""
+    """Limits audit entries of events that a caller can cause at will, so that they cannot fill the
+    disk: the 1st, 10th, 100th … occurrence of a day is worth an entry."""
 
     def __init__(self) -> None:
         self._day: date | None = None
         self._times: Counter[str] = Counter()
 
     def worth(self, what: str, at: datetime) -> int:
-        """How often it happened today, if that is worth an entry; else 0."""
+        """Counts an occurrence; returns the count if it is worth an entry, else 0."""
         day = at.astimezone(UTC).date()
         if day != self._day:
             self._day = day
@@ -258,6 +262,7 @@ class Recurrences:
 
 
 def entry_after(before: AuditEntry | None, event: AuditEvent) -> AuditEntry:
+    """Returns the entry for an event, chained to the entry before it."""
     seq, last = (before.seq, before.hash) if before else (0, "")
     detail = json.dumps(event.detail, sort_keys=True, separators=(",", ":"))
     bare = AuditEntry(seq + 1, event.at, event.kind, event.actor, detail, "")

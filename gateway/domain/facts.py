@@ -1,4 +1,4 @@
-"""Facts about people: claims, the facts that result from them, and how they are found."""
+"""Facts about people: claims, the facts that follow from them, and how facts are found."""
 
 import re
 from bisect import bisect_right
@@ -17,7 +17,7 @@ from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.messages import Role
 
 LONGEST = 64  # characters of a word that count
-MOST_GROWN = 4  # times
+MOST_GROWN = 4  # factor by which normalization may lengthen a text
 
 # Written without spaces between words: kana, Han, Hangul, Thai, Lao, Burmese, Khmer.
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -29,7 +29,7 @@ _SPACED = re.compile(rf"(\S{{1,{LONGEST}}})\S*")
 
 
 class _Apart(dict[int, str]):
-    """Table for `str.translate`: replaces characters that belong to no word by a blank. Each
+    """Table for `str.translate` that replaces characters outside of words by a blank. Each
     character is looked up once."""
 
     def __missing__(self, code: int) -> str:
@@ -42,12 +42,12 @@ _APART = _Apart()
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words in order, casefolded and normalized. Text in scripts without spaces yields pairs of
-    characters, and single Han characters."""
+    """Returns the words in order, casefolded and normalized. Text in scripts without spaces yields
+    pairs of characters, and single Han characters."""
     if text.isascii():
         return tuple(_ASCII.findall(text.lower()))
     even = normalize("NFKC", normalize("NFKC", text).casefold())
-    even = even[: MOST_GROWN * len(text) + LONGEST]  # some signs stand for whole sentences
+    even = even[: MOST_GROWN * len(text) + LONGEST]  # some characters expand to sentences
     words: list[str] = []
     for piece in _PIECE.split(even.translate(_APART)):
         words += _pairs(piece) if _PIECE.match(piece) else _SPACED.findall(piece)
@@ -62,13 +62,13 @@ def _pairs(run: str) -> list[str]:
 
 
 EntityType = Literal["fact", "relationship", "attribute"]
-SUBJECT = "user"  # who speaks, in what they say of themselves
-SAID_BY_MODEL = "assistant"  # it drew the conclusion; the quote is what it drew it from
+SUBJECT = "user"  # the speaker, as subject of statements about themselves
+SAID_BY_MODEL = "assistant"  # the model inferred the claim from the quote
 
 
 @dataclass(frozen=True, slots=True)
 class SaidSource:
-    """Where a fact was said."""
+    """The place where a fact was stated."""
 
     message_id: str
     session_key: SessionKey
@@ -79,26 +79,26 @@ class SaidSource:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement before it is settled with what is known. `functional`: the subject has one object
-    at a time, so a new one supersedes it."""
+    """A statement before it is settled with the stored claims. `functional`: the subject has one
+    object at a time, so a new object supersedes the old one."""
 
     subject: str
     predicate: str
     object: str
     functional: bool
-    valid_from: datetime  # since when it is true, as far as anybody said; else when it was said
+    valid_from: datetime  # the stated beginning; else the time of the statement
     session_key: SessionKey
     entity_type: EntityType = "fact"
     confidence: float = 1.0
-    valid_to: datetime | None = None  # it is known to have ended
+    valid_to: datetime | None = None  # the stated end
     source: SaidSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`learned_at` and `superseded_at` say when it was believed, `valid_from` and `valid_to`
-    when it was true. A fact that is not superseded is current. Only an explicit erasure deletes
-    facts."""
+    """A fact that follows from claims. `learned_at` and `superseded_at` say when it was believed,
+    `valid_from` and `valid_to` when it was true. A fact that is not superseded is current. Only an
+    explicit erasure deletes facts."""
 
     id: str
     scope: str
@@ -123,7 +123,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class FactView:
-    """Whose facts may be read: all of a scope, or only those learned in one room."""
+    """The facts that a reader may see: all facts of a scope, or only facts learned in one room."""
 
     scope: str | None = None
     room: SessionKey | None = None
@@ -131,8 +131,9 @@ class FactView:
 
 @dataclass(frozen=True, slots=True)
 class FactQuery:
-    """`at` selects what was true then, `known_at` what was believed then. Without them: what is
-    believed now, or everything with `with_history`. Oldest `valid_from` first."""
+    """`at` selects facts that were true then, `known_at` facts that were believed then. Without
+    both it selects current facts, or all facts with `with_history`. Results are ordered by
+    `valid_from`, oldest first."""
 
     view: FactView
     subject: str | None = None
@@ -145,12 +146,12 @@ class FactQuery:
 
 @dataclass(frozen=True, slots=True)
 class SourceReader:
-    """Who asks for sources: a principal, or the speaker in a conversation."""
+    """The reader of sources: a principal, or the speaker in a conversation."""
 
-    account: str | None = None  # of the principal: all conversations with its own peers are its own
-    key: SessionKey | None = None  # the conversation in which it would be told
-    scope: str | None = None  # of what is theirs alone, as `of_person` names it
-    in_room: bool = False  # others read along
+    account: str | None = None  # of the principal, who owns all conversations of the account
+    key: SessionKey | None = None  # the conversation in which the source would be shown
+    scope: str | None = None  # the speaker's own scope, as `of_person` returns it
+    in_room: bool = False  # other people read the conversation
     reads_all: bool = False
 
     @classmethod
@@ -158,7 +159,7 @@ class SourceReader:
         return cls(None, key, of_person(key, sender), is_room(key, sender))
 
     def may_read(self, source: SaidSource, scope: str) -> bool:
-        """Whether a source of a fact of that scope may be shown: a source in this conversation, or
+        """True if a source of a fact of that scope may be shown: a source in this conversation, or
         outside of rooms one of the reader's own."""
         there = source.session_key
         if self.reads_all or there == self.key:
@@ -172,7 +173,7 @@ class SourceReader:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Why a fact is believed."""
+    """A fact with its sources and the facts that it supersedes."""
 
     fact: Fact
     sources: tuple[SaidSource, ...]
@@ -184,12 +185,13 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What to erase for good: one fact, all of a scope, or all that was learned in a session."""
+    """The subject of an erasure: one fact, all facts of a scope, or all facts learned in a
+    session."""
 
     fact_id: str | None = None
     scope: str | None = None
     session_key: SessionKey | None = None
-    by: str = "local"  # who wants it, for the audit
+    by: str = "local"  # the actor, for the audit
 
     @property
     def kind(self) -> Literal["fact", "scope", "session"]:
@@ -199,25 +201,27 @@ class Erasure:
 
 
 def tombstone_of(what: Erasure, now: datetime) -> str:
-    """The digest that an erasure leaves; it does not reveal what was erased."""
+    """Returns the digest that an erasure leaves; it does not reveal what was erased."""
     target = what.fact_id or what.scope or str(what.session_key)
     return sha256(f"{what.kind} {target} {now.isoformat()}".encode()).hexdigest()[:32]
 
 
 def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> str:
-    """Facts belong to an agent and a person, or if `is_shared` to all who talk to the agent."""
+    """Returns the scope of facts: an agent and a person, or if `is_shared` the agent and all its
+    users."""
     return str(key.agent) if is_shared else of_person(key, sender)
 
 
 def fact_view(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> FactView:
-    """In a direct chat all facts of the person; in a room only those learned in it."""
+    """Returns the view of a conversation: in a direct chat all facts of the person, in a room only
+    facts learned in it."""
     if is_shared or not is_room(key, sender):
         return FactView(scope=str(key.agent) if is_shared else of_person(key, sender))
     return FactView(room=key)
 
 
 def is_room(key: SessionKey, sender: str | None) -> bool:
-    """Whether others read the conversation. In a direct chat the peer is the speaker."""
+    """True if other people read the conversation. In a direct chat the peer is the speaker."""
     if not sender or key.peer == sender:
         return False
     escaped = key_peer(peer_of(sender, is_foreign=True), is_room=False)
@@ -242,26 +246,26 @@ class ClaimRefused(GatewayError):
 
 
 class QueryRefused(GatewayError):
-    """The query would have to weigh too many claims."""
+    """The query would have to evaluate too many claims."""
 
     code = "invalid_params"
 
 
 def form(text: str) -> str:
-    """The canonical spelling: case, blanks, a leading article and final punctuation do not
-    matter."""
+    """Returns the canonical spelling, which ignores case, extra blanks, a leading article and final
+    punctuation."""
     even = normalize("NFKC", normalize("NFKC", text).casefold())
     spaced = _BLANKS.sub(" ", even).strip()
     return _ARTICLE.sub("", spaced).rstrip(" .,;:!?…。、！？") or spaced
 
 
 def predicate_form(text: str) -> str:
-    """Canonical spelling in which `lives_in` and `lives in` are the same."""
+    """Returns the canonical spelling, in which `lives_in` equals `lives in`."""
     return form(text.replace("_", " "))
 
 
 def require_claim(claim: Claim) -> None:
-    """Raises ClaimRefused."""
+    """Raises ClaimRefused if a part of the claim is empty, too long or out of range."""
     if not 0.0 <= claim.confidence <= 1.0:  # also if it is not a number
         raise ClaimRefused(f"confidence {claim.confidence} of a fact is not from 0 to 1")
     texts = {"subject": claim.subject, "predicate": claim.predicate, "object": claim.object}
@@ -280,12 +284,12 @@ def require_claim(claim: Claim) -> None:
 
 @dataclass(frozen=True)
 class StoredClaim:
-    """A stored claim. A fact has the id of the first claim of it that was learned."""
+    """A claim in the store. A fact has the id of the first of its claims that was learned."""
 
     id: str
     claim: Claim
     learned_at: datetime
-    said_at: datetime | None = None  # what is left of a source that was erased
+    said_at: datetime | None = None  # time of a source that was erased
 
     @cached_property
     def object(self) -> str:
@@ -293,13 +297,13 @@ class StoredClaim:
 
     @property
     def only_ends(self) -> bool:
-        """Whether it says that something is over, and not what replaces it."""
+        """True if the claim says that something ended, without naming a replacement."""
         return self.claim.valid_to is not None and self.claim.valid_to <= self.claim.valid_from
 
     @property
     def since(self) -> datetime:
-        """When it began, not after its end: a statement that something ended says nothing about its
-        beginning."""
+        """The beginning of the claimed fact, at the latest its end: a statement that something
+        ended says nothing about its beginning."""
         return min(self.claim.valid_from, self.claim.valid_to or self.claim.valid_from)
 
     @property
@@ -309,16 +313,16 @@ class StoredClaim:
 
     @property
     def place(self) -> tuple[datetime, bool, datetime, datetime, str]:
-        """Where it belongs among others: at equal times what only ended yields to what began, and
-        what was said later wins, or else what was learned later. `in_order` sees to it that no
-        two objects stand at one place: the object only keeps claims of one together."""
+        """The sort key among claims. At equal times an end comes before a beginning, and a later
+        statement wins, else the claim that was learned later. `in_order` keeps two objects from
+        having equal keys; the object only keeps claims of one object together."""
         has_begun = self.claim.valid_to is None or self.since < self.claim.valid_to
         return (self.since, has_begun, self.stated_at, self.learned_at, self.object)
 
 
 def in_order(claims: Sequence[Claim]) -> list[Claim]:
-    """Claims in the order in which one message, or one call, states them: what takes the place of
-    an earlier one is said a microsecond after it, so that the later statement wins."""
+    """Returns claims in the order in which one message or call states them. A claim that replaces
+    an earlier one is dated a microsecond later, so that the later statement wins."""
     ranks: dict[tuple[object, ...], int] = {}
     begun: dict[tuple[object, ...], str] = {}
     ordered = []
@@ -353,7 +357,7 @@ def _later(claim: Claim, by: timedelta) -> Claim:
 
 @dataclass(slots=True)
 class _Period:
-    """A time during which one object held. `told` is keyed by order of learning."""
+    """A time during which one object held. `stored` is keyed by order of learning."""
 
     object: str
     since: datetime
@@ -372,11 +376,11 @@ class SettledFact:
 def settle_claims(
     scope: str, stored: Sequence[StoredClaim], *, before: Mapping[str, Fact], now: datetime
 ) -> Sequence[SettledFact]:
-    """The facts of one subject and predicate, out of all that was claimed of them, in the order of
-    learning. `before`: what was believed, by id; what was superseded stays so since then.
+    """Returns the facts of one subject and predicate that follow from all its claims, given in the
+    order of learning. `before` holds the earlier facts by id; a superseded fact keeps its time.
 
-    Another object of a functional predicate ends the one before it; all else stands side by side.
-    An object is functional if anybody ever claimed it to be.
+    Another object of a functional predicate ends the previous one; all other objects stand side by
+    side. An object is functional if any claim says so.
     """
     facts: list[SettledFact] = []
     for lane, those in _lanes(stored).items():
@@ -387,7 +391,7 @@ def settle_claims(
             is_over = following is not None or (period.until is not None and period.until <= now)
             superseded_at = (known and known.superseded_at) or now
             messages = [one.claim.source.message_id for one in claims if one.claim.source]
-            named = tuple(dict.fromkeys(messages[:MOST_NAMED]))  # its origin has all of them
+            named = tuple(dict.fromkeys(messages[:MOST_NAMED]))  # the provenance has all of them
             sure = max(one.claim.confidence for one in claims)
             ended = superseded_at if is_over else None
             said = (claim.entity_type, claim.subject, claim.predicate, claim.object)
@@ -400,8 +404,8 @@ def settle_claims(
 
 
 def _lanes(stored: Sequence[StoredClaim]) -> Mapping[str, list[tuple[int, StoredClaim]]]:
-    """Numbered claims that may end each other: of all functional objects (""), and of each other
-    object."""
+    """Groups numbered claims that may end each other: all functional objects ("") together, and
+    each other object alone."""
     functional = {one.object for one in stored if one.claim.functional}
     lanes: dict[str, list[tuple[int, StoredClaim]]] = {}
     for number, one in enumerate(stored):
@@ -410,28 +414,28 @@ def _lanes(stored: Sequence[StoredClaim]) -> Mapping[str, list[tuple[int, Stored
 
 
 def by_time(fact: Fact) -> tuple[datetime, bool, str]:
-    """Sort key of facts: at equal times the current fact comes last."""
+    """Sort key of facts; at equal times the current fact comes last."""
     return (fact.valid_from, fact.superseded_at is None, fact.id)
 
 
 def is_wanted(fact: Fact, query: FactQuery) -> bool:
-    """Whether the fact held at the requested time; without one, whether it still holds."""
+    """True if the fact held at the requested time; without one, if it still holds."""
     if query.at is None:
         return query.with_history or fact.superseded_at is None
     return fact.valid_from <= query.at and (fact.valid_to is None or query.at < fact.valid_to)
 
 
 def _periods(stored: Sequence[tuple[int, StoredClaim]]) -> list[_Period]:
-    """Consecutive periods. Neighbours have different objects unless the first one ended."""
+    """Returns consecutive periods. Neighbours have different objects unless the first one ended."""
     periods: list[_Period] = []
-    last: _Period | None = None  # that has not ended
+    last: _Period | None = None  # the period that has not ended
     for at, is_end, number, one in _points(stored):
         is_other = last is not None and last.object != one.object
         if is_other and one.only_ends and not is_end:
             # The end of one object says nothing about another that holds now.
             periods.insert(0, _Period(one.object, at, at, {number: one}))
             continue
-        if last is not None and is_other != is_end:  # it has ended, or there is another
+        if last is not None and is_other != is_end:  # the period ended, or another object begins
             last.until, last = at, None
         if is_end:
             continue
@@ -444,7 +448,7 @@ def _periods(stored: Sequence[tuple[int, StoredClaim]]) -> list[_Period]:
 def _points(
     stored: Sequence[tuple[int, StoredClaim]],
 ) -> Iterator[tuple[datetime, bool, int, StoredClaim]]:
-    """Beginnings and ends of claims in order of time."""
+    """Yields the beginnings and ends of claims in order of time."""
     since = _sinces([one for _, one in stored])
     points = [
         (since(one), False, (since(one), *one.place[1:]), number, one) for number, one in stored
@@ -456,8 +460,8 @@ def _points(
 
 
 def _sinces(stored: Sequence[StoredClaim]) -> Callable[[StoredClaim], datetime]:
-    """Returns the beginning of each claim. A dated statement that still holds overrides undated
-    claims since its date."""
+    """Returns a function from a claim to its beginning. A dated statement that still holds
+    overrides undated claims since its date."""
     still = {(one.object, one.since) for one in stored}
     lasting = [one for one in stored if one.since < one.stated_at and one.claim.valid_to is None]
     spans = [(one.since, one.stated_at, one.object) for one in lasting]
@@ -485,21 +489,21 @@ class SaidMessage:
 
 @dataclass(frozen=True, slots=True)
 class SaidPage:
-    """What people said in a part of a session, and its last node; None if it is empty."""
+    """The messages of people in a part of a session, and its last node; None if it is empty."""
 
     said: tuple[SaidMessage, ...] = ()
     upto: NodeId | None = None
 
 
 RecallKind = Literal["fact", "turn"]
-YOU = "you"  # how a model is told of its own words
+YOU = "you"  # names the model as speaker of a turn
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Something that was found; `why` names the words and signals that found it."""
+    """A search result; `why` names the words and signals that found it."""
 
-    kind: RecallKind | Literal["notes", "threads"]  # the latter: names, in one text
+    kind: RecallKind | Literal["notes", "threads"]  # notes, threads: a text of names
     id: str  # of the fact, or of the message
     text: str
     score: float
@@ -508,13 +512,13 @@ class Recalled:
     at: datetime
     message_id: str | None = None
     fact: Fact | None = None
-    said_by: str = SUBJECT  # of a turn: the user, or by name who else; `you` is the model
+    said_by: str = SUBJECT  # of a turn: the user, another speaker's name, or `you` for the model
 
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The visible part of a session: spans of `seq`, oldest first, each (first, last, depth of
-    the first). Depths count along the spans, so neighbours in the conversation are neighbours in
+    """The visible part of a session: spans of `seq`, oldest first, each (first, last, depth of the
+    first). Depths count along the spans, so neighbours in the conversation are neighbours in
     depth."""
 
     spans: tuple[tuple[int, int, int], ...] = ()
@@ -522,7 +526,7 @@ class Trail:
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int]]) -> "Trail":
-        """From (first, last), in any order; they do not overlap."""
+        """Builds a trail from pairs (first, last), in any order, that do not overlap."""
         depth, counted = 0, []
         for first, last in sorted(spans):
             counted.append((first, last, depth))
@@ -530,21 +534,21 @@ class Trail:
         return cls(tuple(counted), depth)
 
     def depth_of(self, seq: int) -> int | None:
-        """None if the message must not be seen."""
+        """Returns None for a message that is not visible."""
         at = bisect_right(self.spans, seq, key=itemgetter(0)) - 1
         if at < 0 or seq > self.spans[at][1]:
             return None
         return self.spans[at][2] + seq - self.spans[at][0]
 
     def depths_of(self, seqs: Iterable[int]) -> set[int]:
-        """The depths of those that may be seen."""
+        """Returns the depths of the visible messages."""
         if len(self.spans) == 1:
             first, last, before = self.spans[0]
             return {before + seq - first for seq in seqs if first <= seq <= last}
         return {depth for seq in seqs if (depth := self.depth_of(seq)) is not None}
 
     def count_to(self, seq: int) -> int:
-        """Number of visible messages up to that one."""
+        """Returns the number of visible messages up to `seq`."""
         return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
 
     def seq_at(self, depth: int) -> int:
@@ -554,7 +558,7 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """The depths at which a word occurs; `total` estimates all if these are only the newest."""
+    """The depths at which a word occurs; `total` estimates all if `depths` are only the newest."""
 
     depths: frozenset[int]
     total: int
@@ -576,22 +580,25 @@ class PastTurn(NamedTuple):
 class FoundTurns:
     trail: Trail = Trail()
     words: Mapping[str, Hits] = field(default_factory=dict)
-    messages: Mapping[str, int] = field(default_factory=dict)  # those asked for, and their depths
-    turns: Sequence[PastTurn] = ()  # that were chosen
+    messages: Mapping[str, int] = field(
+        default_factory=dict
+    )  # requested message ids and their depths
+    turns: Sequence[PastTurn] = ()  # the chosen messages
 
 
-# Chooses, of what was found, the depths of the messages to read, with their scores.
+# Chooses the depths of the messages to read, with their scores.
 Choose = Callable[[FoundTurns], Mapping[int, float]]
 
 
-OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it
-# Of every block that only the gateway may open or close, however sloppily it is written.
+OPENING, CLOSING = "<memory>", "</memory>"  # around the memory block
+# Tags of blocks that only the gateway may open or close, in any sloppy spelling.
 _EDGES = re.compile(r"<(?=\s?/?\s?(?:memory|system-notice|summary)\b)", re.IGNORECASE)
 
 
 def memory_line(recalled: Recalled) -> str:
-    """One line of the memory block: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
-    `- you said 2026-11-18: …`. No text can end the block or begin a line of its own."""
+    """Returns one line of the memory block: `- user dog_name Luna (since 2026-03-01, told
+    2026-11-18)`, or `- you said 2026-11-18: …`. No text can end the block or begin a line of its
+    own."""
     if fact := recalled.fact:
         dates = f"since {_day(fact.valid_from)}, told {_day(fact.learned_at)}"
         dates = f"{dates}, until {_day(fact.valid_to)}" if fact.valid_to else dates
@@ -605,5 +612,5 @@ def _day(at: datetime) -> str:
 
 
 def flat(text: str) -> str:
-    """The text on one line, without anything that looks like a block of the gateway."""
+    """Returns the text on one line, with the gateway's block tags disarmed."""
     return _EDGES.sub("‹", " ".join(text.split()))

@@ -1,7 +1,7 @@
-"""What the gateway measures of its own work: counters, gauges and histograms, and what a run was busy with.
+"""The gateway's metrics: counters, gauges and histograms, and the reports of runs.
 
-They are written by hand: an observation takes a quarter of a microsecond. Each series has one writer: the event loop,
-or for commits the thread that commits.
+The metrics are written by hand, because an observation must take only a quarter of a microsecond.
+Each series has one writer: the event loop, or the thread that commits.
 """
 
 from bisect import bisect_left
@@ -17,29 +17,30 @@ from gateway.domain.model import ModelReply, ModelRequest
 from gateway.domain.ports import Clock
 
 MOST_SERIES = 5_000
-MOST_NAMES = 200  # users may choose models: their names must not make series without end
+MOST_NAMES = 200  # users choose models, whose names must not create series without bound
 OTHER = "other"
 
 Key = tuple[str, ...]  # the values of the labels, in their order
 
 
 class Bound(Protocol):
-    """What log lines are written on behalf of: a run, until it has ended."""
+    """The context of log lines, such as a run, until it has ended."""
 
     ended: bool
 
     def bound(self) -> Mapping[str, object]:
-        """What each of these lines says."""
+        """Returns the fields that each of these lines has."""
         ...
 
 
-# A weak reference: tasks that a run starts may outlive it.
+# Yields a weak reference, because tasks that a run starts may outlive it.
 BOUND: ContextVar[Callable[[], Bound | None]] = ContextVar("BOUND", default=lambda: None)
 
 
 @dataclass(slots=True)
 class SeriesQuota:
-    """How many series there may still be, and how many observations found none."""
+    """The number of series that may still be created, and the number of observations dropped for
+    lack of one."""
 
     left: int = MOST_SERIES
     dropped: int = 0
@@ -54,7 +55,7 @@ class SeriesQuota:
 
 @dataclass(slots=True)
 class LabelValues:
-    """The values of a label that others choose: the first ones, then `other`."""
+    """The values of a label that users choose: the first `most` ones, then `other`."""
 
     most: int = MOST_NAMES
     known: set[str] = field(default_factory=set)
@@ -70,7 +71,7 @@ class LabelValues:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Numbers of one name, one for each combination of labels."""
+    """Numbers under one name, one for each combination of labels."""
 
     name: str
     help: str
@@ -88,14 +89,16 @@ class Series:
             self.values[key] = value
 
     def begin(self, keys: Iterable[Key]) -> None:
-        """Known combinations start at 0: else the first of a kind would be no increase."""
+        """Starts combinations at 0, because the first value of a new series is no increase to a
+        reader."""
         for key in keys:
             self.add(key, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How observations are spread; a row is a count for each bucket, one beyond, and the sum."""
+    """The distribution of observations. A row holds a count for each bucket, a count beyond the
+    last, and the sum."""
 
     name: str
     help: str
@@ -115,14 +118,14 @@ class Histogram:
         row[-1] += value
 
 
-# Bounds of buckets in seconds. Those of models are OpenTelemetry's.
+# Bounds of buckets in seconds. MODEL_S are OpenTelemetry's.
 RUN_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
 QUEUE_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2, 10, 60)
 MODEL_S = tuple(0.01 * 2**step for step in range(14))
 TOOL_S = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 10, 30)
 COMMIT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 COMMIT_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-LOOKS = 4  # at the event loop, each second
+LOOKS = 4  # measurements of the event loop in each second
 DELAY_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 OF_MODEL = ("provider", "model")
 
@@ -134,7 +137,7 @@ class FigureSet:
         self.quota = quota
 
     def families(self) -> Sequence[Series | Histogram]:
-        """All of them, in the order of their names' declaration."""
+        """Returns the series in the order of declaration, without gauges that were never set."""
         known = vars(self).values()
         return [
             one
@@ -158,7 +161,7 @@ LEASE_CHANGES = ("taken", "given_back", "lost")
 
 
 class SharedFigures(FigureSet):
-    """Of a store on a server, and of gateways that share it."""
+    """Metrics of a store on a server, and of gateways that share it."""
 
     def __init__(self, quota: SeriesQuota | None = None) -> None:
         super().__init__(quota or SeriesQuota())
@@ -201,7 +204,7 @@ class SharedFigures(FigureSet):
 
 
 class Figures(FigureSet):
-    """Every series that is counted in memory, since the start."""
+    """All metrics that are counted in memory since the start."""
 
     shared: SharedFigures | None = None
 
@@ -252,7 +255,7 @@ class Figures(FigureSet):
         return [*super().families(), *shared]
 
     def share(self, *, cluster: bool) -> SharedFigures:
-        """The store is on a server."""
+        """Adds the metrics of a store on a server."""
         self.shared = shared = SharedFigures(self.quota)
         shared.requests.begin((one,) for one in REQUEST_OUTCOMES)
         shared.conflicts.begin([()])
@@ -268,7 +271,7 @@ class Figures(FigureSet):
 
 
 async def watch_loop(figures: Figures, clock: Clock) -> None:
-    """Observes how late the event loop is, at most each second."""
+    """Observes the longest delay of the event loop in each second."""
     while True:
         late = 0.0
         for _ in range(LOOKS):
@@ -283,18 +286,18 @@ async def watch_loop(figures: Figures, clock: Clock) -> None:
 
 @dataclass(slots=True)
 class CallTrace:
-    """A call of a model or a tool within a run. `part` names the call of the outer run that it belongs to,
-    `inner` the part of the run inside it. Times are those of the clock that never jumps."""
+    """A call of a model or a tool within a run. `part` names the tool call that the subrun of this
+    call serves, `inner` the subrun that serves this call. Times are of the monotonic clock."""
 
     kind: Literal["model", "tool"]
     name: str
     began: float
     part: str = ""
-    provider: str = ""  # of a model
-    id: str = ""  # of a tool's call
+    provider: str = ""  # of a model call
+    id: str = ""  # of a tool call
     inner: str = ""
-    ended: float | None = None  # None: it was cut off
-    first: float | None = None  # when the first of a reply came
+    ended: float | None = None  # None: the call was interrupted
+    first: float | None = None  # time of the first delta
     outcome: str = "cancelled"
     request: ModelRequest | None = None
     reply: ModelReply | None = None
@@ -304,12 +307,12 @@ class CallTrace:
 
 @dataclass(frozen=True, slots=True)
 class RunTrace:
-    """A run that has ended: what it was busy with, and what it came to."""
+    """A run that has ended: its calls, its result and its times."""
 
     run_id: RunId
     session_key: SessionKey
     person: str
-    reason: str  # of an error its type
+    reason: str  # of an error: its type
     usage: Usage
     iterations: int
     calls: Sequence[CallTrace]
@@ -323,7 +326,7 @@ class RunTrace:
 
 @dataclass(slots=True)
 class RunReports:
-    """What is counted, logged and traced of each run when it has ended."""
+    """Counts, logs and traces each run when it has ended."""
 
     figures: Figures
     log: Callable[[str, Mapping[str, object]], None]
@@ -331,7 +334,7 @@ class RunReports:
     spans_dropped: int = 0
 
     def begin(self, traceparent: str | None) -> TraceContext | None:
-        """Where the run stands, if anybody traces it."""
+        """Returns the run's place in a trace, if the run is traced."""
         return trace_below(traceparent) if traceparent or self.trace else None
 
     def report(self, run: RunTrace) -> None:
@@ -353,7 +356,7 @@ class RunReports:
             elif call.first is not None:
                 label = (call.provider, figures.models.of(call.name))
                 figures.first_token_s.observe(label, call.first - call.began)
-            if not call.part and ended > upto[kind]:  # side by side they count once
+            if not call.part and ended > upto[kind]:  # parallel calls count once
                 busy[kind] += ended - max(call.began, upto[kind])
                 upto[kind] = ended
         usage = run.usage

@@ -1,4 +1,4 @@
-"""A message on its way in: as a front door hands it in, as it is accepted, and how it ends."""
+"""A message on its way in: handed in by a front door, accepted, and ended."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,9 +15,12 @@ from gateway.domain.messages import Node
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """`key` is the platform's message id or the client's idempotency key. `fingerprint` is what has
-    to be equal for a second message under that key to be the same message. `whence` is the JSON of a
-    Whence, where the answer leaves by a channel; `memos` are in the commit of the accept."""
+    """A message as a front door hands it in.
+
+    `key` is the platform's message id or the client's idempotency key. Two messages under one key
+    are the same if their `fingerprint` is equal. `whence` is the JSON of a Whence if a channel
+    delivers the answer; `memos` are written in the commit of the accept.
+    """
 
     address: Address
     content: str
@@ -28,12 +31,11 @@ class Inbound:
     limits: Mapping[str, int] = field(default_factory=dict)
     whence: str | None = None
     memos: tuple[ChannelMemo, ...] = ()
-    traceparent: str | None = None  # the place in a trace of whoever sent it; nothing keeps it
+    traceparent: str | None = None  # the sender's place in a trace; not stored
 
 
-# A run that starts again after a crash numbers its chunks above everything that the attempt before
-# can have sent. The count of attempts is durable before an attempt starts, so nothing else needs
-# to be written to know where to go on.
+# After a crash a run numbers its chunks above all chunks that the previous attempt can have sent.
+# The count of attempts is durable before an attempt starts, so no other state has to be written.
 SEQ_A_ATTEMPT = 10_000_000
 
 QueueMode = Literal["followup", "collect", "steer", "interrupt"]
@@ -41,8 +43,8 @@ QueueMode = Literal["followup", "collect", "steer", "interrupt"]
 
 @dataclass(frozen=True, slots=True)
 class SessionChoice:
-    """What was chosen for a session. None: as it is configured. `change`: of several nodes' choices the
-    one with the higher number is the later."""
+    """The model and queue mode chosen for a session; None means as configured. Of choices by
+    several nodes, the higher `change` is the later."""
 
     model: str | None = None
     mode: QueueMode | None = None
@@ -60,9 +62,9 @@ EndState = Literal["done", "dead"]
 class NewEntry:
     """A message that is about to be accepted.
 
-    `platform_id` is the platform's message id or the client's idempotency key; with one, a second
-    entry of the same (channel, account, platform_id) is a duplicate. `digest` tells a true repeat
-    from another message under the same key.
+    `platform_id` is the platform's message id or the client's idempotency key; a second entry with
+    the same (channel, account, platform_id) is a duplicate. `digest` distinguishes a repeated
+    message from another message under the same key.
     """
 
     message_id: MessageId
@@ -73,17 +75,17 @@ class NewEntry:
     matched_by: MatchedBy = "default"
     platform_id: str | None = None
     digest: str = ""
-    context_id: NodeId | None = None  # grow from this node instead of HEAD
+    context_id: NodeId | None = None  # the node to append to instead of HEAD
     sender: str | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)  # the request's own: they only tighten
-    whence: str | None = None  # JSON of a Whence, where the answer leaves by a channel
-    memos: tuple[ChannelMemo, ...] = ()  # written with it, also if it is a duplicate
-    partition: int = 0  # of its session, among several nodes
-    traceparent: str | None = field(default=None, compare=False)  # not kept
+    limits: Mapping[str, int] = field(default_factory=dict)  # the request's, which only tighten
+    whence: str | None = None  # JSON of a Whence, if a channel delivers the answer
+    memos: tuple[ChannelMemo, ...] = ()  # written in the same commit, also for a duplicate
+    partition: int = 0  # of the session, if several nodes share the store
+    traceparent: str | None = field(default=None, compare=False)  # not stored
 
     @property
     def destination(self) -> tuple[str, str | None]:
-        """The room and the thread that an answer goes to."""
+        """The room and the thread that the answer is sent to."""
         if not self.whence:
             return place_in(self.session_key)
         whence = json.loads(self.whence)
@@ -92,8 +94,8 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message as the store holds it. `seq` is its place in its session; of its attempts so many
-    are `forgiven`: the gateway cut them off itself, in good order."""
+    """A message in the store. `seq` is its place in its session. `forgiven` attempts were
+    interrupted by the gateway itself and do not count against the message."""
 
     new: NewEntry
     seq: int
@@ -104,7 +106,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The answer to an accept. A duplicate carries the ids of the first."""
+    """The result of an accept. A duplicate carries the ids of the first message."""
 
     message_id: MessageId
     run_id: RunId
@@ -117,7 +119,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class NewDelivery:
-    """An answer that a channel has to bring to its platform."""
+    """An answer that a channel delivers to its platform."""
 
     id: str
     channel: str
@@ -125,7 +127,7 @@ class NewDelivery:
     peer: str
     thread: str | None
     text: str
-    whence: str | None = None  # JSON, of the message that it answers
+    whence: str | None = None  # JSON of the answered message's Whence
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,39 +142,39 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ends, written in ONE commit: nodes into the tree, HEAD, sums, outbox, inbox done;
-    and with it the runs that it `merged`.
+    """The end of a run, written in ONE commit: nodes, HEAD, sums, outbox, inbox, and the runs that
+    it `merged`.
 
-    `nodes` are in order, each the parent of the next; the first one's parent is `grown_from`.
-    HEAD moves to the last node only if it still is `grown_from`, or if `take_head` is set.
-    `journal` packs the last part of the run's journal, where it is written; `part` is its number.
+    `nodes` are in order, each the parent of the next; the parent of the first is `grown_from`. HEAD
+    moves to the last node only if it still is `grown_from`, or if `take_head` is set. `journal`
+    packs the last part of the run's journal when it is written; `part` is the number of that part.
     """
 
     run_id: RunId
     session_key: SessionKey
     state: EndState
-    outcome: str  # answered, cancelled, failed, … : the reason of the terminal chunk
+    outcome: str  # the reason of the terminal chunk: answered, cancelled, failed, …
     nodes: tuple[Node, ...]
     grown_from: NodeId | None
     take_head: bool
     journal: Callable[[], bytes]
-    summary: str  # JSON object: what `run.inspect` shows of a finished run
+    summary: str  # JSON object that `run.inspect` shows of a finished run
     finished_at: datetime
     deliveries: tuple[NewDelivery, ...] = ()
-    person: str = ""  # whose run it was
-    posts: tuple[Notice, ...] = ()  # for other sessions of this agent and person
-    has_claimed: bool = True  # notices, or it may have
-    leaves_claimed: bool = False  # what it had claimed was told to nobody: the next one has it
-    rule_state: str | None = None  # JSON object, of this session; None: as it was
+    person: str = ""  # the person whose message the run answers
+    posts: tuple[Notice, ...] = ()  # notices for other sessions of this agent and person
+    has_claimed: bool = True  # False: the run surely claimed no notices
+    leaves_claimed: bool = False  # the claimed notices were not shown; the next run claims them
+    rule_state: str | None = None  # JSON object of this session; None: unchanged
     merged: tuple[Merged, ...] = ()
     part: int = 0
-    most_nodes: int = 0  # of a tree that has branches; those off the path to HEAD are archived
+    most_nodes: int = 0  # beyond it, branches off the path to HEAD are archived
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as the store knows it; `log` and `summary` are empty until it has ended. `log` is every
-    chunk as it was sent, one a line."""
+    """A run in the store; `log` and `summary` are empty until it has ended. `log` holds the chunks
+    as they were sent, one per line."""
 
     entry: Entry
     outcome: str | None
@@ -191,11 +193,13 @@ ReceivedAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
+    """A message of a channel that was received without starting a turn."""
+
     channel: str
     account: str
     platform_id: str
     outcome: ReceivedAs
     at: datetime
-    detail: str = ""  # of what nobody could read: as it came, for the operator
-    why: str = ""  # it could not be read
-    again: str = ""  # JSON of what has to be taken in to try it again; empty: nothing helps
+    detail: str = ""  # an unreadable message as it arrived, for the operator
+    why: str = ""  # the message is unreadable
+    again: str = ""  # JSON input for a retry; empty: a retry is impossible

@@ -1,7 +1,8 @@
-"""A run's journal: one ordered record of what a run read, its events, model calls, grants and chunks.
+"""A run's journal: one ordered record of its inputs, events, model calls, grants and chunks.
 
-It is text: a line that begins with `[` is an entry, its kind first; a line that begins with `{` is a
-chunk, byte for byte as clients got it. Crash resume, the chunk log, replay and comparison read it.
+The journal is text. A line that begins with `[` is an entry, its kind first; a line that begins
+with `{` is a chunk, byte for byte as clients got it. Crash resume, the chunk log, replay and
+comparison read it.
 """
 
 import zlib
@@ -12,69 +13,73 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.domain.errors import Conflict
 
-MOST_BYTES = 8 * 1024 * 1024  # of a run; beyond it only chunks and what a crash needs are kept
-OVERRUN = "overrun"  # how an answer ends that is longer than what was reserved, and by which size
+MOST_BYTES = 8 * 1024 * 1024  # of a run; beyond it only chunks and GRANTS are kept
+OVERRUN = "overrun"  # the end of an answer that exceeds its reservation, with the size
 
 _NUMBER = (float, int)
-_NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended
+_NO_TIME = 253_402_300_799_999_999  # microseconds; the end of the calendar
 
-# The kinds of entries, each with the types of its values. A new kind is a new row.
+# The kinds of entries with the types of their values.
 KINDS: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
-    "attempt": (int, list),  # an attempt begins: its number, and the runs that it answers
-    "at": (int, _NUMBER),  # both clocks, each time they were read; the first in microseconds
+    "attempt": (int, list),  # an attempt began: its number, and the runs that it answers
+    "at": (int, _NUMBER),  # both clocks were read: wall (microseconds) and monotonic
     "now": (int,),  # a provider's client read the wall clock
-    "begin": (dict, dict),  # limits, tree and the like; what was read from the store
-    "told": (list,),  # the turn was told these events, at once
-    "late": (),  # the time came that it waited for
-    "ask": (dict,),  # a model is asked: digests of the request's parts
-    "sent": (int,),  # a request of so many bytes went out
-    "head": (int, dict),  # its answer began: status, and the headers that decoding needs
-    "bytes": (str,),  # one read of it, a character a byte
-    "end": (str, str),  # how it ended: complete, cut (by us), or a network's failure
-    "text": (str,),  # a delta of a model that has no bytes
+    "begin": (dict, dict),  # settings such as limits and tree; data read from the store
+    "told": (list,),  # the turn received these events together
+    "late": (),  # a wait of the turn timed out
+    "ask": (dict,),  # a model is asked; digests of the request's parts
+    "sent": (int,),  # a request was sent: its size in bytes
+    "head": (int, dict),  # the answer began: status, and headers that decoding needs
+    "bytes": (str,),  # one read of the answer, one character per byte
+    "end": (str, str),  # the answer ended: complete, cut (by the gateway), or a network failure
+    "text": (str,),  # a delta of a model without a wire
     "thinking": (str,),
-    "metered": ((float, int, type(None)), list, (dict, type(None))),  # before a reply: its cost
+    "metered": (
+        (float, int, type(None)),
+        list,
+        (dict, type(None)),
+    ),  # the cost of the reply that follows
     "reply": (
         int,
         (dict, type(None)),
-    ),  # its step; the reply where no bytes tell it, or it has calls
+    ),  # its step; the reply, if it has calls or was not read from bytes
     "failed": ((dict, type(None)),),  # a model failed
     "refused": (str, str, str, int, int, int, (float, int, type(None))),  # a budget was spent
-    "taken": (int, str, str),  # at this step a person's message was taken: its run, its text
-    "begun": (int, str),  # a call begins that must not be made twice
-    "result": (str, int, str, str, dict),  # of a tool: call id, step, name, arguments, the result
-    "kept": (str,),  # what was granted before is written, and takes effect
-    "spent": (str, list),  # the id of a call at work, and what models used for it
-    "sub": (str, str, list),  # a grant of a run inside this one: its part, kind and values
-    "stop": (str, bool),  # somebody stopped the run: the reason, and whether at once
-    "said": (str, str),  # somebody said more: the run that it came with, and the text
-    "unsaid": (str,),  # and took it back
-    "over": (),  # the driver has ended
-    "cut": (),  # more happened than is kept: the run cannot be replayed
+    "taken": (int, str, str),  # a message was added to the turn: step, its run, its text
+    "begun": (int, str),  # a call began that must not be repeated
+    "result": (str, int, str, str, dict),  # a tool's call id, step, name, arguments, result
+    "kept": (str,),  # earlier grants are stored and take effect
+    "spent": (str, list),  # usage of models by a running call: its id, the usage
+    "sub": (str, str, list),  # a grant of a subrun: its part, kind and values
+    "stop": (str, bool),  # a stop was requested: the reason, and whether it is immediate
+    "said": (str, str),  # a message for the running turn: its run, its text
+    "unsaid": (str,),  # that message was withdrawn
+    "over": (),  # the driver ended
+    "cut": (),  # the journal exceeded MOST_BYTES; the run cannot be replayed
 }
-# What a resumed attempt needs, and therefore is kept however long the journal is.
+# Kinds that a resumed attempt needs; they are kept however long the journal is.
 GRANTS = frozenset({"attempt", "reply", "taken", "begun", "result", "sub", "cut"})
 
 
 class JournalEntry(NamedTuple):
-    """One thing that happened, in its place among all others. `values` are plain."""
+    """One recorded step. `values` are plain."""
 
     kind: str
     values: tuple[Any, ...] = ()
 
 
 class Record(Protocol):
-    """Takes entries. It never waits and never fails."""
+    """A function that records an entry; it never waits and never fails."""
 
     def __call__(self, kind: str, *values: object) -> None: ...
 
     def hide(self, *secrets: str) -> None:
-        """Keeps these texts out of the journal, wherever they come from."""
+        """Keeps these texts out of all entries."""
         ...
 
 
 class JournalUnreadable(Conflict):
-    """A journal cannot be replayed; the text says why."""
+    """The journal cannot be replayed; the text says why."""
 
 
 def damaged(error: Exception) -> JournalUnreadable:
@@ -83,8 +88,8 @@ def damaged(error: Exception) -> JournalUnreadable:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The last attempt of a run, and the entries of those before it. `asked` are the runs whose
-    messages it answers, its own the last."""
+    """The last attempt of a run, and the entries of earlier attempts. `asked` names the runs whose
+    messages it answers; its own run is the last."""
 
     entries: tuple[JournalEntry, ...]
     earlier: tuple[JournalEntry, ...] = ()
@@ -93,7 +98,7 @@ class Attempt:
 
 
 def lines_of(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """Raises JournalUnreadable, also for what would swell beyond what is ever kept."""
+    """Yields the lines. Raises JournalUnreadable, also for a part that is too large unpacked."""
     for part in parts:
         reader = zlib.decompressobj()
         try:
@@ -106,7 +111,7 @@ def lines_of(parts: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def chunks_of(parts: Sequence[bytes]) -> bytes:
-    """The chunks of the last attempt as they were sent, one a line; none if they cannot be read."""
+    """Returns the chunks of the last attempt, one per line; empty if they cannot be read."""
     chunks: list[bytes] = []
     try:
         for line in lines_of(parts):
@@ -120,7 +125,7 @@ def chunks_of(parts: Sequence[bytes]) -> bytes:
 
 
 def attempt_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Attempt:
-    """Raises JournalUnreadable."""
+    """Parses the parts. Raises JournalUnreadable."""
     entries = [_entry(line, decode) for line in lines_of(parts) if line[:1] == b"["]
     begins = [place for place, entry in enumerate(entries) if entry.kind == "attempt"]
     begin = begins[-1] if begins else 0
@@ -131,7 +136,7 @@ def attempt_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Att
 
 
 def grants_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Sequence[JournalEntry]:
-    """What earlier attempts were granted. Entries that cannot be read grant nothing."""
+    """Returns the grants of earlier attempts; unreadable entries grant nothing."""
     try:
         lines = [line for line in lines_of(parts) if line[:1] == b"["]
         return [one for one in (_entry(line, decode) for line in lines) if one.kind in GRANTS]
@@ -150,13 +155,13 @@ def _entry(line: bytes, decode: Callable[[bytes], object]) -> JournalEntry:
                     return JournalEntry(kind, tuple(values))
     except ValueError as error:
         raise damaged(error) from error
-    raise damaged(ValueError("it holds an entry that is none"))
+    raise damaged(ValueError("it holds an invalid entry"))
 
 
-# Packs the text of a part. As large a window as usual would cost ten times as much as a short part.
+# Packs the text of a part. For a short part the usual window would cost ten times as much.
 pack = partial(zlib.compress, level=1, wbits=13)
 
 
 def pack_text(lines: Sequence[bytes]) -> bytes:
-    """A part of a journal."""
+    """Packs lines into a part of a journal."""
     return pack(b"\n".join(lines))

@@ -1,4 +1,4 @@
-"""Log lines as somebody asks for them, and the lines that the journal of a run adds to its log."""
+"""Filters for log lines, and the log lines that describe a run from its journal."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ Line = Mapping[str, Any]
 
 
 def stamp(at: datetime) -> str:
-    """A moment as log lines have it."""
+    """Returns a time in the form of log lines."""
     text = at.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which lines are asked for; `level` is the lowest."""
+    """Selects log lines; `level` is the lowest level."""
 
     since: datetime | None = None
     level: LogLevel = "debug"
@@ -39,7 +39,7 @@ class LogFilter:
     event: str | None = None
 
     def needle(self) -> bytes:
-        """What every line holds that fits: nearly all others need not be parsed."""
+        """Returns bytes that every matching line contains, so that other lines need no parsing."""
         wanted = (one for one in (self.run, self.event, self.session, self.channel) if one)
         plain = (one for one in wanted if one.isascii() and json.dumps(one) == f'"{one}"')
         return max((one.encode() for one in plain), key=len, default=b"")
@@ -54,12 +54,12 @@ class LogFilter:
         return all(line.get(name) == one for name, one in wanted.items() if one is not None)
 
 
-# -- what a journal tells
+# -- the lines of a journal
 
 
 class _JournalLines:
-    """Makes lines of the entries of a journal; what comes after a wait has the time of the next reading of the
-    clock."""
+    """Builds log lines from the entries of a journal. A line after a wait gets the time of the next
+    reading of the clock."""
 
     def __init__(self, common: Line, at: datetime) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -96,14 +96,14 @@ class _JournalLines:
         self._open.append(self.lines[-1])
 
     def _add_failure(self, failure: Mapping[str, Any]) -> None:
-        """Of a model. The journals of earlier versions say nothing more of it."""
+        """Adds a model's failure; journals of earlier versions record no details."""
         names = {"provider": self._of("provider"), "model": self._of("model")}
         about = _some(failure, ("kind", "status", "attempts"))
         why = {"why": failure["detail"]} if failure else {}
         self.add("model_failed", None, "warning", **names, **about, **why)
 
     def _add_refusal(self, scope: Scope, unit: Unit, *amounts: int) -> None:
-        """`amounts`: used, reserved and the limit."""
+        """Adds a refusal; `amounts` are used, reserved and the limit."""
         shown_amounts = [shown(unit, one) for one in amounts]
         about = dict(zip(("used", "reserved", "limit"), shown_amounts, strict=True))
         self.add("budget_refused", None, "warning", scope=str(scope), **about, unit=unit)
@@ -134,7 +134,7 @@ def _some(chunk: Line, names: Sequence[str]) -> dict[str, Any]:
 
 
 def describe_run(history: RunHistory, decode: Callable[[bytes], Any]) -> Iterator[Line]:
-    """What became of a message, as log lines in order. None holds what was said."""
+    """Yields the log lines of a run in order, without any text of the conversation."""
     entry, new = history.record.entry, history.record.entry.new
     key = new.session_key
     ids = {"run": new.run_id, "session": str(key), "agent": key.agent, "channel": key.channel}
@@ -166,7 +166,7 @@ def describe_run(history: RunHistory, decode: Callable[[bytes], Any]) -> Iterato
 
 
 def merge_lines(lines: Iterable[Line], journal: Iterable[Line]) -> Iterator[Line]:
-    """Both in the order of time; what both tell is told as the journal has it."""
+    """Merges both by time; an event that both have is taken from the journal."""
     of_journal = list(journal)
     both = {line["event"] for line in of_journal}
     return merge(of_journal, (one for one in lines if one.get("event") not in both), key=_at)

@@ -1,4 +1,5 @@
-"""MCP: the servers whose tools agents have, and what is offered to the clients of others."""
+"""MCP: the servers whose tools agents use, and the tools and agents that are served to MCP
+clients."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +13,15 @@ from gateway.domain.scrubbing import scanner
 from gateway.domain.settings import Setting, setting
 
 FAMILY = "mcp:"  # in an agent's list: mcp:SERVER, or mcp:SERVER/TOOL
-DEPTH_HEADER = "x-exogate-depth"  # sent by agents that use tools of others: they ask no agent
-SHORTEST_SECRET = 6  # what is shorter stands in other text by chance
-CLIENT = "mcp_client"  # under which a front door tells who calls, in the state of a request
+DEPTH_HEADER = "x-exogate-depth"  # sent with calls by agents, which may not call agents
+SHORTEST_SECRET = 6  # characters; a shorter text occurs in other texts by chance
+CLIENT = "mcp_client"  # key of the client in the state of a request
 
 Door = Callable[[Any, Any, Any], Awaitable[None]]  # an ASGI application
 
 
 class McpNotInstalled(GatewayError):
-    """The configuration asks for MCP, and the SDK is not there."""
+    """The configuration uses MCP, but the SDK is not installed."""
 
     code = "config_error"
 
@@ -33,8 +34,8 @@ class McpNotInstalled(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class McpServerDef:
-    """One server: `url`, or a `command` with its arguments. `user_header` carries the principal.
-    `hidden`: what of `env` and `headers` nobody else may see."""
+    """One server, reached by `url` or started by `command`. `user_header` carries the principal.
+    `hidden` are the secrets in `env` and `headers`."""
 
     name: str
     url: str | None = setting(None, "Its address: https, or this machine.", form="url")
@@ -54,7 +55,7 @@ class McpServerDef:
     hidden: tuple[Secret, ...] = ()
 
     def scrubbed(self, text: str) -> str:
-        """The text without the secrets of the server: some servers repeat them in errors."""
+        """Returns the text without the server's secrets, which some servers repeat in errors."""
         values = [one.reveal() for one in self.hidden]
         words = {word for value in values for word in (value, *value.split()[-1:])}  # Bearer WORD
         marks = ((word, "***") for word in sorted(words) if len(word) >= SHORTEST_SECRET)
@@ -66,7 +67,8 @@ McpState = Literal["idle", "connected", "failing"]
 
 @dataclass(frozen=True, slots=True)
 class McpStatus:
-    """The state of a server; idle: no agent has used it lately. `version` is that of the protocol."""
+    """The status of a server; idle: no agent has used it lately. `version` is the version of the
+    protocol."""
 
     name: str
     state: McpState
@@ -77,7 +79,7 @@ class McpStatus:
 
 @dataclass(frozen=True, slots=True)
 class UnreachableServer:
-    """A server that an agent has and that cannot be reached, with the reason."""
+    """A server of an agent that cannot be reached, with the reason."""
 
     server: str
     why: str
@@ -87,18 +89,18 @@ class McpServers(Protocol):
     """The MCP servers, as the gate and the status pages use them."""
 
     async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
-        """Connects the servers that the agent has. Returns those that cannot be reached."""
+        """Connects the servers of the agent. Returns those that cannot be reached."""
         ...
 
     def statuses(self) -> Sequence[McpStatus]: ...
 
     def outcomes(self) -> Mapping[tuple[str, str], int]:
-        """Calls by server and by how they ended, since the start."""
+        """Counts calls by server and outcome since the start."""
         ...
 
 
 class NoServers:
-    """Implements McpServers where none is configured."""
+    """Implements McpServers if none is configured."""
 
     async def prepare(self, agent: AgentDef) -> Sequence[UnreachableServer]:
         return ()
@@ -111,14 +113,14 @@ class NoServers:
 
 
 def servers_in(tools: Sequence[str]) -> Sequence[str]:
-    """The servers that an agent's list names, each once."""
+    """Returns the servers that an agent's list of tools names, each once."""
     named = (one.removeprefix(FAMILY) for one in tools if one.startswith(FAMILY))
     return tuple(dict.fromkeys(name.partition("/")[0] for name in named))
 
 
 @dataclass(frozen=True, slots=True)
 class McpServing:
-    """What clients get at /mcp; `tools` as an agent's list has them."""
+    """The plugins that are served at /mcp; `tools` has the form of an agent's list."""
 
     is_enabled: bool = setting(False, "Whether POST /mcp answers.", key="enabled")
     tools: tuple[str, ...] = setting(
@@ -128,7 +130,7 @@ class McpServing:
 
 @dataclass(frozen=True, slots=True)
 class McpClient:
-    """A caller from outside. `agents` are those that it may reach; None: all."""
+    """A client of /mcp. `agents` are the agents that it may reach; None: all."""
 
     principal: str
     agents: frozenset[str] | None = None
@@ -136,7 +138,7 @@ class McpClient:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The result of a client's call; `facts` are its parts for programs."""
+    """The result of a client's call; `facts` is its structured content."""
 
     text: str
     is_error: bool = False
@@ -144,7 +146,7 @@ class Served:
 
 
 class Desk(Protocol):
-    """What is served over it: tools as they are, and agents that answer."""
+    """Serves tools and agents to MCP clients."""
 
     def offered(self, client: McpClient) -> Sequence[ToolSpec]: ...
 
@@ -157,5 +159,5 @@ class Desk(Protocol):
     async def ask(
         self, client: McpClient, message: str, *, agent: str | None, conversation: str | None
     ) -> Served:
-        """Like POST /api/chat: accepted, answered, kept."""
+        """Does the same as POST /api/chat: the message is accepted, answered and kept."""
         ...

@@ -1,4 +1,4 @@
-"""What is said in a conversation, what it cost, and what a listener of a run is told."""
+"""Messages of a conversation, their usage, and the chunks that listeners of a run get."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args
 
 from gateway.domain.ids import NodeId, RunId
 
-BYTES_A_TOKEN = 3.2  # measured over mixed prose and JSON; four is far too hopeful for JSON
+BYTES_A_TOKEN = 3.2  # measured over mixed prose and JSON; 4 would underestimate JSON
 MESSAGE_OVERHEAD = 4  # role and separators
 
 
 def estimate_tokens(text: str) -> int:
-    """Estimated tokens of a text; 0 for none."""
+    """Estimates the tokens of a text; 0 for an empty text."""
     return ceil((len(text) if text.isascii() else len(text.encode())) / BYTES_A_TOKEN)
 
 
@@ -24,32 +24,32 @@ def text_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call. `estimated`: the provider did not say, or what it said was absurd."""
+    """The tokens of a call. `estimated`: the provider reported no usage, or an absurd one."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-    cost_usd: float | None = None  # None: not known
+    cost_usd: float | None = None  # None: unknown
     estimated: bool = False
-    written_tokens: int = 0  # of the input, into the provider's cache
+    written_tokens: int = 0  # input tokens written to the provider's cache
 
     @property
     def total(self) -> int:
         return self.input_tokens + self.output_tokens
 
 
-# What a call of a provider's model costs in USD; None: nobody knows.
+# Returns the cost in USD of a call to a provider's model; None: unknown.
 Price = Callable[[str, str, Usage], float | None]
 
 
 def unpriced(_provider: str, _model: str, _usage: Usage) -> None:
-    """Where nobody asks for a cost."""
+    """A Price for callers that need no cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What stands behind a tool's result that models worked on; counted to the run that asked."""
+    """The usage of models behind a tool's result; it counts towards the calling run."""
 
     usage: Usage
     provider: str
@@ -74,15 +74,16 @@ ERROR_TYPES = frozenset(get_args(ErrorType))
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk without its `seq`: the run's log numbers it. `gateway/api/chunks.py` declares what each type holds."""
+    """A chunk without its `seq`, which the run's log assigns. `gateway/api/chunks.py` declares the
+    data of each type."""
 
     type: str
     data: Mapping[str, object]
 
 
-READS = "result"  # the tool that reads on
+READS = "result"  # the tool that reads the rest of an excerpt
 TAG = "tool-result-"
-# A summary is nothing that anybody said: it stands in the tree for what was said before it.
+# A summary stands in the tree for the messages above it; no person and no model said it.
 Role = Literal["user", "assistant", "tool", "summary"]
 NodeStatus = Literal["complete", "partial", "cancelled", "error"]
 Standing = Literal["shown", "archived", "erased"]
@@ -90,7 +91,7 @@ Standing = Literal["shown", "archived", "erased"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What a model asks for; `arguments` is the JSON text as the model wrote it."""
+    """A model's request to call a tool; `arguments` is JSON text exactly as the model wrote it."""
 
     id: str
     name: str
@@ -99,8 +100,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """How much a model is shown of a result that is too large: characters of its begin and of its
-    end. The tool `result` reads all `size` of them by the `reference`, if there is one."""
+    """The part of a large result that a model gets: characters of its beginning and of its end. The
+    tool `result` reads all `size` characters by the `reference`, if there is one."""
 
     head: int
     tail: int
@@ -108,7 +109,7 @@ class Excerpt:
     reference: str = ""
 
     def of(self, content: str) -> str:
-        """With a marker that names the reference."""
+        """Returns the excerpt with a marker that names the reference."""
         reads = json.dumps({"id": self.reference, "offset": self.head})
         how = f"; the tool {READS} reads them: {reads}" if self.reference else ""
         left_out = f"[… {self.size - self.head - self.tail} characters left out{how} …]"
@@ -117,28 +118,29 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of a tool call; an error is a result too, and tells the model what to do. The
-    `boundary` is random: a model is shown the content between two tags of that name, which nothing
-    in the content can know. It is made once, so that the same bytes are sent again."""
+    """The result of a tool call; an error is a result that tells the model what to do. A model gets
+    the content between two tags with the random `boundary`, which no content can predict. The
+    boundary is generated once, so that repeated requests are byte-identical."""
 
     call_id: str
     name: str
     content: str
     is_error: bool = False
     duration_ms: float = 0.0
-    spent: tuple[Spent, ...] = ()  # by models that worked for it; no conversation keeps it
+    spent: tuple[Spent, ...] = ()  # usage of models for it; not stored in conversations
     boundary: str = field(default="", compare=False)
     excerpt: Excerpt | None = None
 
     @property
     def for_model(self) -> str:
-        """As a model is shown it."""
+        """The text that models get."""
         content = self.content if self.excerpt is None else self.excerpt.of(self.content)
         return within_boundary(content, self.boundary)
 
 
 def within_boundary(content: str, boundary: str) -> str:
-    """Between two tags; as it is if there is none, as in what was kept before there were any."""
+    """Puts the content between two tags; without a boundary (results of old versions) returns it
+    unchanged."""
     if not boundary:
         return content
     return f"<{TAG}{boundary}>\n{content}\n</{TAG}{boundary}>"
@@ -146,7 +148,7 @@ def within_boundary(content: str, boundary: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Opaque JSON text that a provider wants back unchanged, and that nobody else may see."""
+    """Opaque JSON text that a provider wants back unchanged and that nothing else may read."""
 
     provider: str
     json: str
@@ -162,15 +164,15 @@ class Message:
     result: ToolResult | None = None
     thinking: str = ""
     extras: Extras | None = None
-    # Type and text: shown beside it, and no model sees it.
+    # Type and text; clients get them beside the message, models do not.
     notices: tuple[tuple[SystemType, str], ...] = ()
-    # What was made of this message and is needed again: its encoding for a wire, its size in bytes.
+    # Cached derivations of the message: its encoding for a wire, its size in bytes.
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A message in its place in the tree: append-only, never changed once written."""
+    """A message at its place in the tree; append-only, never changed once written."""
 
     id: NodeId
     parent_id: NodeId | None
@@ -180,7 +182,7 @@ class Node:
     token_count: int
     status: NodeStatus = "complete"
     model: str | None = None
-    seq: int = 0  # position in its session, given by the store when it is appended
+    seq: int = 0  # position in its session; the store assigns it
     label: str | None = None
     is_checkpoint: bool = False
-    standing: Standing = "shown"  # in the tree; one that is erased holds no text
+    standing: Standing = "shown"  # an erased node holds no text

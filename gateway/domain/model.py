@@ -1,4 +1,4 @@
-"""A model call: its request, its deltas while it streams, its reply; and the definition of a provider."""
+"""Model calls: request, deltas and reply; and the definition of a provider."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from gateway.domain.messages import Extras, Message, ToolCall, Usage
 from gateway.domain.settings import Setting, setting
 
 Wire = Literal["openai", "anthropic"]
-# Whether tool calls that a model wrote as text are recovered, or are only text.
+# recover: tool calls that a model wrote as text are called.
 ToolMarkup = Literal["off", "recover"]
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """USD for a million tokens."""
+    """USD per million tokens."""
 
     input: Annotated[float, Setting("USD for a million tokens that are sent.", 0, 1e6)]
     output: Annotated[float, Setting("USD for a million tokens of reply.", 0, 1e6)]
@@ -28,7 +28,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class ProviderDef:
-    """One provider. `headers` are sent as they are and may hold secrets: they are never shown."""
+    """One provider. `headers` are sent unchanged; they may hold secrets and are never shown."""
 
     name: str
     wire: Annotated[
@@ -55,11 +55,12 @@ class ProviderDef:
 
 
 def base_url_problem(url: str) -> str | None:
-    """Why this address must not be given a key and a conversation, as a sentence; None if it may."""
+    """Returns a sentence saying why keys and conversations must not be sent to this address, or
+    None."""
     try:
         parts = urlsplit(url)
         host = parts.hostname
-        _ = parts.port  # raises ValueError for one that is none
+        _ = parts.port  # raises ValueError for an invalid port
     except ValueError:
         return "is not an address such as https://api.example.com/v1"
     if parts.scheme not in {"http", "https"} or not host:
@@ -74,7 +75,7 @@ def base_url_problem(url: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, as it is written in an address, is this machine."""
+    """True if a host, as written in an address, is this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -83,7 +84,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# overrun: the provider ignored `max_tokens`, and its reply was cut off.
+# overrun: the provider ignored `max_tokens`, and the gateway stopped the reply.
 FinishReason = Literal[
     "stop", "tool_calls", "length", "content_filter", "refusal", "pause", "overrun"
 ]
@@ -91,32 +92,32 @@ FinishReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool: its first three fields are sent to models; `parameters` is JSON Schema text."""
+    """A tool. Its first three fields are sent to models; `parameters` is JSON Schema text."""
 
     name: str
     description: str
     parameters: str = '{"type":"object","properties":{}}'
-    family: str = ""  # how an agent's list names it: its plugin
+    family: str = ""  # the plugin's name in an agent's list
     category: str | None = None
-    agent_scope: tuple[str, ...] = ()  # agents that may have it; none named: any that lists it
+    agent_scope: tuple[str, ...] = ()  # agents that may use it; empty: any agent that lists it
     timeout_s: float | None = None  # of a call; None: the agent's
-    may_repeat: bool = False  # False: a call that may have been carried out is not made again
+    may_repeat: bool = False  # False: a call that may have taken effect is not repeated
 
 
 @dataclass(slots=True)
 class ReplyProgress:
-    """What came of a reply so far, for the case that no more comes."""
+    """The state of a reply that has not ended, for the case that it breaks off."""
 
-    size: int = 0  # bytes, also of what is not streamed, like the arguments of calls
-    reported: Usage | None = None  # by the provider, so far; only what it sent in is certain
-    most: int = maxsize  # bytes after which it is longer than what was reserved for it
-    began: float = 0.0  # by the clock that never jumps
+    size: int = 0  # bytes, including parts that are not streamed, such as arguments
+    reported: Usage | None = None  # by the provider so far; only its input tokens are final
+    most: int = maxsize  # bytes beyond which the reply exceeds its reservation
+    began: float = 0.0  # by the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """All that a provider needs for one call. `messages` follow each other as a wire wants them:
-    every tool call has its result, none is orphaned."""
+    """All that a provider needs for one call. `messages` have the order that wires require: every
+    tool call has its result, and every result its call."""
 
     provider: str
     model: str
@@ -127,11 +128,11 @@ class ModelRequest:
     temperature: float | None = None
     thinking: bool = False
     stream: bool = True
-    idle_timeout_s: float | None = None  # a tighter one than the provider's own
-    deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
-    payer: Payer | None = None  # who asks always says it; providers do not care
-    record: Record | None = field(default=None, compare=False, repr=False)  # takes down the bytes
-    progress: ReplyProgress | None = field(default=None, compare=False, repr=False)  # the meter's
+    idle_timeout_s: float | None = None  # tighter than the provider's own
+    deadline_s: float = 120.0  # no retry begins later; the caller bounds the call itself
+    payer: Payer | None = None  # set by every caller; providers ignore it
+    record: Record | None = field(default=None, compare=False, repr=False)  # records the bytes
+    progress: ReplyProgress | None = field(default=None, compare=False, repr=False)  # of the meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class ThinkingDelta:
 
 @dataclass(frozen=True, slots=True)
 class BudgetWarning:
-    """Told once a scope and limit, when most of it is used."""
+    """A warning, once per scope and limit, that most of the limit is used."""
 
     scope: str
     unit: Unit
@@ -155,13 +156,13 @@ class BudgetWarning:
 
 
 Delta = TextDelta | ThinkingDelta
-# Called by the event loop as bytes arrive, in the context of the call but in no task. It never waits.
+# The event loop calls it as bytes arrive, in the call's context but in no task. It never waits.
 OnDelta = Callable[[Delta], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """A complete reply; an incomplete one is a ModelFailed."""
+    """A complete reply; an incomplete one raises ModelFailed."""
 
     provider: str
     model: str
@@ -171,4 +172,4 @@ class ModelReply:
     usage: Usage = Usage()
     finish: FinishReason = "stop"
     extras: Extras | None = None
-    warnings: tuple[BudgetWarning, ...] = ()  # of the meter
+    warnings: tuple[BudgetWarning, ...] = ()  # from the meter

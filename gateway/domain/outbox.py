@@ -1,4 +1,4 @@
-"""Answers on their way out through a channel."""
+"""Deliveries: answers on their way to a platform."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,22 @@ from gateway.domain.inbox import NewDelivery, RunRecord
 
 # pending -> sending (written before the network) -> sent | pending | unknown | failed
 DeliveryState = Literal["pending", "sending", "sent", "unknown", "failed"]
-# The end of `why`, once a part was sent again of which nobody knows whether it had arrived.
+# The end of `why` once a part was sent again that may have arrived.
 TWICE = "it may have arrived twice"
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`attempts` are those of the part that is next: what has `arrived` is never sent again.
+    """A delivery in the store. `attempts` counts attempts of the next part; the part that has
+    `arrived` is never sent again.
 
-    `receipt` is the platform's id of its first message: from before that is sent if it takes the
-    place of a draft. `is_safe`: the requests that were made last can be made again without harm.
+    `receipt` is the platform's id of the first message. Before that message is sent, it is the id
+    of the draft that the message replaces. `is_safe`: the last requests can be repeated without
+    harm.
     """
 
     new: NewDelivery
-    run_id: RunId | None  # None: no turn made it
+    run_id: RunId | None  # None: not made by a turn
     session_key: SessionKey | None
     state: DeliveryState
     attempts: int
@@ -31,15 +33,15 @@ class Delivery:
     receipt: str | None = None
     why: str | None = None
     arrived: int = 0  # characters of the text that the platform has
-    settled_at: datetime | None = None  # when its first attempt ended
-    place: int = 0  # grows with each delivery that is made
+    settled_at: datetime | None = None  # the end of the first attempt
+    place: int = 0  # grows with each new delivery
     is_safe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of it: `sent`, `failed` for good, `pending` (again, `retry_after_s` from now at the
-    earliest if the platform named it), or `unknown` (it may have arrived)."""
+    """The outcome of an attempt: `sent`, `failed` permanently, `pending` (retry, at the earliest
+    after `retry_after_s` if the platform named it), or `unknown` (it may have arrived)."""
 
     state: DeliveryState
     receipt: str | None = None
@@ -49,7 +51,8 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """All that the store has of one run: its message and end, its journal, and the answer on its way out."""
+    """All data of one run in the store: message and end, journal parts, and the delivery of its
+    answer."""
 
     record: RunRecord
     parts: Sequence[bytes]
@@ -57,8 +60,8 @@ class RunHistory:
 
 
 class Sending(Protocol):
-    """`Outbox.sending` of the delivery, before each part. With `waits` that is not sent yet, and what
-    has arrived is known whatever happens meanwhile."""
+    """Calls `Outbox.sending` for the delivery, before each part. With `waits` it calls
+    `Outbox.arrived`, so that the arrived part is recorded although the next one is not sent yet."""
 
     async def __call__(
         self,
@@ -71,9 +74,9 @@ class Sending(Protocol):
 
 
 class Deliver(Protocol):
-    """What brings the answers of one channel to its platform."""
+    """Delivers the answers of one channel to its platform."""
 
     async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt: ...
 
     def unsure(self, delivery: Delivery) -> Receipt:
-        """What becomes of it if nobody knows whether the part that was sent arrived."""
+        """Returns the outcome of a delivery whose last part may or may not have arrived."""

@@ -1,4 +1,4 @@
-"""Plugins: what a configuration says of one, what it may be granted, and what is known of it once loaded."""
+"""Plugins: configuration, grants, and the state of a loaded plugin."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ USUAL_PORT = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request goes; `host` is lower case, an IPv6 address without brackets."""
+    """The target of a request; `host` is in lower case, an IPv6 address without brackets."""
 
     scheme: str
     host: str
@@ -50,7 +50,7 @@ class HttpGrant:
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """One namespace of the plugin's own; each person has another unless it is `shared`."""
+    """One namespace of the plugin; each person has a separate one unless it is `shared`."""
 
     namespace: str
     is_shared: bool = False
@@ -75,9 +75,10 @@ Capability = HttpGrant | StoreGrant | FunctionGrant
 
 
 def canonical_host(text: str) -> str | None:
-    """A host as it is compared: lower case, an address in its one usual form; None if it is none.
+    """Returns the form in which hosts are compared: lower case, addresses in canonical form; None
+    for an invalid host.
 
-    Spellings that only a resolver understands (`127.1`, `0x7f.1`, `2130706433`) are none.
+    Spellings that only a resolver understands (`127.1`, `0x7f.1`, `2130706433`) are invalid.
     """
     host = text.lower() if text.isascii() else ""
     if host.startswith("[") and host.endswith("]"):
@@ -96,7 +97,7 @@ def _address(text: str, kind: type[IPv4Address | IPv6Address]) -> str | None:
 
 
 class AdapterDescription(Protocol):
-    """What the sandbox has to know of what a channel adapter describes."""
+    """The parts of a channel adapter's description that the sandbox needs."""
 
     @property
     def version(self) -> str: ...
@@ -113,7 +114,7 @@ PluginState = Literal["loaded", "compiling", "refused", "disabled"]
 
 @dataclass(frozen=True, slots=True)
 class PluginSecret:
-    """Filled in by the host, for these origins only; a plugin never sees it."""
+    """A secret that the host fills in for these origins only; a plugin never sees it."""
 
     name: str
     value: Secret
@@ -122,7 +123,7 @@ class PluginSecret:
 
 @dataclass(frozen=True, slots=True)
 class PluginLimits:
-    """Bounds of one call, and of calls at a time."""
+    """Bounds of one call, and the number of concurrent calls."""
 
     timeout_s: float = setting(10.0, "Seconds of one call.", above=0, most=60)
     memory_mb: int = setting(64, "MiB of memory.", 1, 512)
@@ -135,7 +136,7 @@ class PluginLimits:
 
 @dataclass(frozen=True, slots=True)
 class PluginDef:
-    """One plugin as it is configured."""
+    """One configured plugin."""
 
     name: Annotated[
         str,
@@ -165,7 +166,7 @@ class PluginDef:
     deny_unused: bool = setting(
         False, "Load it although it imports functions that are not granted."
     )
-    is_bundled: bool = False  # ships with the gateway: its tools keep their own names
+    is_bundled: bool = False  # shipped with the gateway; its tools keep their own names
 
     @property
     def origins(self) -> frozenset[Origin]:
@@ -180,14 +181,14 @@ class PluginDef:
         return tuple(c for c in self.capabilities if isinstance(c, StoreGrant))
 
     def store_grant(self, namespace: str) -> StoreGrant | None:
-        """What it may do with a namespace; the widest grant if several name it."""
+        """Returns the grant for a namespace, the widest if there are several."""
         mine = [grant for grant in self.stores if grant.namespace == namespace]
         return min(mine, key=lambda grant: grant.is_read_only, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """What is told about a plugin. `why` says why it was refused; None in any other state."""
+    """The public state of a plugin. `why` is the reason of a refusal, else None."""
 
     name: str
     state: PluginState
@@ -202,13 +203,13 @@ class PluginInfo:
 
 @dataclass(frozen=True, slots=True)
 class PluginAccount:
-    """What a plugin can touch, and how often it asked for what since the start."""
+    """A plugin's access to the host, and its use of it since the start."""
 
     info: PluginInfo
-    guest: str | None = None  # how it is spoken to; None: it is not loaded
+    guest: str | None = None  # the interface of its guest; None: not loaded
     needs: Mapping[str, str | None] = field(
         default_factory=dict
     )  # import -> capability; None: none
-    lacking: frozenset[str] = frozenset()  # imports that are answered `denied`
+    lacking: frozenset[str] = frozenset()  # imports that are denied
     used: Mapping[str, int] = field(default_factory=dict)  # by capability
     denied: Mapping[str, int] = field(default_factory=dict)

@@ -1,8 +1,9 @@
-"""Finds secrets in what others wrote, in every encoding that an echo gives them, in linear time.
+"""Finds secrets in foreign text, in every encoding in which a text may be echoed, in linear time.
 
-Nothing is normalised: what is replaced is the place of the secret itself, all else stays as it is.
-A match is made unit by unit (a unit is a character of the secret) and no unit is tried twice, so a
-text of any kind costs its length times the length of the secret at most, and in practice its length.
+Nothing is normalized: the scanner replaces the places of the secret and leaves all other bytes as
+they are. A match proceeds unit by unit (a unit is a character of the secret) and never tries a unit
+twice, so a text costs at most its length times the length of the secret, and in practice its
+length.
 """
 
 import json
@@ -14,17 +15,17 @@ from functools import lru_cache
 from html.entities import html5
 from itertools import combinations
 
-_SHORTEST_FORM = 6  # an encoded form that is shorter stands in unrelated data by chance
-_UNITS = 96  # of one pattern: a longer secret is looked for piece by piece
-_WINDOW = 65_536  # bytes that are looked at before others have their turn
+_SHORTEST_FORM = 6  # a shorter encoded form occurs in unrelated data by chance
+_UNITS = 96  # of one pattern; a longer secret is searched for piece by piece
+_WINDOW = 65_536  # bytes searched before other tasks run
 STARS = "*"
 _STARS = STARS.encode()
 _ESCAPE = re.compile(b"%[0-9A-F]{2}")
 _MARKERS = {"json": b"\\", "percent": b"%", "html": b"&"}
 _SIGNS = (*_MARKERS.values(), b"+")
 _HEX, _ALL = ("hex",), ("json", "percent", "html")
-_FEW_UNITS = 4  # so many are told from unrelated data however they are written
-_LONGEST_UNIT = 128  # bytes of one character, written in the longest way
+_FEW_UNITS = 4  # as many units differ from unrelated data in any spelling
+_LONGEST_UNIT = 128  # bytes of one character in its longest spelling
 _NAMED: dict[str, list[str]] = {}
 for _name, _char in html5.items():
     _NAMED.setdefault(_char, []).append(_name.removesuffix(";"))
@@ -35,23 +36,23 @@ _JSON_SHORT = {
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """For a secret, or for one piece of a long one."""
+    """The search for a secret, or for one piece of a long secret."""
 
     pattern: re.Pattern[bytes]
-    longest: int  # bytes that it can match
-    shortest: int  # that count
+    longest: int  # bytes that the pattern can match
+    shortest: int  # bytes of a match that counts
     mark: bytes
 
 
 class SecretScanner:
-    """Replaces secrets by their marks. `marks` has a mark by the value of each secret; STARS: what is
-    replaced keeps its length."""
+    """Replaces secrets by marks. `marks` maps the value of each secret to its mark; the mark STARS
+    keeps the length of the text."""
 
     __slots__ = ("_literals", "_marks", "_searches")
 
     def __init__(self, marks: Mapping[str, str]) -> None:
         values = {_as_bytes(value): mark.encode() for value, mark in marks.items() if value}
-        # A longer one first: it may contain a shorter one.
+        # Longer secrets first, because they may contain shorter ones.
         self._marks = sorted(values.items(), key=lambda one: -len(one[0]))
         literals = {
             form: _fitting(mark, form) for value, mark in self._marks for form in _literals(value)
@@ -63,7 +64,7 @@ class SecretScanner:
         return "SecretScanner(***)"
 
     def text(self, text: str) -> str:
-        """The same object if nothing was found."""
+        """Returns the same object if it contains no secret."""
         raw = text.encode(errors="surrogatepass")
         scrubbed = self.data(raw)
         return text if scrubbed == raw else scrubbed.decode(errors="surrogatepass")
@@ -81,14 +82,15 @@ class SecretScanner:
         return self.data(data) != data
 
     def steps(self, data: bytes) -> Generator[None, None, bytes]:
-        """The same in steps of a millisecond or so, for whoever has others waiting."""
+        """Scrubs in steps of about a millisecond, so that callers can run other tasks between
+        them."""
         for form, mark in self._literals:
             data = data.replace(form, mark)
             if len(data) > _WINDOW:
                 yield
         for encodings in _sets(data):
             if encodings not in self._searches:
-                # Made when a text needs them: most have nothing that is escaped.
+                # Built on demand, because most texts contain no escapes.
                 self._searches[encodings] = yield from self._made(encodings)
             for search in self._searches[encodings]:
                 if len(data) > _WINDOW or search.pattern.search(data):
@@ -102,18 +104,18 @@ class SecretScanner:
             if has_marker or encodings in (_HEX, _ALL):
                 for piece in _pieces(value):
                     made.append(_search(piece, encodings, mark))
-                    yield  # a long secret takes a while
+                    yield  # a long secret takes long to compile
         return made
 
 
 @lru_cache(maxsize=256)
 def scanner(marks: tuple[tuple[str, str], ...]) -> SecretScanner:
-    """The scanner of these secrets: to make one costs more than to use it."""
+    """Returns a cached scanner, because building one costs more than using it."""
     return SecretScanner(dict(marks))
 
 
 def _as_bytes(text: str) -> bytes:
-    """Bytes that were no UTF-8 when they came in go out as they were."""
+    """Encodes; bytes that were not UTF-8 when they were decoded are restored."""
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
@@ -125,8 +127,8 @@ def _fitting(mark: bytes, found: bytes) -> bytes:
 
 
 def _sets(data: bytes) -> Sequence[tuple[str, ...]]:
-    """What may be mixed in one echo. Only a secret with a sign in it that another encoding begins
-    with can be missed by the set of all."""
+    """Returns the combinations of encodings to search for. The set of all encodings misses only
+    secrets that contain a marker of another encoding."""
     if not any(map(data.__contains__, _SIGNS)):
         return (_HEX,)
     there = [name for name, marker in _MARKERS.items() if marker in data]
@@ -154,14 +156,14 @@ def _replaced(data: bytes, search: _Search) -> Generator[None, None, bytes]:
 
 
 def _literals(value: bytes) -> Iterator[bytes]:
-    """Forms that always look the same."""
+    """Yields the encoded forms that always look the same."""
     yield value
     passed = value.decode(errors="surrogateescape").encode(errors="surrogatepass")
     if passed != value:
         yield passed
     for is_ascii in (True, False):
         text = value.decode(errors="surrogateescape")
-        for _ in range(3):  # a text in a text in a text
+        for _ in range(3):  # JSON inside JSON inside JSON
             text = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
             if len(text) >= _SHORTEST_FORM:
                 yield _as_bytes(text)
@@ -169,26 +171,28 @@ def _literals(value: bytes) -> Iterator[bytes]:
         if len(form) >= _SHORTEST_FORM:
             yield form
             yield form.replace(b"/", rb"\/")
-            escaped = form.replace(b"+", b"%2B").replace(b"=", b"%3D")  # and a path's signs, maybe
+            escaped = form.replace(b"+", b"%2B").replace(
+                b"=", b"%3D"
+            )  # the slash may be encoded too
             for one in (escaped, escaped.replace(b"/", b"%2F")):
                 yield one
                 yield _ESCAPE.sub(lambda found: found[0].lower(), one)
 
 
 def _base64_forms(value: bytes) -> Iterator[bytes]:
-    """Alone, and inside of something longer: there it may begin at any of three places."""
+    """Yields the forms alone and inside a longer text, where a value may begin at three offsets."""
     for encode in (b64encode, urlsafe_b64encode):
         alone = encode(value)
         yield alone
         yield alone.rstrip(b"=")
         for before in range(3):
             packed = encode(bytes(before) + value)
-            # Only the characters that no neighbour has a bit in.
+            # Only the characters that contain no bits of neighbouring bytes.
             yield packed[(8 * before + 5) // 6 : 8 * (before + len(value)) // 6]
 
 
 def _pieces(value: bytes) -> Iterator[list[str]]:
-    """The units, in pieces of a length that patterns can have; the last is no shorter than others."""
+    """Yields the units in pieces short enough for a pattern; the last is no shorter than others."""
     units = list(value.decode(errors="surrogateescape"))
     count = max(1, len(units) // _UNITS)
     size = -(-len(units) // count)
@@ -204,8 +208,8 @@ def _search(units: list[str], encodings: tuple[str, ...], mark: bytes) -> _Searc
     parts: list[bytes] = []
     for before, unit, after in zip(["", *units[:-1]], units, [*units[1:], ""], strict=True):
         ways = b"|".join(_ways(unit, (before, after), encodings))
-        # What was taken for one unit is never taken apart again. The first is only tried once, and
-        # of a sign that is written several times over only one number of times fits.
+        # Atomic groups, so that a matched unit is never split again. The first unit is tried only once,
+        # and of a repeated marker only one number of repetitions fits.
         is_loose = not parts or unit in "%&\\"
         parts.append((b"(?:" if is_loose else b"(?>") + ways + b")")
     pattern = b"".join(parts)
@@ -213,8 +217,8 @@ def _search(units: list[str], encodings: tuple[str, ...], mark: bytes) -> _Searc
 
 
 def _ways(unit: str, beside: tuple[str, str], encodings: tuple[str, ...]) -> Iterator[bytes]:
-    """How a character may be written, the longest first. The sign that an encoding begins with
-    never stands for itself there: so no two readings of one text are possible."""
+    """Yields the spellings of a character, the longest first. The marker of an encoding never
+    stands for itself within that encoding, so a text has only one reading."""
     if "json" in encodings:
         yield from _json_ways(unit, beside)
     if "percent" in encodings:
@@ -227,10 +231,10 @@ def _ways(unit: str, beside: tuple[str, str], encodings: tuple[str, ...]) -> Ite
 
 
 def _json_ways(unit: str, beside: tuple[str, str]) -> Iterator[bytes]:
-    """Also in a text in a text: each level doubles the backslashes."""
+    """Includes a JSON text inside a JSON text, where each level doubles the backslashes."""
     many = rb"\\(?:\\){0,15}+"
     if unit == "\\":
-        # Of several in a row nobody could tell how many each of them became.
+        # In a row of backslashes the number that each became is ambiguous.
         yield rb"\\\\" if "\\" in beside else rb"\\{2}|\\{4}|\\{8}"
         many = rb"\\"
     elif unit in _JSON_SHORT:
@@ -248,7 +252,7 @@ def _json_ways(unit: str, beside: tuple[str, str]) -> Iterator[bytes]:
 
 
 def _percent_ways(unit: str) -> Iterator[bytes]:
-    """Also if it was done more than once: then the sign itself is written %25."""
+    """Includes repeated encoding, in which the percent sign is written %25."""
     if unit == "%":
         yield b"%(?:25){1,4}?"
         return
@@ -259,7 +263,7 @@ def _percent_ways(unit: str) -> Iterator[bytes]:
 
 def _html_ways(unit: str, after: str) -> Iterator[bytes]:
     ampersand = b"&(?:amp;){0,3}+" if unit != "&" else b"&(?:amp;){0,3}?"
-    # The end may be left out. It is the next character if that has to be one and nothing else is.
+    # The semicolon may be missing. Before a unit ";" it counts only if that unit follows it.
     end = b";?+" if after != ";" else b"(?:;(?=[;&%\\\\]))?+"
     number = ord(unit)
     for name in sorted(_NAMED.get(unit, ()), key=len, reverse=True):
@@ -271,5 +275,5 @@ def _html_ways(unit: str, after: str) -> Iterator[bytes]:
 
 
 def _digits(digits: str) -> bytes:
-    """Hexadecimal ones, in either case."""
+    """Returns a pattern for hexadecimal digits in either case."""
     return "".join(f"[{d}{d.upper()}]" if d.isalpha() else d for d in digits).encode()

@@ -1,4 +1,4 @@
-"""Sessions and conversations: how they are listed, marked, summed up, and set by their users."""
+"""Sessions and conversations: queries, imports, summaries, and the settings of their users."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,14 +29,14 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
-    """Also the wall between principals, so that no page is spent on what must not be seen: None
-    means any."""
+    """Selects sessions; None means any. The store applies the permissions of a principal as part of
+    the query, so that pages contain only visible sessions."""
 
     agents: tuple[str, ...] | None = None
     channels: tuple[str, ...] | None = None
     account: str | None = None
     peer: str | None = None
-    text: str | None = None  # occurs in the key
+    text: str | None = None  # a part of the key
     before: datetime | None = None  # updated before
     limit: int = 50
 
@@ -49,8 +49,8 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Nodes along the path to `head`, oldest first; `more`: older ones exist. `summary` is the newest
-    one on it, however far up; it is looked for only from the path's own end."""
+    """Nodes along the path to `head`, oldest first; `more`: older nodes exist. `summary` is the
+    newest summary on the path, at any distance; it is read only for the end of the path."""
 
     nodes: tuple[Node, ...]
     head: NodeId | None
@@ -58,12 +58,12 @@ class Path:
     summary: Node | None = None
 
 
-IMPORTED = RunId("imported")  # of messages that no run of ours made
+IMPORTED = RunId("imported")  # run of imported messages
 _MOST_NAMES = 9
 
 
 class SettingsRefused(GatewayError):
-    """More than is kept for a user."""
+    """The settings of a user would be too large."""
 
     code = "invalid_params"
 
@@ -75,14 +75,14 @@ class SettingsRefused(GatewayError):
 
 
 class ImportRefused(GatewayError):
-    """It names the place in what was given; nothing was taken in."""
+    """The import is invalid and changed nothing; the text names the place of the mistake."""
 
     code = "bad_import"
 
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """`added`: the others were there before."""
+    """`added` counts the new nodes; the session already had the others."""
 
     added: int
     head: NodeId | None
@@ -90,7 +90,7 @@ class ImportResult:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What went, or would go; the tombstone tells nobody what it was."""
+    """The numbers of erased messages and facts; the tombstone does not reveal what was erased."""
 
     messages: int
     facts: int
@@ -100,8 +100,8 @@ class Erased:
 def not_there_yet(
     key: SessionKey, nodes: Sequence[Node], is_known: Callable[[NodeId], bool | None]
 ) -> list[Node]:
-    """Those that the session does not know, with the ids that they get: their own, or another one
-    where that is taken. `is_known` says None of an id that is taken by somebody else. Raises
+    """Returns the nodes that the session does not have, with their final ids: their own, or another
+    one if that id is taken. `is_known` returns None for an id that another session uses. Raises
     ImportRefused."""
     names: dict[NodeId, NodeId] = {}
     new: list[Node] = []
@@ -132,11 +132,12 @@ def not_there_yet(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Stands for everything up to the node `covers`. `made` counts it and those folded into it."""
+    """The summary of all messages up to the node `covers`. `made` counts it and the summaries
+    folded into it."""
 
     covers: NodeId
     goal: str = ""
-    decisions: tuple[str, ...] = ()  # all that were ever made
+    decisions: tuple[str, ...] = ()  # all decisions so far
     facts: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
     identifiers: tuple[str, ...] = ()
@@ -144,7 +145,7 @@ class Summary:
     symbols: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     made: int = 1
-    text: str = ""  # as somebody else wrote it, whole
+    text: str = ""  # a summary that the client wrote, as one text
 
 
 def to_plain(summary: Summary) -> dict[str, object]:
@@ -152,9 +153,9 @@ def to_plain(summary: Summary) -> dict[str, object]:
 
 
 def from_plain(plain: object) -> Summary:
-    """Raises ValueError for what `to_plain` never gives."""
+    """Inverts `to_plain`. Raises ValueError for any other value."""
     if not isinstance(plain, dict) or not isinstance(plain.get("covers"), str):
-        raise ValueError("it is no summary")
+        raise ValueError("not a summary")
     values: dict[str, Any] = {
         name: tuple(map(str, value)) if isinstance(value, list | tuple) else value
         for name, value in plain.items()
@@ -162,10 +163,10 @@ def from_plain(plain: object) -> Summary:
     try:
         return Summary(**values)
     except TypeError as error:
-        raise ValueError("it is no summary") from error
+        raise ValueError("not a summary") from error
 
 
-# The limits that a user may set, and a single request tighten.
+# Limits that a user may set and that a request may tighten.
 USER_LIMITS = (
     "max_iterations",
     "soft_warning_percent",
@@ -175,8 +176,8 @@ USER_LIMITS = (
     "max_tool_calls_per_turn",
     "max_parallel_tools",
 )
-MOST_NAME = 256  # characters of a model's name
-RECORD_BYTES = 64 * 1024  # of what is kept for a user
+MOST_NAME = 256  # most characters of a model's name
+RECORD_BYTES = 64 * 1024  # most bytes of a user's settings
 
 _WHOLE: Mapping[str, tuple[float, float]] = {
     **{name: BOUNDS[name] for name in USER_LIMITS},
@@ -187,7 +188,8 @@ _MODELS = ("oracle_model", "subagent_model")
 
 
 def problem_with(name: str, value: object) -> str | None:
-    """What a known setting has to be instead; what nobody here knows may be anything."""
+    """Returns the rule that the value of a known setting breaks; unknown settings may have any
+    value."""
     if name in _WHOLE:
         least, most = _WHOLE[name]
         is_one = type(value) is int and least <= value <= most
@@ -202,8 +204,8 @@ def problem_with(name: str, value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Choosable:
-    """What users can choose with this configuration. `usual`: whose models are named to them;
-    `no_thinking`: why an agent's model cannot be asked to think."""
+    """The choices that this configuration gives to users. `usual` is the agent whose models errors
+    list; `no_thinking` returns why an agent's model cannot think."""
 
     usual: AgentDef
     agents: Sequence[AgentDef] = ()
@@ -211,7 +213,7 @@ class Choosable:
     no_thinking: Callable[[AgentDef], str | None] = lambda agent: None
 
     def problem_with(self, name: str, value: object) -> str | None:
-        """Why a setting that is valid would change nothing here."""
+        """Returns why a valid setting would have no effect here."""
         asked = list(chain_of(self.usual, *self.agents))
         models, problem = {one.model for one in asked}, "no agent asks this model"
         match name:
@@ -230,7 +232,7 @@ class Choosable:
 
 
 def chain_of(*agents: AgentDef | None) -> Iterator[AgentDef]:
-    """Each of these agents, followed by its fallbacks."""
+    """Yields each of these agents, followed by its fallbacks."""
     for agent in agents:
         while agent is not None:
             yield agent
@@ -239,23 +241,23 @@ def chain_of(*agents: AgentDef | None) -> Iterator[AgentDef]:
 
 @dataclass(frozen=True, slots=True)
 class UserSettings:
-    """`kept` is what was set and nothing else, also what nobody here knows."""
+    """The settings that a user has set; `kept` also holds unknown names."""
 
     kept: Mapping[str, object] = field(default_factory=dict)
 
     def patched(self, patch: Mapping[str, object]) -> "UserSettings":
-        """With the patch's values; None takes a setting back."""
+        """Returns the settings with the patch applied; None resets a setting."""
         merged = {**self.kept, **patch}
         return UserSettings({name: one for name, one in merged.items() if one is not None})
 
     @property
     def valid(self) -> Mapping[str, object]:
-        """Without what could not be set any more: for that the default holds again."""
+        """The settings that are still valid; for others the default applies."""
         kept = self.kept.items()
         return {name: value for name, value in kept if problem_with(name, value) is None}
 
     def shown(self, agent: AgentDef) -> Mapping[str, object]:
-        """The whole record; what was not set is as `agent` has it."""
+        """Returns all settings; a setting that is absent has the agent's value."""
         return {
             **{name: getattr(agent.limits, name) for name in USER_LIMITS},
             "oracle_model": agent.model,
@@ -268,8 +270,8 @@ class UserSettings:
 
 
 def with_settings(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
-    """The agent for one query of this user, with the request's own limits. A user chooses among the
-    models that the operator has configured for it: nothing else can be paid for."""
+    """Returns the agent for one query of this user, with the request's own limits. Users choose
+    only among models that the operator configured for the agent, so no other model is paid for."""
     if not settings.kept and not asked:
         return agent
     valid: Mapping[str, Any] = settings.valid
@@ -285,9 +287,9 @@ def with_settings(agent: AgentDef, settings: UserSettings, asked: Mapping[str, i
 
 
 def effective(limits: Limits, settings: UserSettings, asked: Mapping[str, int]) -> Limits:
-    """`limits` are the configuration's: a user's own go before them, within the bounds. A request
-    may only tighten; looser values become what is allowed. Its budget alone may be below the least
-    that can be set, down to 1."""
+    """Returns the limits of one query. `limits` come from the configuration; the user's own
+    override them within the bounds. A request only tightens: looser values become the allowed
+    value. Only its budget may be below the least value that can be configured, down to 1."""
     own: dict[str, Any] = {name: one for name, one in settings.valid.items() if name in USER_LIMITS}
     held = replace(limits, **own)
     tight: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Background tasks: the failure of one is logged, ends no other, and the task is started again.
+"""Runs background tasks so that a failure is logged, ends no other task, and leads to a restart.
 
-A task group cancels all its tasks when one of them ends cancelled, also if only a library cancelled it
-(`Task.cancel`, a cancelled future, a scope that crossed tasks). So the end of one connection could end
-the gateway silently. Here such an end is a failure like any other.
+A task group cancels all its tasks when one of them ends cancelled, even if a library cancelled it
+(`Task.cancel`, a cancelled future, a scope that crossed tasks). The end of one connection could
+thus end the gateway silently. Here such an end is a failure like any other.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 60.0
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-STEADY_S = 60.0  # one that was at work for so long begins anew with the shortest pause
+STEADY_S = 60.0  # after this running time the pauses start again with the shortest
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -29,13 +29,14 @@ Work = Callable[[], Awaitable[object]]
 
 
 def backoff_s(failures: int) -> float:
-    """The longest pause after so many failures in a row. Who is one of many waits for a part of it."""
+    """Returns the longest pause after so many failures in a row. Callers that compete wait a random
+    part of it."""
     return min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
 
 
 async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = False) -> None:
-    """Runs the work until it is cancelled, and again whenever it fails. With `may_end` its end is the end.
-    Raises StoreLost: only a new start can help then."""
+    """Runs the work until it is cancelled, and restarts it after a failure. With `may_end` a normal
+    end is final. Raises StoreLost, because only a restart of the gateway helps then."""
     failures = 0
     while True:
         began = clock.monotonic()
@@ -48,7 +49,7 @@ async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = Fals
 
 
 async def contained(name: str, work: Work) -> bool:
-    """Runs the work. A failure is logged and ends nothing else: False."""
+    """Runs the work; returns False after a failure, which is logged and ends nothing else."""
     try:
         await work()
     except BaseException as error:
@@ -68,8 +69,8 @@ async def result_of(
     *args: P.args,
     **more: P.kwargs,
 ) -> T | None:
-    """The result of the work. A failure is logged as this event with the facts, and ends nothing
-    else: None."""
+    """Returns the result of the work, or None after a failure, which is logged as this event with
+    the facts."""
     try:
         return await work(*args, **more)
     except BaseException as error:
@@ -81,7 +82,7 @@ async def result_of(
 async def retry_store(
     clock: Clock, act: Callable[P, Awaitable[T]], *args: P.args, **more: P.kwargs
 ) -> T:
-    """Repeats an act with growing pauses until the store is back."""
+    """Repeats a call with growing pauses until the store is available."""
     tries = 0
     while True:
         try:
@@ -93,14 +94,14 @@ async def retry_store(
 
 
 def _raise_unless_contained(error: BaseException) -> None:
-    """Raises StoreLost, and what cancels the task or ends the process."""
+    """Raises StoreLost, and errors that cancel the task or end the process."""
     if isinstance(error, StoreLost) or not (isinstance(error, Exception) or survives(error)):
         raise error
 
 
 def survives(error: BaseException) -> bool:
-    """Whether the task that caught the error may go on: no scope of ours cancelled it, and the process does
-    not end."""
+    """True if the task that caught the error may continue: no scope of the gateway cancelled it,
+    and the process does not end."""
     if anyio.current_effective_deadline() == -math.inf:
         return False
     known = (Exception, anyio.get_cancelled_exc_class())

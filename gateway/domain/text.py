@@ -1,5 +1,5 @@
-"""Words in messages: the nearest name, what else may be written, values on one line; and how people write times
-and large numbers."""
+"""Words in messages (nearest names, quoted values), times and large numbers as people write them,
+and escapes."""
 
 import re
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that was probably meant."""
+    """Returns the choice that was probably meant."""
     by_lower = {choice.lower(): choice for choice in choices}
     found = get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
 def choose(word: str, choices: Iterable[str]) -> str:
-    """The fix for a word that is not one of the choices."""
+    """Returns the fix for a word that is not one of the choices."""
     names = tuple(choices)
     near = nearest(word, names)
     meant = f'did you mean "{near}"? ' if near else ""
@@ -23,23 +23,23 @@ def choose(word: str, choices: Iterable[str]) -> str:
 
 
 def meant(word: str, choices: Iterable[str]) -> str:
-    """The end of a message about an unknown word; empty if nothing is like it."""
+    """Returns the end of a message about an unknown word; empty if no choice is similar."""
     near = nearest(word, choices)
     return f'; did you mean "{near}"?' if near else ""
 
 
 def quoted(text: str) -> str:
-    """A value inside a message."""
+    """Returns a value for use in a message."""
     return f'"{short(text)}"'
 
 
 def short(text: str) -> str:
-    """On one line, without control characters, and not long."""
+    """Returns the text shortened, on one line, without control characters."""
     return printable(text if len(text) <= 60 else f"{text[:57]}...")
 
 
 def printable(text: str) -> str:
-    """One column a character, on one line."""
+    """Returns the text on one line, one column per character."""
     return "".join(c if c.isprintable() else " " if c in "\t\r\n" else "?" for c in text)
 
 
@@ -49,12 +49,12 @@ LONGEST_S = 36_525 * 86_400
 
 
 def moment_ago(text: str, now: datetime) -> datetime:
-    """A time in the past, as `90s`, `15m`, `1h`, `7d` or ISO 8601. Raises ValueError."""
+    """Parses a past time: `90s`, `15m`, `1h`, `7d` or ISO 8601. Raises ValueError."""
     return _moment(text, now, -1)
 
 
 def moment_in(text: str, now: datetime) -> datetime:
-    """A time to come, as `45s`, `12h`, `30d` or ISO 8601. Raises ValueError."""
+    """Parses a future time: `45s`, `12h`, `30d` or ISO 8601. Raises ValueError."""
     return _moment(text, now, 1)
 
 
@@ -67,17 +67,17 @@ def _moment(text: str, now: datetime, sign: int) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        told = "is no time; write 45s, 12h, 30d, or a date like 2026-12-31"
+        told = "is not a time; write 45s, 12h, 30d, or a date like 2026-12-31"
         raise ValueError(f"{quoted(text)} {told}") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def count_of(text: str) -> int:
-    """A whole number, as `500000`, `500_000`, `500k`, `1.5M`. Raises ValueError."""
+    """Parses a whole number: `500000`, `500_000`, `500k`, `1.5M`. Raises ValueError."""
     found = re.fullmatch(r"([0-9][0-9_]{0,18}(?:\.[0-9]{1,6})?)([kMG]?)", text.replace("K", "k"))
     number = round(float(found[1]) * _TIMES[found[2]], 6) if found else 0.5
     if number != int(number) or number > 2**53:
-        raise ValueError(f"{quoted(text)} is no number of tokens; write 500000, 500k or 2M")
+        raise ValueError(f"{quoted(text)} is not a number of tokens; write 500000, 500k or 2M")
     return int(number)
 
 
@@ -85,11 +85,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def no_formula(value: object) -> object:
-    """A value for CSV: names that users choose must not be run by the spreadsheet that opens them."""
+    """Returns a value for CSV that a spreadsheet does not run as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-# -- what cannot steer a terminal, whoever wrote it: a user, a model, a plugin, a platform
+# -- escapes for text of users, models, plugins and platforms that is printed on a terminal
 
 # C0 without tab and newline, DEL, C1, the marks, embeddings, overrides and isolates of bidirectional
 # text, line and paragraph separators, interlinear annotations, and lone surrogates.
@@ -100,16 +100,17 @@ _STEERING = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Each such character as its escape: `\x1b`, and `\u009b` beyond ASCII.
+    r"""Replaces each character that could steer a terminal by its escape: `\x1b`, and `\u009b`
+    beyond ASCII.
 
-    JSON stays JSON with the same value: its C0 characters are escaped already, and the others get
-    the escapes that JSON has.
+    JSON keeps its value: its C0 characters are escaped already, and the others get JSON's own
+    escapes.
     """
     return _STEERING.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    """The same for a text inside a row: newlines and tabs become visible too."""
+    """Does the same for a text inside a row; escapes newlines and tabs too."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 

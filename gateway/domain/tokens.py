@@ -1,4 +1,4 @@
-"""Tokens that are created while the gateway runs: how they look, what they may, how long and how much."""
+"""Tokens that are created while the gateway runs: their form, state, scopes and budget."""
 
 import re
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from zlib import crc32
 
 from gateway.domain.budgets import TokenBudget
 
-PREFIX, LENGTH, CHECK = "exo_", 32, 6  # characters: all of it is one double click
-HINT = 8  # characters that a list shows
+PREFIX, LENGTH, CHECK = "exo_", 32, 6  # characters; a double click selects the whole token
+HINT = 8  # characters that lists show
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -19,8 +19,8 @@ TokenState = Literal["active", "expired", "revoked"]
 
 @dataclass(frozen=True, slots=True)
 class CreatedToken:
-    """A token is known by the digest of its secret alone. `scopes` has `agent:ID` among them where it
-    reaches some agents only."""
+    """A token, of which only a digest of the secret is stored. `scopes` includes `agent:ID` entries
+    if the token may use only some agents."""
 
     digest: bytes
     name: str
@@ -40,18 +40,18 @@ class CreatedToken:
 
 
 def new_secret(random: bytes) -> str:
-    """A token of 32 random bytes: 190 bits of them, and a checksum."""
+    """Makes a token of 32 random bytes: 190 bits of them, and a checksum."""
     body = PREFIX + _base62(int.from_bytes(random), LENGTH)
     return body + _checksum(body)
 
 
 def is_created(secret: str) -> bool:
-    """Whether it looks like a token that a gateway created, also one that is mistyped."""
+    """True if the text has the form of a created token; the checksum is not verified."""
     return secret.startswith(PREFIX) and len(secret) == len(PREFIX) + LENGTH + CHECK
 
 
 def is_intact(secret: str) -> bool:
-    """Whether the checksum of such a token is right."""
+    """True if the checksum of a created token is correct."""
     return secret.isascii() and secret[-CHECK:] == _checksum(secret[:-CHECK])
 
 

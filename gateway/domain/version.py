@@ -1,3 +1,3 @@
-"""The one place that says which version this is."""
+"""The version of the gateway."""
 
 VERSION = "0.1.0"

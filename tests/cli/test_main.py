@@ -42,7 +42,7 @@ def test_json_after_the_verb_gives_json(alone: Shell) -> None:
         ("vresion", "No such command 'vresion'; did you mean \"version\"?"),
         ("budget sett daily 5", "No such command 'sett'; did you mean \"set\"?"),
         ("budget set daily -5", 'Write a negative number after "--": -- -5'),
-        ("budget set daily -- -5", '"-5" is no number of tokens'),
+        ("budget set daily -- -5", '"-5" is not a number of tokens'),
     ],
 )
 def test_wrong_usage_is_told_what_would_be_right(alone: Shell, words: str, told: str) -> None:

@@ -67,7 +67,7 @@ def test_a_template_is_checked_and_its_fault_told_with_its_place(arena: Arena) -
     )
     assert told[1] == (
         "CFG006",
-        ":2:1: this brace stands alone; write {{ or }} for a brace",
+        ":2:1: write {{ or }} for a single brace",
         "correct the file",
     )
     assert told[2] == ("CFG006", " is not UTF-8 (byte 0)", "save it as UTF-8")

@@ -45,9 +45,9 @@ def test_any_text_is_a_template_or_is_refused_with_a_place_in_it(text: str) -> N
         ("Hello {name}", "1:7: there is no placeholder {name}"),
         ("\n\n  {soul }", "3:3: there is no placeholder {soul }"),
         ("a {} b", "1:3: there is no placeholder {}"),
-        ("{soul}\n{soul}", "2:1: {soul} stands here a second time"),
-        ("é\r\n}", "2:1: this brace stands alone; write {{ or }} for a brace"),
-        ("{soul\n}", "1:1: this brace stands alone; write {{ or }} for a brace"),
+        ("{soul}\n{soul}", "2:1: placeholder {soul} is used twice"),
+        ("é\r\n}", "2:1: write {{ or }} for a single brace"),
+        ("{soul\n}", "1:1: write {{ or }} for a single brace"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
