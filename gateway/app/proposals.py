@@ -19,7 +19,7 @@ from gateway.config.load import LoadedConfig, read
 from gateway.config.problems import ConfigInvalid, ConfigProblem
 from gateway.config.secrets import is_file_name, secret_name, write_secret
 from gateway.config.toml import CannotEdit
-from gateway.config.values import Surroundings
+from gateway.config.values import Inputs
 from gateway.domain.errors import Conflict
 
 MOST = 32  # remembered proposals; the oldest is dropped
@@ -30,7 +30,7 @@ class Proposal:
     """A new text of the file, and the secret files that it refers to."""
 
     path: Path
-    around: Surroundings
+    inputs: Inputs
     before: str
     after: str
     secrets: Mapping[str, str]
@@ -48,10 +48,10 @@ class ConfigFile:
 
     path: Callable[[], Path | None]
     default: Path
-    around: Callable[[], Surroundings]
+    inputs: Callable[[], Inputs]
 
     def read(self, path: Path | None) -> LoadedConfig:
-        return read(path or self.path(), self.around())
+        return read(path or self.path(), self.inputs())
 
 
 class Proposals:
@@ -93,7 +93,7 @@ class Proposals:
         self._known[proposal.hash] = proposal
         while len(self._known) > MOST:
             del self._known[next(iter(self._known))]
-        name = proposal.around.name(proposal.path)
+        name = proposal.inputs.name(proposal.path)
         return api.Proposed(
             diff=editing.difference(proposal.before, proposal.after, name),
             errors=[build(api.ConfigError, one) for one in proposal.errors],
@@ -102,21 +102,21 @@ class Proposals:
 
     def _make(self, patch: Mapping[str, object], secrets: Mapping[str, str]) -> Proposal:
         file = self._file
-        path, around = self._origin or file.path() or file.default, file.around()
+        path, inputs = self._origin or file.path() or file.default, file.inputs()
         files, references = dict[str, str](), dict[str, object]()
         for key, value in secrets.items():
             name = key if is_file_name(key) and "." not in key else secret_name(parse_path(key))
             files[name] = value
             if name != key:
                 references[key] = f"${{file:{name}}}"
-        around = replace(around, pending=files)
-        before = editing.current(path, around)
+        inputs = replace(inputs, pending=files)
+        before = editing.read_text(path, inputs)
         after = with_patch(with_patch(before, patch), references)
         try:
-            editing.checked(after, path, around)
+            editing.check_text(after, path, inputs)
         except ConfigInvalid as error:
-            return Proposal(path, around, before, after, files, error.problems)
-        return Proposal(path, around, before, after, files, ())
+            return Proposal(path, inputs, before, after, files, error.problems)
+        return Proposal(path, inputs, before, after, files, ())
 
     async def apply(self, hash_: str) -> api.Applied:
         """Writes and reloads a proposal. Raises Conflict if the file has changed, InvalidParams if it is not valid."""
@@ -145,11 +145,11 @@ def _write(proposal: Proposal) -> Callable[[], None]:
     """Writes secrets, then the file. Returns the function that undoes both. Raises Conflict."""
     was_there = proposal.path.exists()
     try:
-        if editing.current(proposal.path, proposal.around) != proposal.before:
+        if editing.read_text(proposal.path, proposal.inputs) != proposal.before:
             raise CannotEdit("the file has changed; propose the change again")
-        undo = [write_secret(proposal.around.home, *one) for one in proposal.secrets.items()]
+        undo = [write_secret(proposal.inputs.home, *one) for one in proposal.secrets.items()]
         if proposal.after != proposal.before:
-            editing.save(proposal.path, proposal.before, proposal.after, proposal.around)
+            editing.save(proposal.path, proposal.before, proposal.after, proposal.inputs)
     except CannotEdit as error:
         raise Conflict(str(error)) from error
 

@@ -19,8 +19,8 @@ from gateway.app.generation import FileSnapshot, build, files_changed, snapshot_
 from gateway.app.ready_generation import GenerationRefused, ReadyGeneration, finding, prepare
 from gateway.app.shared import Shared
 from gateway.config.access import note_start
-from gateway.config.changes import as_started, changes, need_restart
-from gateway.config.document import placed
+from gateway.config.changes import changes, need_restart, with_start_values
+from gateway.config.document import build_error
 from gateway.config.load import LoadedConfig
 from gateway.config.problems import Code, ConfigInvalid, ConfigProblem, dotted
 from gateway.config.values import GatewayConfig
@@ -181,7 +181,7 @@ class Reloader:
             loaded = await to_thread.run_sync(self.read, origin)
         except ConfigInvalid as error:
             return ReloadPlan(snapshot, self.restart_needed, problems=error.problems)
-        config = as_started(self._booted, loaded.config)
+        config = with_start_values(self._booted, loaded.config)
         restart = need_restart(self._booted, loaded.config)
         snapshot = await to_thread.run_sync(snapshot_files, config, snapshot)
         changed = [
@@ -205,7 +205,9 @@ class Reloader:
             findings = [finding((), str(error), "correct it, then reload")]
         else:
             return ReloadPlan(snapshot, restart, tuple(dict.fromkeys(changed)), new=new)
-        return ReloadPlan(snapshot, restart, problems=placed(findings, loaded.document).problems)
+        return ReloadPlan(
+            snapshot, restart, problems=build_error(findings, loaded.document).problems
+        )
 
     # -- reports
 

@@ -15,12 +15,12 @@ from gateway.cli.configuration import (
     RELOAD_S,
     Edit,
     config_path,
-    surroundings,
+    read_inputs,
     usual_path,
     yes_option,
 )
 from gateway.cli.link import ask
-from gateway.config.document import placed, warned
+from gateway.config.document import build_error, locate
 from gateway.config.editing import NAMED_BY, parse_path, read_value, value_at, with_value
 from gateway.config.load import LoadedConfig, Row, effective, read
 from gateway.config.problems import Code, ConfigFinding, ConfigInvalid, ConfigProblem, dotted
@@ -74,8 +74,8 @@ def _trial_notices(loaded: LoadedConfig) -> tuple[ConfigProblem, ...]:
     ]
     if errors:
         refused = [ConfigFinding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
-        raise placed(refused, loaded.document, notices=notices)
-    return warned(notices, loaded.document)
+        raise build_error(refused, loaded.document, notices=notices)
+    return locate(notices, loaded.document)
 
 
 @config.command()
@@ -161,7 +161,7 @@ def _set_secret(edit: Edit, path: tuple[str, ...], value: str | None, *, yes: bo
     name = secret_name(path)
     edit = edit.with_secret(name, secret)
     after = with_value(edit.before, path, f"${{file:{name}}}")
-    note = f"The secret goes to {edit.around.name(edit.around.home / FOLDER / name)} (mode 0600)."
+    note = f"The secret goes to {edit.inputs.name(edit.inputs.home / FOLDER / name)} (mode 0600)."
     edit.apply(after, note, nothing="", yes=yes, key=dotted(path), secret=name)
 
 
@@ -191,7 +191,7 @@ def path(context: CliContext) -> None:
 
 
 def _load(context: CliContext) -> LoadedConfig:
-    return read(config_path(context), surroundings(context))
+    return read(config_path(context), read_inputs(context))
 
 
 def _lines(rows: Iterable[Row]) -> Iterator[str]:

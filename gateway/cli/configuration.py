@@ -22,10 +22,10 @@ from gateway.config.secrets import write_secret
 from gateway.config.values import (
     BundledPlugin,
     GatewayConfig,
+    Inputs,
     Known,
     Overrides,
     Preset,
-    Surroundings,
 )
 from gateway.control.policy import DECISION_TREES
 from gateway.control.rules import CORE, check_rule
@@ -80,7 +80,7 @@ def known_names() -> Known:
 
 def load_config(context: CliContext, *, port: int | None = None) -> GatewayConfig:
     """Reads the configuration. Raises ConfigInvalid with all problems."""
-    return read(config_path(context), surroundings(context, port=port)).config
+    return read(config_path(context), read_inputs(context, port=port)).config
 
 
 def config_path(context: CliContext) -> Path | None:
@@ -95,11 +95,11 @@ def usual_path() -> Path:
     return Path.home() / ".config" / "exogate" / "config.toml"
 
 
-def surroundings(context: CliContext, *, port: int | None = None) -> Surroundings:
+def read_inputs(context: CliContext, *, port: int | None = None) -> Inputs:
     environment = read_environment()
     is_named = is_named_file(context.config_path, environment)
     overrides = Overrides(context.data_dir, port)
-    return Surroundings(environment, Path.home(), Path.cwd(), known_names(), overrides, is_named)
+    return Inputs(environment, Path.home(), Path.cwd(), known_names(), overrides, is_named)
 
 
 # -- writing
@@ -130,30 +130,30 @@ class Edit:
 
     context: CliContext
     path: Path
-    around: Surroundings
+    inputs: Inputs
     before: str
 
     @classmethod
     def begin(cls, context: CliContext) -> "Edit":
         """Begins an edit. Raises ConfigInvalid if the file is not TOML."""
-        around = surroundings(context)
+        inputs = read_inputs(context)
         path = (config_path(context) or usual_path()).absolute()
-        return cls(context, path, around, editing.current(path, around))
+        return cls(context, path, inputs, editing.read_text(path, inputs))
 
     @property
     def name(self) -> str:
-        return self.around.name(self.path)
+        return self.inputs.name(self.path)
 
     def difference(self, after: str) -> str:
         return editing.difference(self.before, after, self.name)
 
     def validate(self, after: str) -> GatewayConfig:
         """Returns the configuration of a new text. Raises ConfigInvalid."""
-        return editing.checked(after, self.path, self.around)
+        return editing.check_text(after, self.path, self.inputs)
 
     def with_secret(self, name: str, secret: str) -> "Edit":
         """Returns an edit that also writes a secret file."""
-        return replace(self, around=replace(self.around, pending={name: secret}))
+        return replace(self, inputs=replace(self.inputs, pending={name: secret}))
 
     def show(self, *lines: str) -> None:
         """Prints lines for people; with --json they go to stderr."""
@@ -170,9 +170,9 @@ class Edit:
 
     def save(self, after: str) -> None:
         """Writes secrets and the file. Raises ConfigInvalid."""
-        for name, secret in self.around.pending.items():
-            write_secret(self.around.home, name, secret)
-        editing.save(self.path, self.before, after, self.around)
+        for name, secret in self.inputs.pending.items():
+            write_secret(self.inputs.home, name, secret)
+        editing.save(self.path, self.before, after, self.inputs)
 
     def apply(
         self,
@@ -184,10 +184,10 @@ class Edit:
         **facts: Any,
     ) -> None:
         """Shows `notes` and the change, asks, and writes it; prints `nothing` if there is no change."""
-        is_changed = after != self.before or bool(self.around.pending)
+        is_changed = after != self.before or bool(self.inputs.pending)
         if is_changed:
             self.show(*notes, self.difference(after))
-            editing.require_better(self.before, after, self.path, self.around)
+            editing.require_better(self.before, after, self.path, self.inputs)
             self.confirm(question, yes=yes)
             effect = self.save_and_reload(after)
             self.show(f"{self.name} was written. {effect}")
@@ -211,7 +211,7 @@ class Edit:
             self.save(after)
             result = ask(self.context, "config.reload", {}, RELOAD_S)
         except (Unreachable, NotAllowed) as error:
-            if editing.current(self.path, self.around) != after:
+            if editing.read_text(self.path, self.inputs) != after:
                 self.save(after)
             return f"{gateway} was not reloaded: {error}"
         if result["errors"] and was_valid:

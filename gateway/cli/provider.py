@@ -87,11 +87,11 @@ def add(
 
 def _ask_for_key(edit: Edit, name: str, table: dict[str, str]) -> Edit:
     """Asks on a terminal for the missing key of a preset, puts a reference into `table`, and keeps the key in a file."""
-    preset, around = edit.around.known.presets.get(name), edit.around
+    preset, inputs = edit.inputs.known.presets.get(name), edit.inputs
     variables = key_variables(name, preset.key_variable) if preset else ()
     file = f"{name}_api_key"
-    has_key = any(value_of(around.environment, one) for one in variables)
-    has_key = has_key or (around.home / FOLDER / file).exists()
+    has_key = any(value_of(inputs.environment, one) for one in variables)
+    has_key = has_key or (inputs.home / FOLDER / file).exists()
     if not variables or table or has_key or not sys.stdin.isatty():
         return edit
     secret = click.prompt(f"API key of {name} (optional)", hide_input=True, default="", err=True)
