@@ -88,7 +88,6 @@ from gateway.web.status import (
     EventMethods,
     PluginCallMethods,
     ProcessInfo,
-    ReloadMethods,
     StatusMethods,
 )
 from gateway.web.tokens import TokenMethods
@@ -418,8 +417,7 @@ class Gateway:
             SessionMethods(front),
             self._events,
             SettingsMethods(shared.settings, ready.generation.choosable),
-            ReloadMethods(self.reloads.reload),
-            ConfigMethods(self.changes, partial(self._examine, spending)),
+            ConfigMethods(self.reloads.reload, self.changes, partial(self._examine, spending)),
             PluginCallMethods(ready.gate, lambda: plugins.infos, ids),
             ClusterMethods(shared.cluster.overview if shared.cluster else None, clock),
             status,

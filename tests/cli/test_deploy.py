@@ -117,7 +117,7 @@ def test_one_kind_has_to_be_named(alone: Shell, kinds: tuple[str, ...]) -> None:
     ran = alone("service", "print", *kinds)
 
     assert (ran.code, ran.out) == (2, "")
-    assert "name one: --systemd, " in ran.err
+    assert "give one of --systemd, " in ran.err
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no such sockets here")
