@@ -243,7 +243,7 @@ def test_path_prints_the_file_that_counts(shell: Shell) -> None:
             "provider = 'anthropic'\nmodel = 'claude-sonnet-4-5'\nmax_tokens = 1000",
             "only thinks with max_tokens above 1024",
         ),
-        ("provider = 'own'\nmodel = 'm'", "it is not known how own is asked to think"),
+        ("provider = 'own'\nmodel = 'm'", "own has no known way to request thinking"),
     ],
 )
 @pytest.mark.parametrize("section", ["[agent]", "[agent]\nprovider = 'demo'\n[agent.fallback]"])
