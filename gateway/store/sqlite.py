@@ -15,7 +15,7 @@ from anyio import CancelScope, to_thread
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import AgentId, to_micros
 from gateway.domain.ports import Clock, Ledger, Stores
-from gateway.store.audit import StoredAudit
+from gateway.store.audit import StoredAudit, StoredTokens
 from gateway.store.channels import StoredChannels
 from gateway.store.conversations import StoredSessions
 from gateway.store.copying import copier
@@ -27,7 +27,6 @@ from gateway.store.ledger import StoredLedger
 from gateway.store.outbox import StoredOutbox
 from gateway.store.plugins import StoredTools, sweep_originals
 from gateway.store.tables import migrate
-from gateway.store.tokens import StoredTokens
 from gateway.store.transaction import Terms, Transaction
 from gateway.store.turns import ExtractionQueue, TurnIndex
 from gateway.store.writer import (
