@@ -19,7 +19,7 @@ from gateway.domain.sessions import (
     not_there_yet,
 )
 from gateway.store import facts
-from gateway.store.outbox import ERASED
+from gateway.store.channels import ERASED
 from gateway.store.pruning import Fork, Span, branches_off, kept_spans, outdated
 from gateway.store.tables import TABLES
 from gateway.store.transaction import (
