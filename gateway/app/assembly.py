@@ -62,10 +62,9 @@ from gateway.sessions.intake import Front, MessageIntake, ServedDesk
 from gateway.sessions.replay import Reel, Replayer
 from gateway.sessions.stateless import StatelessRuns
 from gateway.sessions.worker import RunWorker
-from gateway.web.asgi import Routes, WebApp, method_routes
+from gateway.web.asgi import Health, Routes, StoreWatch, WebApp, method_routes
 from gateway.web.chat import ChatApi, ChatMethods, McpApi
 from gateway.web.documents import asyncapi, documented
-from gateway.web.health import Health, StoreWatch
 from gateway.web.identity import Identities
 from gateway.web.memory import MemoryMethods, SettingsMethods
 from gateway.web.metrics import ChannelFigures, Metrics
