@@ -81,7 +81,7 @@ from gateway.web.rpc import Handler, Registry, handlers_of
 from gateway.web.server import WebServer
 from gateway.web.sessions import SessionMethods
 from gateway.web.settings import WebSettings
-from gateway.web.spending import BudgetMethods
+from gateway.web.spending import BudgetMethods, TokenMethods
 from gateway.web.status import (
     ConfigMethods,
     EventMethods,
@@ -89,7 +89,6 @@ from gateway.web.status import (
     ProcessInfo,
     StatusMethods,
 )
-from gateway.web.tokens import TokenMethods
 
 log = logging.getLogger(__name__)
 

@@ -51,8 +51,8 @@ from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.worker import SettingsBook
 from gateway.store.opening import note_node, open_store, own_data_dir
+from gateway.web.spending import TokenRegistry
 from gateway.web.status import ProviderTrial
-from gateway.web.tokens import TokenRegistry
 
 if TYPE_CHECKING:
     from gateway.app.nodes import Membership, SharedStore
