@@ -43,7 +43,7 @@ from gateway.host.clock import SystemClock, TimeIds
 from gateway.host.logs import Log
 from gateway.memory.context import Episodes
 from gateway.outbound.connection import open_outbound
-from gateway.outbound.secrets import Scrubber
+from gateway.outbound.guard import Scrubber
 from gateway.providers.client import Models, ProviderClient
 from gateway.providers.demo import DemoModel
 from gateway.providers.prices import DEFAULT_MODELS, PriceTable
