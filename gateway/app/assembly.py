@@ -158,7 +158,7 @@ class Gateway:
             follow = partial(cluster.reload_with_others, partial(self.reloads.reload, by="hint"))
             shared.group.start_soon(partial(supervise, "files", follow, clock), name="files")
             self.reloads.tell = partial(cluster.hints.publish, RELOAD, {})
-            shared.keys.publish = shared.meter.tell = partial(cluster.hints.publish, CHANGED, {})
+            shared.keys.publish = shared.meter.publish = partial(cluster.hints.publish, CHANGED, {})
             self.channels.duties = cluster.work
             cluster.present(lambda: self.now.made.config, lambda: not self.health.reasons())
         self._begin(first)
@@ -487,7 +487,7 @@ class Gateway:
             await shared.cluster.work.read_choices()
         self.access.forget_all()
         await shared.keys.refresh()
-        await shared.meter.write_what_waits()
+        await shared.meter.write_unwritten()
         await shared.meter.settle_lost()
         shared.meter.try_again()
 
