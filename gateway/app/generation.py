@@ -23,9 +23,8 @@ from gateway.control.policy import (
 )
 from gateway.control.rules import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import GatewayError, NotInstalled
 from gateway.domain.ids import AgentId
-from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.sessions import Choosable
 from gateway.host.files import Digests, Stamps, digests_of, shipped_folder, stamps_of
 from gateway.providers.prices import PriceTable, why_no_thinking
@@ -64,9 +63,9 @@ class Generation:
 
 def build(config: GatewayConfig) -> Generation:
     """Imports the packages of decision trees that agents name. Raises DecisionTreeBroken,
-    McpNotInstalled, RulesInvalid."""
+    NotInstalled, RulesInvalid."""
     if (config.mcp.servers or config.mcp.serve.is_enabled) and find_spec("mcp") is None:
-        raise McpNotInstalled
+        raise NotInstalled("[mcp]", "mcp")
     agents = {agent.id: agent for agent in config.agents}
     queue, everyone = config.queue, with_subagents(config)
     closed = closed_agents(config)

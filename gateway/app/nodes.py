@@ -18,7 +18,7 @@ from gateway.domain.errors import StoreUnavailable
 from gateway.domain.figures import SharedFigures
 from gateway.domain.ids import Secret
 from gateway.domain.ports import Clock, Model, Stores
-from gateway.domain.supervision import contained, supervise
+from gateway.domain.supervision import contain, supervise
 from gateway.memory.context import Episodes
 from gateway.sessions.far_events import FarEvents
 from gateway.sessions.mirrors import Mirrors
@@ -76,7 +76,7 @@ class Membership:
                     await self._changed.wait()
                 self._changed = anyio.Event()
                 for name, look in tuple(self.looks.items()):
-                    await contained(name, partial(_unless_away, look))
+                    await contain(name, partial(_unless_away, look))
 
     async def reload_with_others(self, reload: Look) -> None:
         """Reloads here too whenever another node was told to. It may take long, and delays no look."""
