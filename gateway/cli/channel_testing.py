@@ -385,7 +385,7 @@ class ScriptPlayer:
     async def _approve(self, heard: Sequence[Heard]) -> None:
         """As the operator would: whoever was told a code may talk from now on."""
         codes = {code for one in heard for code in _CODE.findall(json.dumps(one.body))}
-        waiting = await self.rooms.access.listed(channel=self.channel, limit=1)
+        waiting = await self.rooms.access.list_pairings(channel=self.channel, limit=1)
         for code in codes if any(one.state == "asked" for one in waiting) else ():
             await self.rooms.access.approve(code, by="simulator")
 

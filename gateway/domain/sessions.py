@@ -97,7 +97,7 @@ class Erased:
     tombstone: str | None = None
 
 
-def not_there_yet(
+def select_new_nodes(
     key: SessionKey, nodes: Sequence[Node], is_known: Callable[[NodeId], bool | None]
 ) -> list[Node]:
     """Returns the nodes that the session does not have, with their final ids: their own, or another

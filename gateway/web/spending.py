@@ -27,7 +27,7 @@ from gateway.domain.budgets import (
     Unit,
     UsageSum,
     day_of,
-    shown,
+    in_unit,
 )
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock, Ledger
@@ -156,7 +156,7 @@ def _moment(name: str, text: str | None, now: datetime) -> datetime | None:
 
 def _figures(one: UsageSum) -> dict[str, object]:
     counts = {name: getattr(one, name) for name in ("calls", "input_tokens", "output_tokens")}
-    cost = shown("usd", one.nano_usd)
+    cost = in_unit("usd", one.nano_usd)
     return {**counts, "cached_tokens": one.cached_tokens, "cost_usd": cost}
 
 
@@ -171,9 +171,9 @@ def budget_rows(wanted: Scope, tally: Tally, limit: Limit) -> Sequence[api.Budge
     return [
         api.BudgetRow(
             scope=str(scope),
-            limit=None if bound is None else shown(unit, bound),
-            used=shown(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd),
-            reserved=shown(unit, tally.held.tokens if unit == "tokens" else tally.held.nano_usd),
+            limit=None if bound is None else in_unit(unit, bound),
+            used=in_unit(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd),
+            reserved=in_unit(unit, tally.held.tokens if unit == "tokens" else tally.held.nano_usd),
             period_start=scope.period_start or tally.since,
             resets_at=scope.resets_at,
             unit=unit,
@@ -209,7 +209,7 @@ def _query(principal: Principal, params: api.BudgetRecords) -> RecordQuery:
 
 
 def spending_record(one: TokenRecord) -> api.SpendingRecord:
-    agent, cost = one.session_key.agent, shown("usd", one.nano_usd)
+    agent, cost = one.session_key.agent, in_unit("usd", one.nano_usd)
     return build(api.SpendingRecord, one, timestamp=one.at, agent_id=agent, cost_estimate_usd=cost)
 
 
